@@ -1,0 +1,1 @@
+"""Speculative decoding as a compiled artifact."""

@@ -1,0 +1,1 @@
+"""How a step is lowered: loading models, export, checks, AOTInductor, the engine writer."""

@@ -1,0 +1,39 @@
+"""Trace a flat program into one exported graph and check what every backend relies on."""
+
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from ..runtime.engine_file import EngineSpec
+from .assemble import FlatProgram, example_inputs
+
+# Ops that read data back to the host, or whose output shape depends on data: no static engine can hold them.
+FORBIDDEN = ("aten._local_scalar_dense", "aten.nonzero", "aten.unique", "aten.item", "aten._assert_async", "aten.masked_select")
+
+
+def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
+    """One graph, no break. Dynamic: the number of cache slots (multiples of `slot_step`), and in a prefill the tokens."""
+    steps = Dim("steps", min=1, max=spec.capacity // spec.slot_step - 1)
+    slots = spec.slot_step * steps
+    dynamic: dict[str, Any] = {name: {2: slots} for name in program.caches}
+    if spec.prefill_chunk > 2:
+        dynamic["tokens"] = {1: Dim("tokens", min=2, max=spec.prefill_chunk)}
+    inputs = example_inputs(spec, program, slots=min(2, spec.capacity // spec.slot_step - 1) * spec.slot_step)
+    shapes = (tuple(dynamic.get(name, {}) for name in program.inputs),)
+    with torch.no_grad():
+        exported = torch.export.export(program, tuple(inputs), dynamic_shapes=shapes, strict=False)
+    check_graph(exported, program)
+    return exported
+
+
+def check_graph(exported: ExportedProgram, program: FlatProgram) -> None:
+    """Verify the exported graph: no host reads, no data-dependent shapes, only caches and history written in place."""
+    for node in exported.graph.nodes:
+        if node.op == "call_function" and str(node.target).startswith(FORBIDDEN):
+            raise AssertionError(f"{node.target} in the graph, from:\n{node.stack_trace}")
+    names = dict(zip(exported.graph_signature.user_inputs, program.inputs, strict=True))
+    written = {names.get(str(name), str(name)) for name in exported.graph_signature.user_inputs_to_mutate.values()}
+    odd = written - set(program.caches) - {"history"}
+    if odd or exported.graph_signature.buffers_to_mutate:
+        raise AssertionError(f"written in place: expected caches and history only, got {sorted(odd)}")

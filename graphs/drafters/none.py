@@ -1,0 +1,22 @@
+"""No drafting: plain decoding through the same step, with the bare root as its tree."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..state import State
+from ..tree import Candidates, Expand, TreeShape
+from .drafter import Scorer
+
+
+class NoDraft(Scorer):
+    """The scorer of a tree of depth 0. It is never asked; if it is, it has no candidates."""
+
+    def begin(
+        self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
+    ) -> tuple[Expand, State]:
+        def expand(tokens: Tensor, parents: Tensor) -> Candidates:
+            nothing = tokens[:, :, None].expand(-1, -1, shape.top_k)
+            return Candidates(nothing, nothing.float().fill_(float("-inf")))
+
+        return expand, {}

@@ -1,0 +1,1 @@
+"""Custom ops: one folder each with its reference, its fast implementations and their registration."""

@@ -1,0 +1,1 @@
+"""The cache-commit op: move the accepted path's K and V to the end of the committed tokens."""

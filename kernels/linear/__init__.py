@@ -1,0 +1,12 @@
+"""Linear layers for a few rows on the CPU, at the speed at which memory delivers the weight."""
+
+from specstep.kernels.linear.op import (
+    LIBRARY_NAME,
+    build_library,
+    c_shims,
+    detect_instruction_set,
+    load_library,
+    small_linear,
+)
+
+__all__ = ["LIBRARY_NAME", "build_library", "c_shims", "detect_instruction_set", "load_library", "small_linear"]

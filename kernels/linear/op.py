@@ -1,0 +1,142 @@
+"""Builds, loads and calls the library behind `specstep::small_linear`.
+
+Nothing happens at import. A process that only runs engines calls `load_library` with the engine's copy of the library;
+it needs neither a compiler nor Inductor.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LIBRARY_NAME = "libspecstep_linear.so"
+SOURCES = ("linear.cpp", "tile.h")
+# The oldest PyTorch whose stable C interface the library uses; it then loads in that version and every later one.
+STABLE_INTERFACE = "0x020b000000000000"
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma")
+INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
+    "avx512_bf16": (*AVX512, "-mavx512bf16"),
+    "avx512": AVX512,
+    "avx2": ("-mavx2", "-mfma"),
+    "portable": (),
+}
+
+
+def detect_instruction_set() -> str:
+    """The widest of INSTRUCTION_SETS that this machine runs."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return "portable"
+    if torch.cpu._is_avx512_bf16_supported():
+        return "avx512_bf16"
+    if torch.cpu._is_avx512_supported():
+        return "avx512"
+    return "avx2" if torch.cpu._is_avx2_supported() else "portable"
+
+
+def build_library(instruction_set: str | None = None, compiler: str | None = None, cache: Path | None = None) -> Path:
+    """Compiles the library, or finds it in the cache, and returns its path.
+
+    instruction_set: one of INSTRUCTION_SETS; by default what this machine has. compiler: a g++ (11 or later) or clang++
+    command; by default the first of g++, clang++, c++ on the path. cache: by default `.cache/specstep` in the user's
+    home. Raises ValueError for an unknown instruction set, RuntimeError without a compiler or when compilation fails.
+    """
+    chosen = detect_instruction_set() if instruction_set is None else instruction_set
+    if chosen not in INSTRUCTION_SETS:
+        raise ValueError(f"instruction_set: expected one of {', '.join(INSTRUCTION_SETS)}, got {chosen!r}")
+    command = [_find_compiler(compiler), *_arguments(chosen)]
+    folder = (Path.home() / ".cache" / "specstep" if cache is None else cache) / f"linear-{_digest(command)}"
+    library = folder / LIBRARY_NAME
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _compile(command, library)
+    return library
+
+
+def load_library(library: Path | None = None) -> None:
+    """Loads the operator, its C function for compiled models included; by default builds it first. Repeats are free.
+
+    Only the first library of a process counts: a second copy would define the operator twice. Raises
+    FileNotFoundError for a missing file and OSError for one that this machine or this PyTorch cannot load.
+    """
+    if hasattr(torch.ops.specstep, "small_linear"):
+        return
+    path = build_library() if library is None else library
+    if not path.is_file():
+        raise FileNotFoundError(f"library of specstep::small_linear: no file at {path}; build the engine again")
+    # RTLD_GLOBAL: a compiled model names the C function without naming the library, whose folder differs per engine.
+    ctypes.CDLL(str(path.resolve()), mode=ctypes.RTLD_GLOBAL)
+    torch.library.register_fake("specstep::small_linear", _fake)
+
+
+def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias`, fast for 1 to 32 rows; more rows, and other dtypes, go to `aten::linear`.
+
+    x: [..., K], bfloat16 or float32, on the CPU. weight: [N, K] of the same dtype, row-major. bias: [N] or None.
+    Returns [..., N], contiguous, accumulated in fp32 and rounded once. Raises RuntimeError for shapes or dtypes that do
+    not fit together. Inference only: there is no gradient.
+    """
+    load_library()
+    result: Tensor = torch.ops.specstep.small_linear(x, weight, bias)
+    return result
+
+
+def c_shims() -> dict[Any, list[str]]:
+    """Inductor's `aot_inductor.custom_ops_to_c_shims`: with it a compiled model calls the C function directly."""
+    load_library()
+    declaration = (
+        "AOTITorchError aoti_torch_cpu_small_linear("
+        "AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle* bias, AtenTensorHandle* out)"
+    )
+    return {torch.ops.specstep.small_linear.default: [declaration]}
+
+
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    torch._check(x.dim() >= 1 and weight.dim() == 2, lambda: f"x {tuple(x.shape)}, weight {tuple(weight.shape)}")
+    torch._check(
+        x.shape[-1] == weight.shape[1],
+        lambda: f"specstep::small_linear: x has depth {x.shape[-1]}, weight has {weight.shape[1]}",
+    )
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _find_compiler(compiler: str | None) -> str:
+    candidates = ("g++", "clang++", "c++") if compiler is None else (compiler,)
+    for candidate in candidates:
+        found = shutil.which(candidate)
+        if found is not None:
+            return found
+    raise RuntimeError(f"no C++ compiler: looked for {', '.join(candidates)}; install g++ or name one with `compiler`")
+
+
+def _arguments(instruction_set: str) -> list[str]:
+    root = Path(torch.__file__).parent
+    flags = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-Wno-psabi"]
+    flags += INSTRUCTION_SETS[instruction_set]
+    flags += [f"-DTORCH_TARGET_VERSION={STABLE_INTERFACE}", "-isystem", str(root / "include")]
+    # No search path is stored: libtorch is always loaded by then, and is found by its name.
+    return [*flags, "-L", str(root / "lib"), "-ltorch_cpu"]
+
+
+def _digest(command: list[str]) -> str:
+    version = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=False).stdout
+    sources = [(Path(__file__).parent / name).read_text() for name in SOURCES]
+    return hashlib.sha256("\0".join([*command, version, torch.__version__, *sources]).encode()).hexdigest()[:16]
+
+
+def _compile(command: list[str], library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        partial = Path(folder) / LIBRARY_NAME
+        # Libraries follow the source that needs them: some linkers drop them otherwise.
+        full = [command[0], str(Path(__file__).parent / SOURCES[0]), *command[1:], "-o", str(partial)]
+        done = subprocess.run(full, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"compiling specstep::small_linear failed: {' '.join(full)}\n{done.stderr}")
+        os.replace(partial, library)  # atomic: another process may be building the same

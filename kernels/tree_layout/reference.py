@@ -1,0 +1,67 @@
+"""What the tree layout is, in plain torch: the specification, and what a CPU graph runs.
+
+No loop over nodes, no integer bit operation and no constant tensor, so it also exports to ONNX and TensorRT.
+"""
+
+import torch
+from torch import Tensor
+
+BITS = 32
+
+
+def word_count(count: int) -> int:
+    """Words that hold `count` bits."""
+    return (count + BITS - 1) // BITS
+
+
+def pack_bits(mask: Tensor) -> Tensor:
+    """Bool [..., M] -> int32 [..., ceil(M / 32)]; bit j of word w is element 32 * w + j, unused bits are 0."""
+    count = mask.shape[-1]
+    words = word_count(count)
+    padded = torch.nn.functional.pad(mask.long(), (0, words * BITS - count))
+    digits = padded.unflatten(-1, (words, BITS))
+    for width in (1, 2, 4, 8, 16):  # join neighbours: 32 digits of 1 bit, 16 of 2, ... one of 32
+        digits = digits[..., 0::2] + digits[..., 1::2] * 2**width
+    unsigned = digits.squeeze(-1)  # [..., words], int64 in [0, 2**32)
+    return torch.where(unsigned >= 2**31, unsigned - 2**32, unsigned).to(torch.int32)
+
+
+def unpack_bits(words: Tensor, count: int) -> Tensor:
+    """Int32 [..., W] -> bool [..., count], the inverse of `pack_bits`; count <= 32 * W."""
+    signed = words.long()
+    digits = torch.where(signed < 0, signed + 2**32, signed).unsqueeze(-1)
+    for width in (16, 8, 4, 2, 1):  # split in halves: one digit of 32 bits, 2 of 16, ... 32 of 1
+        high = torch.div(digits, 2**width, rounding_mode="floor")
+        digits = torch.stack((digits - high * 2**width, high), dim=-1).flatten(-2)
+    return digits.flatten(-2)[..., :count] > 0
+
+
+def tree_layout(parents: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ancestor bits, depths, first children and next siblings of a batch of trees. See `op.tree_layout`."""
+    batch, count = parents.shape
+    node = torch.arange(count, device=parents.device)
+    linked = valid & (parents >= 0) & (parents < node)
+    parent = torch.where(linked, parents, node)  # a node without a parent is its own: jumping further stays there
+
+    itself = (node == node[:, None]).expand(batch, count, count)
+    ancestor, jump = itself, parent
+    for _ in range((count - 1).bit_length()):  # pointer jumping: knows 2**k ancestors after k rounds
+        ancestor = ancestor | ancestor.gather(1, jump[:, :, None].expand(batch, count, count))
+        jump = jump.gather(1, jump)
+
+    in_tree = jump == 0  # the chain of parents ends at the root
+    ancestor = torch.where(in_tree[:, :, None], ancestor, itself)
+    depths = ancestor.long().sum(-1) - 1
+
+    child = in_tree & (node > 0)  # every node of the tree but its root
+    parent = torch.where(child, parent, -1)
+    is_child = parent[:, None, :] == node[:, None]  # [B, i, j]: j is a child of i
+    is_sibling = (parent[:, None, :] == parent[:, :, None]) & child[:, :, None] & (node > node[:, None])
+    return pack_bits(ancestor), depths, _first(is_child), _first(is_sibling)
+
+
+def _first(mask: Tensor) -> Tensor:
+    """Index of the first True along the last dimension, -1 where there is none."""
+    count = mask.shape[-1]
+    first = torch.where(mask, torch.arange(count, device=mask.device), count).amin(-1)
+    return torch.where(first == count, -1, first)

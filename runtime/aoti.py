@@ -1,0 +1,72 @@
+"""Run programs that AOTInductor compiled: torch's C++ loader, the shared weights, and what this machine offers.
+
+The loader is called directly: its Python wrapper would import Inductor's compiler, which a runtime has no use for.
+"""
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from .engine_file import REBUILD, WEIGHTS, EngineSpec, ProgramSpec
+from .errors import EngineError
+from .session import Program
+
+Weights = dict[str, Tensor]
+
+
+def machine() -> dict[str, Any]:
+    """What an engine's `requires` is compared with: torch version, processor architecture, instructions, GPU."""
+    gpu = torch.cuda.is_available()
+    return {
+        "torch": torch.__version__.split("+")[0],
+        "architecture": platform.machine(),
+        "instructions": cpu_instructions(),
+        "cuda_capability": list(torch.cuda.get_device_capability()) if gpu else None,
+        "cuda": torch.version.cuda if gpu else None,
+    }
+
+
+def cpu_instructions() -> list[str]:
+    """Instruction set flags of this processor, as the kernel names them; empty where the kernel does not say."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    flags = (line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features")))
+    return next(flags, [])
+
+
+def open_weights(directory: Path, spec: EngineSpec) -> Weights:
+    """Map the weights file: {name: tensor}. On a CPU the tensors are views of the mapped file."""
+    path = directory / WEIGHTS
+    try:
+        with safe_open(str(path), framework="pt", device=spec.device) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise EngineError(f"{path}: expected a safetensors file, got {error}; copy it again or {REBUILD}") from None
+
+
+def load_program(directory: Path, program: ProgramSpec, weights: Weights, device: str) -> Program:
+    """Load one compiled graph and lend it the weights; it keeps no copy of them."""
+    path = directory / program.file
+    index = torch.cuda.current_device() if device == "cuda" else -1
+    try:
+        # Single-threaded: one stream of calls per engine, and CUDA graph capture needs it (pytorch#148601).
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)
+        expected = set(loader.get_constant_fqns())
+        if expected != set(program.constants):
+            odd = sorted(expected ^ set(program.constants))[:3]
+            raise EngineError(f"{path}: constants: expected those of the manifest, got a difference in {odd}; {REBUILD}")
+        constants = {name: weights[stored] for name, stored in program.constants.items()}
+        loader.load_constants(constants, False, True, True)  # all of them, lent, not copied
+    except (RuntimeError, KeyError) as error:
+        raise EngineError(f"{path}: expected a program that loads here, got {str(error).splitlines()[0]}; {REBUILD}") from None
+
+
+    def run(inputs: Sequence[Tensor], _weights: Weights = constants) -> Sequence[Tensor]:  # keeps what it was lent alive
+        return loader.run(inputs)
+
+    return run

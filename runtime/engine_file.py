@@ -1,0 +1,147 @@
+"""The engine directory: what its manifest says, and how it is checked before anything of it is run.
+
+    manifest.json            format version, configuration, programs with their inputs and outputs, state layout, sha256 of each file
+    prefill.pt2, step.pt2    the compiled graphs, without weights
+    weights.safetensors      all weights once, memory-mapped and shared by both
+    tokenizer.json, chat_template.jinja
+"""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import EngineError
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+WEIGHTS = "weights.safetensors"
+REBUILD = "build the engine again with `specstep build`"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that the session allocates: full shape, dtype name as in torch, and the value it starts with."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    fill: int = 0
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """A compiled graph: its file, the names of its flat inputs and outputs in order, and for each of its constants the name of
+    the tensor in the weights file."""
+
+    file: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """All that the runtime knows of an engine. `state` and `caches` are allocated once and bound to every call.
+
+    capacity: slots of each cache; slot_step: a step may be given any multiple of it below `capacity`; scratch: slots past a
+    row's length that a step writes; prefill_chunk: most prompt tokens per prefill call.
+    """
+
+    config: dict[str, Any]
+    max_batch: int
+    max_seq_len: int
+    capacity: int
+    slot_step: int
+    scratch: int
+    prefill_chunk: int
+    vocab_size: int
+    stop_ids: tuple[int, ...]
+    device: str
+    state: tuple[TensorSpec, ...]
+    caches: tuple[TensorSpec, ...]
+    prefill: ProgramSpec
+    step: ProgramSpec
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The whole of manifest.json. `requires` is what the machine must have; `about` is for people."""
+
+    spec: EngineSpec
+    requires: dict[str, Any]
+    about: dict[str, Any]
+    files: dict[str, dict[str, Any]]
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+
+def read_manifest(directory: str | Path) -> Manifest:
+    """Read and check manifest.json. Raises EngineError when there is none, or when it is not of this format version."""
+    path = Path(directory) / MANIFEST
+    if not path.is_file():
+        raise EngineError(f"engine: expected a directory with {MANIFEST}, got {directory}; {REBUILD}")
+    try:
+        data = json.loads(path.read_text())
+        version = data["format_version"]
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise EngineError(f"{path}: expected an engine manifest, got a file that does not parse ({error!r}); {REBUILD}") from None
+    if version != FORMAT_VERSION:
+        raise EngineError(f"{path}: format_version: expected {FORMAT_VERSION}, got {version!r}; {REBUILD}")
+    try:
+        return Manifest(**(data | {"spec": _spec(data["spec"])}))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise EngineError(f"{path}: expected the fields of format {FORMAT_VERSION}, got {error}; {REBUILD}") from None
+
+
+def _spec(data: dict[str, Any]) -> EngineSpec:
+    tensors = {
+        name: tuple(TensorSpec(**(entry | {"shape": tuple(entry["shape"])})) for entry in data[name])
+        for name in ("state", "caches")
+    }
+    programs = {
+        name: ProgramSpec(**(data[name] | {key: tuple(data[name][key]) for key in ("inputs", "outputs")}))
+        for name in ("prefill", "step")
+    }
+    return EngineSpec(**(data | {"stop_ids": tuple(data["stop_ids"])} | tensors | programs))
+
+
+def file_entry(path: Path) -> dict[str, Any]:
+    """Size and sha256 of a file, as the manifest records them."""
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def check_files(directory: Path, manifest: Manifest, deep: bool) -> None:
+    """Compare each file with the manifest: presence and size always, content too where `deep` or where it is small enough to
+    cost nothing (the weights of a large model would take longer to hash than to run)."""
+    for name, expected in manifest.files.items():
+        path = directory / name
+        if not path.is_file():
+            raise EngineError(f"{path}: expected a file of {expected['bytes']} bytes, got none; copy it again or {REBUILD}")
+        size = path.stat().st_size
+        if size != expected["bytes"]:
+            raise EngineError(f"{path}: expected {expected['bytes']} bytes, got {size}; copy it again or {REBUILD}")
+        if deep or name != WEIGHTS:
+            got = file_entry(path)["sha256"]
+            if got != expected["sha256"]:
+                raise EngineError(
+                    f"{path}: expected sha256 {expected['sha256'][:12]}…, got {got[:12]}…: the file was altered; "
+                    f"copy it again or {REBUILD}"
+                )
+
+
+def check_machine(manifest: Manifest, machine: dict[str, Any]) -> None:
+    """Compare what the engine requires with what `machine` offers, e.g. {"torch": "2.13.0", "isa": {"avx512f", …}}."""
+    for field, expected in manifest.requires.items():
+        got = machine.get(field)
+        if isinstance(expected, list):
+            missing = sorted(set(expected) - set(got or ()))
+            if missing:
+                raise EngineError(f"engine: {field}: expected {' '.join(expected)}, this machine lacks {' '.join(missing)}; {REBUILD} here")
+        elif got != expected:
+            raise EngineError(f"engine: {field}: expected {expected}, got {got}; {REBUILD} here, or install the expected one")

@@ -1,0 +1,80 @@
+"""The generation loop: admit requests to free rows, replay the step, hand out tokens as rows produce them."""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .session import Session
+
+REASONS = {1: "stop", 2: "length"}
+
+
+@dataclass
+class Request:
+    """One prompt on its way: what was asked, what came of it so far, and when (seconds of a monotonic clock)."""
+
+    prompt: list[int]
+    limit: int
+    stop_ids: Sequence[int]
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    steps: int = 0
+    prefill_s: float = 0.0
+    first_token_s: float = 0.0
+    decode_s: float = 0.0
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """steps, new_tokens, tokens_per_step; prefill_s and decode_s in seconds, decode_s from the end of prefill to the last
+        token; time_to_first_token_s from the start of prefill."""
+        return {
+            "steps": self.steps,
+            "new_tokens": len(self.tokens),
+            "tokens_per_step": round(len(self.tokens) / max(self.steps, 1), 3),
+            "prefill_s": round(self.prefill_s, 6),
+            "decode_s": round(self.decode_s, 6),
+            "time_to_first_token_s": round(self.first_token_s, 6),
+        }
+
+
+def run(session: Session, requests: Sequence[Request]) -> Iterator[tuple[Request, list[int]]]:
+    """Run requests, as many at once as the engine has rows -> each request with its new tokens, as they come.
+
+    A row that ends is given to the next request at once. Leaving the iterator early frees all rows.
+    """
+    waiting, rows = deque(requests), dict[int, tuple[Request, float]]()
+    try:
+        while waiting or rows:
+            for row in range(session.spec.max_batch):
+                if row not in rows and waiting:
+                    rows[row] = _admit(session, row, waiting.popleft())
+            for row, report in enumerate(session.step()):
+                if row in rows:
+                    request, started = rows[row]
+                    _advance(request, report.tokens, report.finish, started)
+                    if request.finish_reason:
+                        session.release(row)
+                        del rows[row]
+                    yield request, report.tokens
+    finally:
+        for row in rows:
+            session.release(row)
+
+
+def _admit(session: Session, row: int, request: Request) -> tuple[Request, float]:
+    before = time.perf_counter()
+    session.admit(row, request.prompt, request.limit, request.stop_ids)
+    started = time.perf_counter()
+    request.prefill_s = started - before
+    return request, started
+
+
+def _advance(request: Request, tokens: list[int], finish: int, started: float) -> None:
+    request.decode_s = time.perf_counter() - started
+    if not request.tokens:
+        request.first_token_s = request.prefill_s + request.decode_s
+    request.tokens += tokens
+    request.steps += 1
+    request.finish_reason = REASONS.get(finish)

@@ -1,0 +1,111 @@
+"""One parametrised test, several backends: the reference, Triton under its interpreter, Triton on a GPU."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+
+def _interpret_triton() -> None:
+    """Have Triton run its kernels on CPU tensors. It decides that when it is imported: unload it if it already was."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return
+    os.environ["TRITON_INTERPRET"] = "1"
+    for name in [name for name in sys.modules if name == "triton" or name.startswith("triton.")]:
+        if not name.startswith("triton._C"):  # a C++ module cannot be loaded twice, and knows nothing of this
+            del sys.modules[name]
+
+
+if not torch.cuda.is_available():
+    _interpret_triton()
+
+
+@contextmanager
+def _garbage_in_new_tensors() -> Iterator[None]:
+    """torch.empty yields NaN and the largest integers: a kernel that leaves an entry unwritten shows."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@dataclass(frozen=True)
+class Backend:
+    name: str
+    device: str
+
+    def op(self, kernel: str) -> Callable[..., Any]:
+        """This backend's implementation of a kernel, for tensors on `device`."""
+        module = importlib.import_module(
+            f"specstep.kernels.{kernel}.{'reference' if self.name == 'reference' else 'triton'}"
+        )
+        function = getattr(module, kernel)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with _garbage_in_new_tensors():
+                return function(*args, **kwargs)
+
+        return run
+
+
+@pytest.fixture(scope="session", params=["reference", "interpreter", pytest.param("gpu", marks=pytest.mark.gpu)])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    has_gpu = torch.cuda.is_available()
+    if request.param == "gpu" and not has_gpu:
+        pytest.skip("needs an NVIDIA GPU")
+    if request.param == "interpreter" and has_gpu:
+        pytest.skip("the kernels run on the GPU here; one process cannot do both")
+    if request.param != "reference":
+        pytest.importorskip("triton")
+    return Backend(request.param, "cuda" if request.param == "gpu" else "cpu")
+
+
+def _random_trees(batch: int, nodes: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Parents [B, T] and valid [B, T]. Row b is of kind b % 5: empty, chain, random, random and pruned, garbage."""
+    generator = torch.Generator().manual_seed(seed)
+    node = torch.arange(nodes)
+    parents = (torch.rand(batch, nodes, generator=generator) * node).long()
+    valid = torch.ones(batch, nodes, dtype=torch.bool)
+    for row in range(batch):
+        kind = row % 5
+        if kind == 0:
+            valid[row] = False
+        elif kind == 1:
+            parents[row] = node - 1
+        elif kind >= 3:
+            valid[row] = torch.rand(nodes, generator=generator) < 0.8
+        if kind == 4:
+            garbage = torch.tensor([-1, -7, nodes, nodes + 40, 2**40, -(2**40), 2**62])
+            drawn = garbage[torch.randint(len(garbage), (nodes,), generator=generator)]
+            drawn = torch.where(torch.rand(nodes, generator=generator) < 0.2, node, drawn)  # its own parent
+            parents[row] = torch.where(torch.rand(nodes, generator=generator) < 0.3, drawn, parents[row])
+    parents[:, 0] = -1
+    return parents, valid
+
+
+@pytest.fixture(scope="session")
+def random_trees() -> Callable[[int, int, int], tuple[Tensor, Tensor]]:
+    return _random_trees
+
+
+def _chains(parents: list[int], valid: list[bool]) -> list[list[int]]:
+    """For each node its path from the root, itself last; just itself for a node that is not in the tree."""
+    chains: list[list[int]] = [[0]]
+    for node in range(1, len(parents)):
+        parent = parents[node]
+        linked = valid[node] and 0 <= parent < node and chains[parent][0] == 0
+        chains.append([*chains[parent], node] if linked else [node])
+    return chains
+
+
+@pytest.fixture(scope="session")
+def chains() -> Callable[[list[int], list[bool]], list[list[int]]]:
+    return _chains

@@ -1,0 +1,185 @@
+"""Tree attention against a float64 loop over queries."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from specstep.kernels.tree_attention.op import tree_attention as tree_attention_op
+from specstep.kernels.tree_layout.reference import pack_bits, tree_layout, unpack_bits
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    lengths: Tensor
+    depths: Tensor
+    ancestors: Tensor
+    key_depths: Tensor
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+
+    def args(self, device: str) -> list[Any]:
+        values = [getattr(self, name) for name in self.__dataclass_fields__]
+        return [value.to(device) if isinstance(value, Tensor) else value for value in values]
+
+
+def brute_force(case: Case) -> Tensor:
+    batch, heads, nodes, head_dim = case.q.shape
+    group, slots, keys = heads // case.k.shape[1], case.k.shape[2], case.key_depths.shape[1]
+    bits = unpack_bits(case.ancestors, keys)
+    out = torch.zeros(batch, nodes, heads, head_dim, dtype=torch.float64)
+    for b, length in enumerate(case.lengths.tolist()):
+        for t in range(nodes):
+            seen = [(j, j) for j in range(min(length, slots))]
+            seen += [
+                (length + j, length + int(case.key_depths[b, j]))
+                for j in range(keys)
+                if bits[b, t, j] and length + j < slots
+            ]
+            at = length + int(case.depths[b, t])
+            chosen = [slot for slot, position in seen if case.window == 0 or at - position < case.window]
+            for h in range(heads):
+                out[b, t, h] = _attend(case, b, h, t, h // group, chosen)
+    return out
+
+
+def _attend(case: Case, b: int, h: int, t: int, kv: int, chosen: list[int]) -> Tensor:
+    scores = case.k[b, kv, chosen].double() @ case.q[b, h, t].double() * case.scale
+    if case.softcap:
+        scores = case.softcap * torch.tanh(scores / case.softcap)
+    logits = scores if case.sinks is None else torch.cat((scores, case.sinks[h : h + 1].double()))
+    if len(logits) == 0:
+        return torch.zeros(case.q.shape[3], dtype=torch.float64)
+    return logits.softmax(0)[: len(scores)] @ case.v[b, kv, chosen].double()
+
+
+def make_case(
+    random_trees: Any,
+    nodes: int = 8,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 32,
+    lengths: tuple[int, ...] = (0, 5, 70, 33, 1),
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Case:
+    torch.manual_seed(seed)
+    batch, slots = len(lengths), max(lengths) + nodes + 3
+    ancestors, depths, _, _ = tree_layout(*random_trees(batch, nodes, seed))
+    k, v = (torch.randn(batch, kv_heads, slots + 5, head_dim).to(dtype)[:, :, :slots] for _ in range(2))
+    q = torch.randn(batch, nodes, heads, head_dim).to(dtype).transpose(1, 2)  # as a projection leaves it
+    return Case(q, k, v, torch.tensor(lengths), depths, ancestors, depths, head_dim**-0.5)
+
+
+def check(backend: Any, case: Case) -> None:
+    expected = brute_force(case)
+    got = backend.op("tree_attention")(*case.args(backend.device))
+    assert got.dtype == case.q.dtype
+    assert got.is_contiguous()
+    # The reference multiplies half-precision matrices as transformers does: scores are rounded to the dtype.
+    tolerance = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[case.q.dtype]
+    torch.testing.assert_close(got.cpu().double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("nodes", [1, 2, 8, 34, 65])
+def test_tree_sizes(backend: Any, random_trees: Any, nodes: int, dtype: torch.dtype) -> None:
+    check(backend, make_case(random_trees, nodes=nodes, dtype=dtype, seed=nodes))
+
+
+def test_largest_tree(backend: Any, random_trees: Any) -> None:
+    check(backend, make_case(random_trees, nodes=130, heads=2, kv_heads=1, lengths=(0, 40)))
+
+
+def test_bfloat16(backend: Any, random_trees: Any) -> None:
+    if backend.name == "interpreter":
+        pytest.skip("the interpreter's bfloat16 arithmetic is wrong")
+    check(backend, make_case(random_trees, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("heads", [(1, 1), (6, 2), (9, 3), (8, 1)], ids=str)
+def test_heads(backend: Any, random_trees: Any, heads: tuple[int, int], head_dim: int) -> None:
+    case = make_case(random_trees, nodes=5, heads=heads[0], kv_heads=heads[1], head_dim=head_dim, lengths=(9, 0, 66))
+    check(backend, case)
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 64, 65, 1000])
+def test_window(backend: Any, random_trees: Any, window: int) -> None:
+    check(backend, replace(make_case(random_trees, nodes=9, lengths=(0, 3, 64, 140, 65)), window=window))
+
+
+@pytest.mark.parametrize("softcap", [5.0, 50.0])
+def test_softcap(backend: Any, random_trees: Any, softcap: float) -> None:
+    case = make_case(random_trees)
+    check(backend, replace(case, q=case.q * 20, softcap=softcap))
+
+
+def test_sinks(backend: Any, random_trees: Any) -> None:
+    case = make_case(random_trees)
+    check(backend, replace(case, sinks=torch.tensor([-3.0, 0.0, 2.0, 30.0])))
+    check(backend, replace(case, sinks=torch.randn(4), window=3, softcap=30.0))
+
+
+@pytest.mark.parametrize("sinks", [None, torch.randn(4)], ids=["plain", "sinks"])
+def test_queries_that_see_nothing_get_zero(backend: Any, random_trees: Any, sinks: Tensor | None) -> None:
+    case = make_case(random_trees, lengths=(0, 0))
+    case = replace(case, ancestors=torch.zeros_like(case.ancestors), sinks=sinks)
+    check(backend, case)
+    got = backend.op("tree_attention")(*case.args(backend.device))
+    assert torch.count_nonzero(got) == 0
+
+
+@pytest.mark.parametrize("keys", [9, 40])
+def test_draft_level_sees_earlier_levels(backend: Any, random_trees: Any, keys: int) -> None:
+    """The queries are the last four of M nodes: M > T."""
+    case = make_case(random_trees, nodes=keys)
+    last = slice(keys - 4, keys)
+    check(
+        backend,
+        replace(case, q=case.q[:, :, last], depths=case.depths[:, last], ancestors=case.ancestors[:, last], window=6),
+    )
+
+
+def test_more_words_than_keys(backend: Any, random_trees: Any) -> None:
+    """Words and bits beyond M are not looked at."""
+    case = make_case(random_trees)
+    bits = torch.cat((unpack_bits(case.ancestors, 8), torch.ones(5, 8, 60, dtype=torch.bool)), -1)
+    check(backend, replace(case, ancestors=pack_bits(bits)))
+
+
+def test_tree_beyond_the_cache_is_not_seen(backend: Any, random_trees: Any) -> None:
+    case = make_case(random_trees)
+    check(backend, replace(case, k=case.k[:, :, :72], v=case.v[:, :, :72]))
+
+
+def test_transposed_cache(backend: Any, random_trees: Any) -> None:
+    case = make_case(random_trees)
+    k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (case.k, case.v))
+    check(backend, replace(case, k=k, v=v))
+
+
+def test_long_row_beside_short_ones(backend: Any, random_trees: Any) -> None:
+    check(backend, make_case(random_trees, nodes=3, heads=2, kv_heads=1, lengths=(1500, 0, 7)))
+
+
+@pytest.mark.parametrize("sinks", [None, torch.randn(4)], ids=["plain", "sinks"])
+def test_opcheck(random_trees: Any, sinks: Tensor | None) -> None:
+    case = make_case(random_trees)
+    torch.library.opcheck(tree_attention_op, tuple(replace(case, sinks=sinks, window=4, softcap=20.0).args("cpu")))
+
+
+def test_refusals_name_expected_and_got(random_trees: Any) -> None:
+    case = make_case(random_trees)
+    with pytest.raises(ValueError, match="expected a multiple of the 2 key heads, got 3"):
+        tree_attention_op(*replace(case, q=case.q[:, :3]).args("cpu"))
+    with pytest.raises(ValueError, match="expected >= 2 words for 33 tree keys, got 1"):
+        tree_attention_op(*replace(case, key_depths=torch.zeros(5, 33, dtype=torch.int64)).args("cpu"))
+    with pytest.raises(ValueError, match="expected one dtype"):
+        tree_attention_op(*replace(case, q=case.q.half()).args("cpu"))

@@ -1,0 +1,82 @@
+"""Tree layout against a plain-Python walk."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specstep.kernels.tree_layout.op import tree_layout as tree_layout_op
+from specstep.kernels.tree_layout.reference import pack_bits, unpack_bits
+from torch import Tensor
+
+
+def brute_force(parents: Tensor, valid: Tensor, chains: Callable[..., Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, count = parents.shape
+    words = -(-count // 32)
+    rows: tuple[list[Any], ...] = ([], [], [], [])
+    for b in range(batch):
+        paths = chains(parents[b].tolist(), valid[b].tolist())
+        bits = [sum(1 << node for node in path) for path in paths]
+        packed = [[(value >> 32 * w) & 0xFFFFFFFF for w in range(words)] for value in bits]
+        rows[0].append([[w - 2**32 if w >= 2**31 else w for w in row] for row in packed])
+        rows[1].append([len(path) - 1 for path in paths])
+        parent = [path[-2] if len(path) > 1 else -1 for path in paths]
+        children = [[j for j in range(count) if parent[j] == i] for i in range(count)]
+        rows[2].append([c[0] if c else -1 for c in children])
+        later = [[j for j in range(i + 1, count) if parent[i] >= 0 and parent[j] == parent[i]] for i in range(count)]
+        rows[3].append([s[0] if s else -1 for s in later])
+    return (
+        torch.tensor(rows[0], dtype=torch.int32),
+        torch.tensor(rows[1]),
+        torch.tensor(rows[2]),
+        torch.tensor(rows[3]),
+    )
+
+
+def check(backend: Any, chains: Callable[..., Any], parents: Tensor, valid: Tensor) -> None:
+    got = backend.op("tree_layout")(parents.to(backend.device), valid.to(backend.device))
+    for name, expected, actual in zip(
+        ("ancestors", "depths", "first_child", "next_sibling"), brute_force(parents, valid, chains), got, strict=True
+    ):
+        torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 8, 32, 33, 34, 65, 130])
+def test_random_trees(backend: Any, random_trees: Any, chains: Any, nodes: int) -> None:
+    check(backend, chains, *random_trees(6, nodes, nodes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_tree(backend: Any, chains: Any, data: st.DataObject) -> None:
+    nodes = data.draw(st.integers(1, 12))
+    parents = data.draw(st.lists(st.integers(-3, nodes + 2), min_size=nodes, max_size=nodes))
+    valid = data.draw(st.lists(st.booleans(), min_size=nodes, max_size=nodes))
+    check(backend, chains, torch.tensor([[-1, *parents[1:]]]), torch.tensor([valid]))
+
+
+def test_strided_inputs(backend: Any, random_trees: Any, chains: Any) -> None:
+    parents, valid = random_trees(5, 9, 3)
+    wide = torch.zeros(9, 5, dtype=torch.int64).copy_(parents.T)
+    check(backend, chains, wide.T, valid)
+
+
+@pytest.mark.parametrize("count", [1, 7, 31, 32, 33, 64, 129])
+def test_bits_round_trip(count: int) -> None:
+    mask = torch.rand(3, 5, count) < 0.5
+    mask[0, 0] = True
+    mask[0, 1] = False
+    words = pack_bits(mask)
+    assert words.dtype == torch.int32
+    assert words.shape == (3, 5, -(-count // 32))
+    for j in range(count):
+        assert torch.equal((words[..., j // 32] >> j % 32) & 1 != 0, mask[..., j])
+    assert torch.equal(unpack_bits(words, count), mask)
+    assert torch.equal(unpack_bits(torch.full((2,), -1, dtype=torch.int32), 64), torch.ones(64, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("nodes", [1, 9, 33])
+def test_opcheck(random_trees: Any, nodes: int) -> None:
+    torch.library.opcheck(tree_layout_op, random_trees(5, nodes, 0))
