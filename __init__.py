@@ -1,1 +1,53 @@
-"""Speculative decoding as a compiled artifact."""
+"""Speculative decoding as a compiled artifact: build an engine once, replay one graph per speculative step.
+
+    import specstep
+    specstep.build("smollm2-135m", "engines/smol", drafter="ngram")
+    engine = specstep.load("engines/smol")
+    print(engine.generate("Why is the sky blue?", max_new_tokens=64, chat=True).text)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .compile.build import build
+    from .compile.jit import eager, jit
+    from .runtime.engine import Engine, Generation, load
+    from .runtime.errors import BuildError, EngineError, InputError, SpecstepError
+
+_HOMES = {
+    "build": "compile.build",
+    "jit": "compile.jit",
+    "eager": "compile.jit",
+    "load": "runtime.engine",
+    "Engine": "runtime.engine",
+    "Generation": "runtime.engine",
+    "SpecstepError": "runtime.errors",
+    "BuildError": "runtime.errors",
+    "EngineError": "runtime.errors",
+    "InputError": "runtime.errors",
+}
+
+__all__ = [
+    "BuildError",
+    "Engine",
+    "EngineError",
+    "Generation",
+    "InputError",
+    "SpecstepError",
+    "build",
+    "eager",
+    "jit",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: `import specstep` itself loads no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'specstep' has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

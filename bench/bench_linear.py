@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
-
 from specstep.kernels.linear import load_library
+from torch import Tensor
 
 SHAPES = {"q, o": (576, 576), "k, v": (192, 576), "gate, up": (1536, 576), "down": (576, 1536), "lm_head": (49152, 576)}
 ROWS = (1, 4, 8, 16, 32)

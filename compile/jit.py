@@ -11,6 +11,7 @@ from ..runtime.session import Program, Session
 from ..runtime.text import Text
 from .assemble import FlatProgram, assemble
 from .build import make_config
+from .faithful import check_faithful
 from .source import Source, load_source
 
 
@@ -29,6 +30,7 @@ def in_process(model: str, lower: Callable[[FlatProgram], Program], options: dic
     config = make_config(options)
     source = load_source(model, config.dtype, config.device)
     graphs = assemble(source, config)
+    check_faithful(source, graphs)
     session = Session(graphs.spec, lower(graphs.prefill), lower(graphs.step))
     return Engine(session, _text(source))
 

@@ -67,7 +67,7 @@ class Engine:
         """Generate for one prompt -> pieces of text as they become final, each valid UTF-8. The generator returns the
         `Generation` (its `StopIteration.value`)."""
         request = self.request(prompt, max_new_tokens, chat=chat, ignore_eos=ignore_eos)
-        pieces = TextStream(self._text())
+        pieces = TextStream(self.tokenizer)
         for _, tokens in run(self.session, [request]):
             piece = pieces.push(tokens, last=request.finish_reason is not None)
             if piece:
@@ -85,7 +85,7 @@ class Engine:
         name: str = "prompt",
     ) -> Request:
         """Check one prompt against the engine's limits -> a request for `generate.run`. Raises InputError."""
-        tokens = self._text().encode(prompt, chat) if isinstance(prompt, str) else list(prompt)
+        tokens = self.tokenizer.encode(prompt, chat) if isinstance(prompt, str) else list(prompt)
         longest = self.spec.max_seq_len - 1
         if not tokens:
             raise InputError(f"{name}: expected at least one token, got an empty prompt")
@@ -111,7 +111,9 @@ class Engine:
         text = self.text.decode(request.tokens) if self.text else ""
         return Generation(request.prompt, request.tokens, text, request.finish_reason or "", request.stats)
 
-    def _text(self) -> Text:
+    @property
+    def tokenizer(self) -> Text:
+        """Text in and out. Raises InputError for an engine that was built without a tokenizer."""
         if self.text is None:
             raise InputError("prompt: expected token ids, got text for an engine without a tokenizer")
         return self.text

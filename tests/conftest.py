@@ -1,0 +1,45 @@
+"""Shared fixtures. `models` is importable as a plain module because of this path entry."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parent))
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    """The same thread count everywhere, whatever a test or a library set."""
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    """A tiny Llama with a tokenizer."""
+    from models import save_model
+
+    return save_model(tmp_path_factory.mktemp("model"), tokenizer=True)
+
+
+@pytest.fixture(scope="session")
+def drafter_folder(tmp_path_factory):
+    """A smaller Llama with the same tokenizer and other weights."""
+    from models import save_model
+
+    return save_model(tmp_path_factory.mktemp("drafter"), tokenizer=True, seed=1, num_hidden_layers=2, hidden_size=32)
+
+
+@pytest.fixture(scope="session")
+def engine_folder(model_folder, tmp_path_factory):
+    """A compiled engine of the tiny model: two rows, n-gram drafts."""
+    import specstep
+
+    folder = tmp_path_factory.mktemp("engines") / "tiny"
+    return specstep.build(
+        str(model_folder), folder, drafter="ngram", dtype="float32", max_batch=2, max_seq_len=192, prefill_chunk=16
+    )

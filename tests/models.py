@@ -1,0 +1,88 @@
+"""Tiny random models of every architecture we promise, and a tiny tokenizer."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+VOCABULARY = 320
+
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+    "initializer_range": 0.3,  # wide, so that logits differ clearly between tokens
+    "tie_word_embeddings": False,
+}
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 9}
+GPT2 = {
+    "vocab_size": VOCABULARY, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 512,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "initializer_range": 0.3,
+}  # fmt: skip
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 12}
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "Llama": SMALL,
+    "Qwen2": SMALL | WINDOWS | {"use_sliding_window": True, "max_window_layers": 0},
+    "Qwen3": SMALL | {"head_dim": 16},
+    "Mistral": SMALL | {"sliding_window": 9},
+    "Phi3": SMALL | {"sliding_window": 9},
+    "Gemma2": SMALL | WINDOWS | {"head_dim": 16, "query_pre_attn_scalar": 16},
+    "Gemma3Text": SMALL | WINDOWS | {"head_dim": 16, "query_pre_attn_scalar": 16},
+    "Olmo": SMALL,
+    "SmolLM3": SMALL,
+    "GPT2": GPT2,
+    "Qwen3Moe": SMALL | MIXTURE,
+    "GptOss": SMALL | WINDOWS | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+def tiny_model(architecture: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A random float32 model of an architecture in ARCHITECTURES."""
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{architecture}Config")(**(ARCHITECTURES[architecture] | changes))
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def save_model(folder: Path, architecture: str = "Llama", tokenizer: bool = False, seed: int = 0, **changes: Any) -> Path:
+    """Write a tiny model as an HF directory."""
+    tiny_model(architecture, seed, **changes).save_pretrained(folder)
+    if tokenizer:
+        tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level, one token per byte, with a chat template; ids 0 and 1 are <s> and </s>."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(["<s>", "</s>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.chat_template = "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}bot:"
+    return fast
+
+
+def greedy(model: PreTrainedModel, prompt: list[int], new_tokens: int, stop_ids: list[int] | None = None) -> list[int]:
+    """transformers' own greedy continuation, the stop token included."""
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=new_tokens,
+        eos_token_id=stop_ids or None,
+        pad_token_id=1,
+    )
+    return out[0, len(prompt) :].tolist()
