@@ -1,9 +1,9 @@
 """Speculative decoding as a compiled artifact: build an engine once, replay one graph per speculative step.
 
-    import specstep
-    specstep.build("smollm2-135m", "engines/smol", drafter="ngram")
-    engine = specstep.load("engines/smol")
-    print(engine.generate("Why is the sky blue?", max_new_tokens=64, chat=True).text)
+import specstep
+specstep.build("smollm2-135m", "engines/smol", drafter="ngram")
+engine = specstep.load("engines/smol")
+print(engine.generate("Why is the sky blue?", max_new_tokens=64, chat=True).text)
 """
 
 from importlib import import_module

@@ -87,7 +87,9 @@ def _generate_options(generate: argparse.ArgumentParser) -> None:
     source = generate.add_mutually_exclusive_group()
     source.add_argument("--prompt", metavar="TEXT", help="one prompt (default: standard input)")
     source.add_argument("--prompts", metavar="FILE", help='JSON lines with "id" and "prompt" or "token_ids"')
-    add("--max-new-tokens", type=int, metavar="N", help="most new tokens per prompt (default: up to the engine's limit)")
+    add(
+        "--max-new-tokens", type=int, metavar="N", help="most new tokens per prompt (default: up to the engine's limit)"
+    )
     style = generate.add_mutually_exclusive_group()
     style.add_argument("--chat", action="store_true", help="use the chat template (default where the model has one)")
     style.add_argument("--raw", action="store_true", help="give the prompt to the model as it is")
@@ -97,7 +99,11 @@ def _generate_options(generate: argparse.ArgumentParser) -> None:
 
 
 def _build(options: argparse.Namespace) -> int:
-    given = {name: value for name, value in vars(options).items() if value is not None and name not in ("run", "model", "output")}
+    given = {
+        name: value
+        for name, value in vars(options).items()
+        if value is not None and name not in ("run", "model", "output")
+    }
     from .compile.build import build  # imports torch and transformers
 
     build(options.model, options.output, report=lambda line: print(f"specstep: {line}", file=sys.stderr), **given)
@@ -181,7 +187,9 @@ def _print_results(engine: "Engine", requests: list[tuple[Any, "Request"]], as_j
             name, request = requests[printed]
             result = engine.result(request)
             printed += 1
-            fields = {key: getattr(result, key) for key in ("prompt_token_ids", "token_ids", "text", "finish_reason", "stats")}
+            fields = {
+                key: getattr(result, key) for key in ("prompt_token_ids", "token_ids", "text", "finish_reason", "stats")
+            }
             print(json.dumps({"id": name} | fields) if as_json else f"[{name}] {result.text}", flush=True)
 
 

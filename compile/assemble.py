@@ -26,7 +26,8 @@ SLOT_STEP = 64
 
 @dataclass(frozen=True)
 class Graphs:
-    """The modules of an engine, flat (see `FlatProgram`), and its spec, in which the programs' files are not set yet."""
+    """The modules of an engine, flat (see `FlatProgram`), and its spec, in which the programs' files are not set
+    yet."""
 
     prefill: "FlatProgram"
     step: "FlatProgram"
@@ -34,9 +35,17 @@ class Graphs:
 
 
 class FlatProgram(nn.Module):
-    """A graph with flat tensors in and out, in the order of its names: what every backend compiles and the session calls."""
+    """A graph with flat tensors in and out, in the order of its names: what every backend compiles and the session
+    calls."""
 
-    def __init__(self, module: nn.Module, lead: Sequence[str], state: Sequence[str], caches: Sequence[str], outputs: Sequence[str]):
+    def __init__(
+        self,
+        module: nn.Module,
+        lead: Sequence[str],
+        state: Sequence[str],
+        caches: Sequence[str],
+        outputs: Sequence[str],
+    ):
         """lead: arguments ahead of the state; caches: all keys, then all values."""
         super().__init__()
         self.module = module
@@ -63,7 +72,9 @@ def assemble(target: Source, config: EngineConfig) -> Graphs:
     except UnsupportedModel as error:
         raise BuildError(str(error)) from None
     if model.max_positions is not None and config.max_seq_len > model.max_positions:
-        raise BuildError(f"max_seq_len: expected at most the model's {model.max_positions} positions, got {config.max_seq_len}")
+        raise BuildError(
+            f"max_seq_len: expected at most the model's {model.max_positions} positions, got {config.max_seq_len}"
+        )
     spec = _spec(target, model, drafter, layers + scorer.cache_layers(), config)
     state, caches = [tensor.name for tensor in spec.state], [tensor.name for tensor in spec.caches]
     return Graphs(
@@ -101,7 +112,9 @@ def _tree(config: EngineConfig, default: TreeShape) -> TreeShape:
     try:
         if kind == "chain":
             if config.depth not in (None, nodes) or config.top_k not in (None, 1):
-                raise ValueError(f"tree: chain: expected depth {nodes} (the nodes) and top_k 1, got {config.depth}, {config.top_k}")
+                raise ValueError(
+                    f"tree: chain: expected depth {nodes} (the nodes) and top_k 1, got {config.depth}, {config.top_k}"
+                )
             return chain(nodes)
         top_k = config.top_k or max(default.top_k, 2)
         depth = config.depth or min(nodes, max(1, nodes // 2 + 1) if nodes > 7 else nodes)
@@ -110,7 +123,9 @@ def _tree(config: EngineConfig, default: TreeShape) -> TreeShape:
         raise BuildError(str(error)) from None
 
 
-def _spec(target: Source, model: CausalLM, drafter: Drafter, layers: list[CacheLayer], config: EngineConfig) -> EngineSpec:
+def _spec(
+    target: Source, model: CausalLM, drafter: Drafter, layers: list[CacheLayer], config: EngineConfig
+) -> EngineSpec:
     shape = drafter.shape
     scratch = max(shape.nodes + 1, shape.depth + 2, 1 + sum(shape.frontiers))
     capacity = -(-(config.max_seq_len + scratch) // SLOT_STEP) * SLOT_STEP + SLOT_STEP
@@ -146,9 +161,13 @@ def _spec(target: Source, model: CausalLM, drafter: Drafter, layers: list[CacheL
 
 
 def example_inputs(spec: EngineSpec, program: FlatProgram, slots: int) -> list[Tensor]:
-    """Tensors of the right shapes and strides to trace a program with: one row of prompt length 1, caches of `slots` slots."""
+    """Tensors of the right shapes and strides to trace a program with: one row of prompt length 1, caches of
+    `slots` slots."""
     batch = 1 if program.lead else spec.max_batch
-    tensors = {t.name: torch.full(t.shape, t.fill, dtype=getattr(torch, t.dtype), device=spec.device)[:batch] for t in spec.state}
+    tensors = {
+        t.name: torch.full(t.shape, t.fill, dtype=getattr(torch, t.dtype), device=spec.device)[:batch]
+        for t in spec.state
+    }
     for tensor in spec.caches:
         whole = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype), device=spec.device)
         tensors[tensor.name] = whole[:batch, :, :slots]

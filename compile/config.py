@@ -14,8 +14,8 @@ TREES = ("chain", "dynamic")
 class EngineConfig:
     """Build options, validated. `nodes` counts drafted tokens, the root not included; None picks the drafter's default.
 
-    drafter: "none", "ngram", or a path to a smaller causal LM. tree: "chain" or "dynamic" with `depth` levels of `top_k`.
-    max_seq_len: most tokens of a row, prompt included. prefill_chunk: most prompt tokens per prefill call.
+    drafter: "none", "ngram", or a path to a smaller causal LM. tree: "chain" or "dynamic" with `depth` levels of
+    `top_k`. max_seq_len: most tokens of a row, prompt included. prefill_chunk: most prompt tokens per prefill call.
     """
 
     drafter: str = "ngram"
@@ -42,5 +42,5 @@ class EngineConfig:
             value = getattr(self, field)
             if value is not None and not low <= value <= high:
                 raise BuildError(f"{field}: expected {low} to {high}, got {value}")
-        if not 4 <= self.max_seq_len:
+        if not self.max_seq_len >= 4:
             raise BuildError(f"max_seq_len: expected at least 4, got {self.max_seq_len}")

@@ -9,11 +9,19 @@ from ..runtime.engine_file import EngineSpec
 from .assemble import FlatProgram, example_inputs
 
 # Ops that read data back to the host, or whose output shape depends on data: no static engine can hold them.
-FORBIDDEN = ("aten._local_scalar_dense", "aten.nonzero", "aten.unique", "aten.item", "aten._assert_async", "aten.masked_select")
+FORBIDDEN = (
+    "aten._local_scalar_dense",
+    "aten.nonzero",
+    "aten.unique",
+    "aten.item",
+    "aten._assert_async",
+    "aten.masked_select",
+)
 
 
 def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
-    """One graph, no break. Dynamic: the number of cache slots (multiples of `slot_step`), and in a prefill the tokens."""
+    """One graph, no break. Dynamic: the number of cache slots (multiples of `slot_step`), and in a prefill the
+    tokens."""
     steps = Dim("steps", min=1, max=spec.capacity // spec.slot_step - 1)
     slots = spec.slot_step * steps
     dynamic: dict[str, Any] = {name: {2: slots} for name in program.caches}

@@ -15,10 +15,10 @@ TOLERANCE = {"float32": 2e-3, "float16": 5e-2, "bfloat16": 2e-1}  # of the logit
 
 
 def check_faithful(source: Source, graphs: Graphs) -> None:
-    """Compare logits on random tokens, past the sliding window where it is short, written to the cache in two passes as the engine
-    does it. Raises BuildError naming the architecture."""
+    """Compare logits on random tokens, past the sliding window where it is short, written to the cache in two
+    passes as the engine does it. Raises BuildError naming the architecture."""
     spec = graphs.spec
-    target: CausalLM = graphs.step.module.target  # type: ignore[assignment,union-attr]
+    target: CausalLM = graphs.step.module.target  # type: ignore[assignment]
     window = getattr(target.config, "sliding_window", None) or 0
     length = min(max(48, window + 16), 768, spec.max_seq_len)
     generator = torch.Generator().manual_seed(0)
@@ -31,7 +31,8 @@ def check_faithful(source: Source, graphs: Graphs) -> None:
     if not error <= TOLERANCE[dtype]:
         name = type(source.model).__name__
         raise BuildError(
-            f"model: {name} is not traced faithfully: over {length} tokens its logits are off by {error:.2g} of their norm, "
+            f"model: {name} is not traced faithfully: over {length} tokens its "
+            f"logits are off by {error:.2g} of their norm, "
             f"expected at most {TOLERANCE[dtype]:g}; this architecture is not supported"
         )
 
@@ -50,7 +51,9 @@ def _engine_logits(target: CausalLM, graphs: Graphs, tokens: Tensor) -> Tensor:
     dtype = getattr(torch, spec.caches[0].dtype)
     names = [f"{kind}.{index}" for kind in ("keys", "values") for index in range(layers)]
     shapes = {tensor.name: tensor.shape for tensor in spec.caches}
-    caches = [torch.zeros(1, *shapes[name][1:], dtype=dtype, device=spec.device)[:, :, : 2 * half + 2] for name in names]
+    caches = [
+        torch.zeros(1, *shapes[name][1:], dtype=dtype, device=spec.device)[:, :, : 2 * half + 2] for name in names
+    ]
     logits = []
     for start, part in ((0, tokens[:, :half]), (half, tokens[:, half:])):
         where = chain_pass(torch.full((1,), start, device=spec.device), part.shape[1])

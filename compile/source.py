@@ -41,7 +41,8 @@ class Source:
 
 
 def load_source(name: str, dtype: str, device: str) -> Source:
-    """Load weights and tokenizer. `name`: an alias of ALIASES, an HF directory, a .gguf file, or a hub id. Raises BuildError."""
+    """Load weights and tokenizer. `name`: an alias of ALIASES, an HF directory, a .gguf file, or a hub id. Raises
+    BuildError."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     location, options = _locate(name)
@@ -74,7 +75,9 @@ def _locate(name: str) -> tuple[str, dict[str, str]]:
         return str(path), {}
     if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
         known = ", ".join(ALIASES)
-        raise BuildError(f"model: expected a model directory, a .gguf file, a hub id (owner/name) or {known}, got {name!r}")
+        raise BuildError(
+            f"model: expected a model directory, a .gguf file, a hub id (owner/name) or {known}, got {name!r}"
+        )
     return name, {}
 
 
@@ -127,7 +130,12 @@ def model_summary(source: Source) -> dict[str, Any]:
     """For people and `inspect`: what the model is."""
     parameters = sum(p.numel() for p in source.model.parameters())
     config = json.loads(source.model.config.to_json_string(use_diff=False))
-    kept = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    kept = (
+        "model_type",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+    )
     return {"name": source.name, "parameters": parameters} | {key: config[key] for key in kept if key in config}
-
-

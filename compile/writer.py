@@ -28,7 +28,9 @@ def engine_directory(output: Path) -> Iterator[Path]:
     An engine that stood there is replaced only then; anything else that stands there is refused. Raises BuildError.
     """
     if output.exists() and not (output / MANIFEST).is_file() and (not output.is_dir() or any(output.iterdir())):
-        raise BuildError(f"output: expected a new path or an engine to replace, got {output}, which holds something else")
+        raise BuildError(
+            f"output: expected a new path or an engine to replace, got {output}, which holds something else"
+        )
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
@@ -60,7 +62,11 @@ def write_weights(directory: Path, programs: dict[str, tuple[ExportedProgram, li
         for constant in wanted:
             tensor = held[constant].detach()
             shared = constant in exported.state_dict
-            key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else (constant, program)
+            key = (
+                (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+                if tensor.numel()
+                else (constant, program)
+            )
             if key not in stored:
                 stored[key] = constant if shared else f"{program}/{constant}"
                 tensors[stored[key]] = tensor.cpu().contiguous()

@@ -35,7 +35,9 @@ def accept(tree: DraftTree, ancestors: Tensor, depths: Tensor, choice: Tensor, d
     agreed = ~(ancestors & wrong[:, None]).any(-1)
     count = tree.tokens.shape[1]
     nodes = torch.arange(count, device=choice.device)
-    deepest = (agreed * (depths * count + count - nodes)).argmax(1, keepdim=True)  # keys are unique, the lowest index wins
+    deepest = (agreed * (depths * count + count - nodes)).argmax(
+        1, keepdim=True
+    )  # keys are unique, the lowest index wins
     accepted = depths.gather(1, deepest)  # [B, 1]
     line = ancestors.gather(1, deepest[:, :, None].expand(-1, -1, count))[:, 0]  # [B, T] the winner's ancestors
     level = torch.arange(depth + 1, device=choice.device)
@@ -45,8 +47,8 @@ def accept(tree: DraftTree, ancestors: Tensor, depths: Tensor, choice: Tensor, d
 
 
 def emit(state: State, path: Tensor, accepted: Tensor, choice: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The new tokens of each row: (tokens [B, D+1], count [B], finish [B]), cut at the first stop token and at the row's
-    limit. The last one, chosen after the accepted path, was not drafted; it is the next root."""
+    """The new tokens of each row: (tokens [B, D+1], count [B], finish [B]), cut at the first stop token and at the
+    row's limit. The last one, chosen after the accepted path, was not drafted; it is the next root."""
     tokens = choice.gather(1, path)
     level = torch.arange(tokens.shape[1], device=tokens.device)
     stop = (tokens[:, :, None] == state["stop_ids"][:, None]).any(-1) & (level <= accepted[:, None])

@@ -66,8 +66,8 @@ def chain_pass(lengths: Tensor, width: int) -> Pass:
 class LayerCache:
     """The engine's KV tensors in the shape of a transformers cache: writes at the pass's slots, returns all slots.
 
-    keys, values: one tensor [B, H_kv, S, D] per layer of the whole engine, mutated in place; `first_layer` is the place of
-    this model's layer 0 among them.
+    keys, values: one tensor [B, H_kv, S, D] per layer of the whole engine, mutated in place; `first_layer` is the
+    place of this model's layer 0 among them.
     """
 
     is_compileable = True
@@ -104,7 +104,8 @@ def attend(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface over a `Pass`. query [B, H, T, D], key and value [B, H_kv, S, D] -> [B, T, H, D].
+    """transformers' attention interface over a `Pass`. query [B, H, T, D], key and value [B, H_kv, S, D] -> [B, T,
+    H, D].
 
     Grouped heads are folded into the rows of one product per KV head: no key is repeated.
     """

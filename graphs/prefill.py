@@ -11,8 +11,8 @@ from .target import CausalLM
 
 
 class Prefill(nn.Module):
-    """tokens, count, the row's state, its KV tensors -> next state. The prompt's last token is left to the first step: it is
-    the root, so prefill computes no logits."""
+    """tokens, count, the row's state, its KV tensors -> next state. The prompt's last token is left to the first
+    step: it is the root, so prefill computes no logits."""
 
     def __init__(self, target: CausalLM, drafter: Drafter):
         super().__init__()
@@ -21,8 +21,8 @@ class Prefill(nn.Module):
     def forward(
         self, tokens: Tensor, count: Tensor, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> State:
-        """tokens [1, T] int64, of which the first count [1] int64 are the row's next ones; state as in the step, its history
-        already holding the whole prompt; keys, values [1, H_kv, S, D], written in place."""
+        """tokens [1, T] int64, of which the first count [1] int64 are the row's next ones; state as in the step,
+        its history already holding the whole prompt; keys, values [1, H_kv, S, D], written in place."""
         where = chain_pass(state["lengths"], tokens.shape[1])
         _, features = self.target(tokens, where, keys, values)
         scorer_state = self.drafter.scorer.prefill(tokens, count, state, keys, values, features)

@@ -1,4 +1,5 @@
-"""The state that a step takes and hands on. Small tensors are returned anew; KV tensors and the history are written in place.
+"""The state that a step takes and hands on. Small tensors are returned anew; KV tensors and the history are written
+in place.
 
 Letters: B batch rows, S cache slots, D greatest depth of a draft tree.
 """
@@ -25,8 +26,8 @@ class StateTensor(NamedTuple):
 def row_state(slots: int) -> dict[str, StateTensor]:
     """The state of the step itself; drafters add their own.
 
-    history: prompt and output tokens, the root at index `lengths`; lengths: tokens in the KV cache; limits: most tokens,
-    prompt included, that the row may reach; finish: one of the four codes above; stop_ids: padded with -1.
+    history: prompt and output tokens, the root at index `lengths`; lengths: tokens in the KV cache; limits: most
+    tokens, prompt included, that the row may reach; finish: one of the four codes above; stop_ids: padded with -1.
     """
     return {
         "history": StateTensor((slots,), torch.int64),

@@ -51,6 +51,7 @@ def commit(caches: Sequence[Tensor], lengths: Tensor, path: Tensor) -> None:
 
 
 def put(history: Tensor, start: Tensor, tokens: Tensor) -> None:
-    """Write tokens [B, n] into history [B, S] from start [B] on, in place. What lies past the row's length is never read."""
+    """Write tokens [B, n] into history [B, S] from start [B] on, in place. What lies past the row's length is never
+    read."""
     index = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
     history.scatter_(1, index, tokens)

@@ -47,9 +47,7 @@ class CausalLM(nn.Module):
 
         The KV of the tokens is written in place at `where.slots`.
         """
-        out = self.model(
-            **self._arguments(tokens, where, keys, values), output_hidden_states=bool(self.feature_layers)
-        )
+        out = self.model(**self._arguments(tokens, where, keys, values), output_hidden_states=bool(self.feature_layers))
         features = [out.hidden_states[layer] for layer in self.feature_layers]
         return out.logits, torch.cat(features, -1) if features else None
 
@@ -57,7 +55,9 @@ class CausalLM(nn.Module):
         self, tokens: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> dict[str, Any]:
         positions = where.positions
-        if self.max_positions is not None:  # nodes past a row's limit are never accepted, but must not read past a table
+        if (
+            self.max_positions is not None
+        ):  # nodes past a row's limit are never accepted, but must not read past a table
             positions = positions.clamp(max=self.max_positions - 1)
         cache = LayerCache(keys, values, where.slots, self.first_layer)
         return {

@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+Path = tuple[int, ...]  # ranks of a static tree's node among its siblings, from the root down
+
 
 class DraftTree(NamedTuple):
     """A drafted tree. Node 0 is the root: the last committed token, whose KV is not in the cache yet.
@@ -39,7 +41,8 @@ class Expand(Protocol):
 
 
 def top(scores: Tensor, k: int) -> Tensor:
-    """Indices [..., k] of the k largest scores, the lowest index first among equals, in no particular order beyond that.
+    """Indices [..., k] of the k largest scores, the lowest index first among equals, in no particular order beyond
+    that.
 
     Scores are log-probabilities of at least -4096; ties are broken inside an integer key, because `topk` breaks them
     differently on every backend. A child never outranks its parent: scores fall along a path, indices rise.
@@ -122,13 +125,16 @@ class StaticTree:
             if not path or min(path) < 0:
                 raise ValueError(f"tree choices: expected non-empty paths of ranks >= 0, got {list(path)}")
             if len(path) > 1 and path[:-1] not in known:
-                raise ValueError(f"tree choices: expected the prefix {list(path[:-1])} of {list(path)} to be a path too")
+                raise ValueError(
+                    f"tree choices: expected the prefix {list(path[:-1])} of {list(path)} to be a path too"
+                )
         self.paths = paths
         self.depth, self.nodes = len(paths[-1]), len(paths)
         self.top_k = 1 + max(max(path) for path in paths)
         parents = {path[:-1] for path in paths}
-        inner = [[()], *([p for p in paths if len(p) == level and p in parents] for level in range(1, self.depth))]
-        self._expanded: list[list[tuple[int, ...]]] = inner
+        inner = [path for path in paths if path in parents]
+        self._expanded: list[list[Path]] = [[()]]
+        self._expanded += [[path for path in inner if len(path) == level] for level in range(1, self.depth)]
 
     @property
     def frontiers(self) -> list[int]:
@@ -137,9 +143,10 @@ class StaticTree:
 
     def grow(self, root: Tensor, expand: Expand) -> DraftTree:
         """root [B] int64 -> the tree, a node invalid where its parent is or where the scorer has no such candidate."""
-        place = {(): 0} | {path: index + 1 for index, path in enumerate(self.paths)}
-        tokens, valid = {(): root}, {(): torch.ones_like(root, dtype=torch.bool)}
-        previous = [()]
+        place: dict[Path, int] = {(): 0} | {path: index + 1 for index, path in enumerate(self.paths)}
+        tokens: dict[Path, Tensor] = {(): root}
+        valid: dict[Path, Tensor] = {(): torch.ones_like(root, dtype=torch.bool)}
+        previous: list[Path] = [()]
         for level in self._expanded:
             slots = [previous.index(path[:-1]) if path else 0 for path in level]
             slot = torch.tensor(slots, device=root.device).expand(root.shape[0], -1)

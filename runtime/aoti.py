@@ -59,14 +59,19 @@ def load_program(directory: Path, program: ProgramSpec, weights: Weights, device
         expected = set(loader.get_constant_fqns())
         if expected != set(program.constants):
             odd = sorted(expected ^ set(program.constants))[:3]
-            raise EngineError(f"{path}: constants: expected those of the manifest, got a difference in {odd}; {REBUILD}")
+            raise EngineError(
+                f"{path}: constants: expected those of the manifest, got a difference in {odd}; {REBUILD}"
+            )
         constants = {name: weights[stored] for name, stored in program.constants.items()}
         loader.load_constants(constants, False, True, True)  # all of them, lent, not copied
     except (RuntimeError, KeyError) as error:
-        raise EngineError(f"{path}: expected a program that loads here, got {str(error).splitlines()[0]}; {REBUILD}") from None
+        raise EngineError(
+            f"{path}: expected a program that loads here, got {str(error).splitlines()[0]}; {REBUILD}"
+        ) from None
 
-
-    def run(inputs: Sequence[Tensor], _weights: Weights = constants) -> Sequence[Tensor]:  # keeps what it was lent alive
-        return loader.run(inputs)
+    def run(
+        inputs: Sequence[Tensor], _weights: Weights = constants
+    ) -> Sequence[Tensor]:  # keeps what it was lent alive
+        return loader.run(list(inputs))
 
     return run

@@ -9,8 +9,8 @@ from torch import Tensor
 def captured(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
     """`run` as a CUDA graph. It must work on static buffers alone; what it returns is overwritten by the next replay.
 
-    The first call is a real one outside of any graph, so that everything lazy (allocations, module loads) has happened; the
-    capture that follows it records and does not run, so no step is taken twice.
+    The first call is a real one outside of any graph, so that everything lazy (allocations, module loads) has
+    happened; the capture that follows it records and does not run, so no step is taken twice.
     """
     graph: torch.cuda.CUDAGraph | None = None
     result: Tensor | None = None

@@ -1,12 +1,12 @@
 """The engine as a user sees it: load a directory, generate text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .engine_file import EngineSpec, check_files, check_machine, read_manifest
-from .errors import EngineError, InputError
+from .errors import InputError
 from .generate import Request, run
 from .session import Session
 from .text import Text, TextStream
@@ -16,7 +16,8 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True)
 class Generation:
-    """What became of one prompt. token_ids are the new ones only, a final stop token included; text leaves special tokens out."""
+    """What became of one prompt. token_ids are the new ones only, a final stop token included; text leaves special
+    tokens out."""
 
     prompt_token_ids: list[int]
     token_ids: list[int]
@@ -26,7 +27,8 @@ class Generation:
 
 
 class Engine:
-    """A step and a prefill behind one session. `load` makes one from an engine directory, `specstep.jit` from a model."""
+    """A step and a prefill behind one session. `load` makes one from an engine directory, `specstep.jit` from a
+    model."""
 
     def __init__(self, session: Session, text: Text | None):
         self.session, self.text = session, text
@@ -47,13 +49,15 @@ class Engine:
     ) -> Any:
         """Generate greedily for one prompt or a list -> `Generation`, or a list of them in the same order.
 
-        A prompt is text or token ids. `max_new_tokens` None means up to the engine's limit. Raises InputError before anything
-        runs if any prompt or number is unusable.
+        A prompt is text or token ids. `max_new_tokens` None means up to the engine's limit. Raises InputError
+        before anything runs if any prompt or number is unusable.
         """
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         many: list[Prompt] = [prompts] if single else list(prompts)  # type: ignore[list-item,arg-type]
         requests = [
-            self.request(prompt, max_new_tokens, chat=chat, ignore_eos=ignore_eos, stop_ids=stop_ids, name=f"prompt {index}")
+            self.request(
+                prompt, max_new_tokens, chat=chat, ignore_eos=ignore_eos, stop_ids=stop_ids, name=f"prompt {index}"
+            )
             for index, prompt in enumerate(many)
         ]
         for _ in run(self.session, requests):
@@ -63,7 +67,7 @@ class Engine:
 
     def stream(
         self, prompt: Prompt, max_new_tokens: int | None = None, *, chat: bool = False, ignore_eos: bool = False
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, Generation]:
         """Generate for one prompt -> pieces of text as they become final, each valid UTF-8. The generator returns the
         `Generation` (its `StopIteration.value`)."""
         request = self.request(prompt, max_new_tokens, chat=chat, ignore_eos=ignore_eos)
@@ -85,7 +89,9 @@ class Engine:
         name: str = "prompt",
     ) -> Request:
         """Check one prompt against the engine's limits -> a request for `generate.run`. Raises InputError."""
-        tokens = self.tokenizer.encode(prompt, chat) if isinstance(prompt, str) else list(prompt)
+        tokens: list[int] = []
+        if prompt:  # an empty text stays empty, whatever a chat template would put around it
+            tokens = self.tokenizer.encode(prompt, chat) if isinstance(prompt, str) else list(prompt)
         longest = self.spec.max_seq_len - 1
         if not tokens:
             raise InputError(f"{name}: expected at least one token, got an empty prompt")
@@ -96,7 +102,9 @@ class Engine:
             )
         wrong = [t for t in tokens if not isinstance(t, int) or not 0 <= t < self.spec.vocab_size]
         if wrong:
-            raise InputError(f"{name}: token_ids: expected integers from 0 to {self.spec.vocab_size - 1}, got {wrong[0]!r}")
+            raise InputError(
+                f"{name}: token_ids: expected integers from 0 to {self.spec.vocab_size - 1}, got {wrong[0]!r}"
+            )
         if max_new_tokens is not None and (not isinstance(max_new_tokens, int) or max_new_tokens < 1):
             raise InputError(f"max_new_tokens: expected an integer of at least 1, got {max_new_tokens!r}")
         limit = min(self.spec.max_seq_len, len(tokens) + (max_new_tokens or self.spec.max_seq_len))
@@ -134,4 +142,6 @@ def load(directory: str | Path, deep_check: bool = False) -> Engine:
     weights = aoti.open_weights(directory, spec)
     programs = [aoti.load_program(directory, program, weights, spec.device) for program in (spec.prefill, spec.step)]
     special = manifest.about.get("special_tokens", {})
-    return Engine(Session(spec, *programs), Text.load(directory, special) if "tokenizer.json" in manifest.files else None)
+    return Engine(
+        Session(spec, *programs), Text.load(directory, special) if "tokenizer.json" in manifest.files else None
+    )

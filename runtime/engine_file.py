@@ -1,9 +1,9 @@
 """The engine directory: what its manifest says, and how it is checked before anything of it is run.
 
-    manifest.json            format version, configuration, programs with their inputs and outputs, state layout, sha256 of each file
-    prefill.pt2, step.pt2    the compiled graphs, without weights
-    weights.safetensors      all weights once, memory-mapped and shared by both
-    tokenizer.json, chat_template.jinja
+manifest.json            format version, configuration, programs with their inputs and outputs, state layout, sha256
+of each file prefill.pt2, step.pt2    the compiled graphs, without weights
+weights.safetensors      all weights once, memory-mapped and shared by both
+tokenizer.json, chat_template.jinja
 """
 
 import dataclasses
@@ -33,8 +33,8 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """A compiled graph: its file, the names of its flat inputs and outputs in order, and for each of its constants the name of
-    the tensor in the weights file."""
+    """A compiled graph: its file, the names of its flat inputs and outputs in order, and for each of its constants
+    the name of the tensor in the weights file."""
 
     file: str
     inputs: tuple[str, ...]
@@ -46,8 +46,8 @@ class ProgramSpec:
 class EngineSpec:
     """All that the runtime knows of an engine. `state` and `caches` are allocated once and bound to every call.
 
-    capacity: slots of each cache; slot_step: a step may be given any multiple of it below `capacity`; scratch: slots past a
-    row's length that a step writes; prefill_chunk: most prompt tokens per prefill call.
+    capacity: slots of each cache; slot_step: a step may be given any multiple of it below `capacity`; scratch:
+    slots past a row's length that a step writes; prefill_chunk: most prompt tokens per prefill call.
     """
 
     config: dict[str, Any]
@@ -89,7 +89,9 @@ def read_manifest(directory: str | Path) -> Manifest:
         data = json.loads(path.read_text())
         version = data["format_version"]
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise EngineError(f"{path}: expected an engine manifest, got a file that does not parse ({error!r}); {REBUILD}") from None
+        raise EngineError(
+            f"{path}: expected an engine manifest, got a file that does not parse ({error!r}); {REBUILD}"
+        ) from None
     if version != FORMAT_VERSION:
         raise EngineError(f"{path}: format_version: expected {FORMAT_VERSION}, got {version!r}; {REBUILD}")
     try:
@@ -117,12 +119,14 @@ def file_entry(path: Path) -> dict[str, Any]:
 
 
 def check_files(directory: Path, manifest: Manifest, deep: bool) -> None:
-    """Compare each file with the manifest: presence and size always, content too where `deep` or where it is small enough to
-    cost nothing (the weights of a large model would take longer to hash than to run)."""
+    """Compare each file with the manifest: presence and size always, content too where `deep` or where it is small
+    enough to cost nothing (the weights of a large model would take longer to hash than to run)."""
     for name, expected in manifest.files.items():
         path = directory / name
         if not path.is_file():
-            raise EngineError(f"{path}: expected a file of {expected['bytes']} bytes, got none; copy it again or {REBUILD}")
+            raise EngineError(
+                f"{path}: expected a file of {expected['bytes']} bytes, got none; copy it again or {REBUILD}"
+            )
         size = path.stat().st_size
         if size != expected["bytes"]:
             raise EngineError(f"{path}: expected {expected['bytes']} bytes, got {size}; copy it again or {REBUILD}")
@@ -142,6 +146,11 @@ def check_machine(manifest: Manifest, machine: dict[str, Any]) -> None:
         if isinstance(expected, list):
             missing = sorted(set(expected) - set(got or ()))
             if missing:
-                raise EngineError(f"engine: {field}: expected {' '.join(expected)}, this machine lacks {' '.join(missing)}; {REBUILD} here")
+                raise EngineError(
+                    f"engine: {field}: expected {' '.join(expected)}, "
+                    f"this machine lacks {' '.join(missing)}; {REBUILD} here"
+                )
         elif got != expected:
-            raise EngineError(f"engine: {field}: expected {expected}, got {got}; {REBUILD} here, or install the expected one")
+            raise EngineError(
+                f"engine: {field}: expected {expected}, got {got}; {REBUILD} here, or install the expected one"
+            )

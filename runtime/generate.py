@@ -27,8 +27,8 @@ class Request:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """steps, new_tokens, tokens_per_step; prefill_s and decode_s in seconds, decode_s from the end of prefill to the last
-        token; time_to_first_token_s from the start of prefill."""
+        """steps, new_tokens, tokens_per_step; prefill_s and decode_s in seconds, decode_s from the end of prefill
+        to the last token; time_to_first_token_s from the start of prefill."""
         return {
             "steps": self.steps,
             "new_tokens": len(self.tokens),

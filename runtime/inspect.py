@@ -9,18 +9,27 @@ def describe(manifest: Manifest) -> str:
     model, config = about["model"], spec.config
     caches = sum(_bytes(tensor) for tensor in spec.caches)
     lines = [
-        f"model       {model['name']}: {model.get('model_type', '')}, {model['parameters'] / 1e6:.1f}M parameters, {config['dtype']}",
+        f"model       {model['name']}: {model.get('model_type', '')}, {model['parameters'] / 1e6:.1f}M parameters, "
+        + config["dtype"],
         f"drafter     {config['drafter']}: {config['nodes']} nodes, depth {config['depth']}, top-k {config['top_k']}",
         f"limits      {spec.max_batch} rows of {spec.max_seq_len} tokens, prompts in chunks of {spec.prefill_chunk}",
-        f"runs on     {spec.device}; " + "; ".join(f"{key} {_short(value)}" for key, value in manifest.requires.items()),
+        f"runs on     {spec.device}; "
+        + "; ".join(f"{key} {_short(value)}" for key, value in manifest.requires.items()),
         f"KV cache    {len(spec.caches) // 2} layers, {caches / 2**20:.0f} MiB at most",
-        f"built with  {', '.join(f'{name} {version}' for name, version in about['versions'].items())} in {about['build_s']} s",
+        "built with  " + ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
+        f"built in    {about['build_s']} s",
         "files",
-        *(f"  {name:<22}{entry['bytes'] / 2**20:10.1f} MiB  sha256 {entry['sha256'][:12]}" for name, entry in manifest.files.items()),
+        *(
+            f"  {name:<22}{entry['bytes'] / 2**20:10.1f} MiB  sha256 {entry['sha256'][:12]}"
+            for name, entry in manifest.files.items()
+        ),
         "state",
         *(f"  {tensor.name:<22}{tensor.dtype:<10}{list(tensor.shape)}" for tensor in spec.state),
         "programs",
-        *(f"  {name:<10}{len(p.inputs)} inputs -> {', '.join(p.outputs)}" for name, p in (("prefill", spec.prefill), ("step", spec.step))),
+        *(
+            f"  {name:<10}{len(p.inputs)} inputs -> {', '.join(p.outputs)}"
+            for name, p in (("prefill", spec.prefill), ("step", spec.step))
+        ),
     ]
     return "\n".join(lines)
 

@@ -35,7 +35,8 @@ class Session:
         self._replays: dict[int, Callable[[], Tensor]] = {}
 
     def admit(self, row: int, tokens: Sequence[int], limit: int, stop_ids: Sequence[int]) -> None:
-        """Give a free row its prompt (at least one token) and fill its caches with all but the last, which is the first root.
+        """Give a free row its prompt (at least one token) and fill its caches with all but the last, which is the
+        first root.
 
         limit: most tokens, prompt included, that the row may reach. The row takes part in the next step.
         """
@@ -92,7 +93,8 @@ class Session:
         self.lengths[row] = 0
 
     def _slots(self, needed: int) -> int:
-        """The smallest slot count a program may be given that holds `needed`: a step costs what the longest row needs."""
+        """The smallest slot count a program may be given that holds `needed`: a step costs what the longest row
+        needs."""
         return -(-needed // self.spec.slot_step) * self.spec.slot_step
 
     def _views(self, slots: int, rows: slice) -> dict[str, Tensor]:

@@ -40,7 +40,9 @@ class Text:
         """Apply the chat template to messages with `role` and `content`."""
         if self.chat_template is None:
             raise InputError("chat: expected a model with a chat template, got one without; use a raw prompt")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
         environment.globals["raise_exception"] = _raise
         try:
             template = environment.from_string(self.chat_template)

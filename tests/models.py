@@ -54,7 +54,9 @@ def tiny_model(architecture: str, seed: int = 0, **changes: Any) -> PreTrainedMo
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
-def save_model(folder: Path, architecture: str = "Llama", tokenizer: bool = False, seed: int = 0, **changes: Any) -> Path:
+def save_model(
+    folder: Path, architecture: str = "Llama", tokenizer: bool = False, seed: int = 0, **changes: Any
+) -> Path:
     """Write a tiny model as an HF directory."""
     tiny_model(architecture, seed, **changes).save_pretrained(folder)
     if tokenizer:

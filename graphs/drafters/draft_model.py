@@ -18,7 +18,8 @@ from .drafter import Scorer
 class DraftModel(Scorer):
     """Scores with a causal LM that shares the target's vocabulary.
 
-    Its cache holds `draft_lengths` tokens. A step first runs it over the tokens committed since then, the root included,
+    Its cache holds `draft_lengths` tokens. A step first runs it over the tokens committed since then, the root
+    included,
     which also overwrites whatever rejected drafts left there; nothing needs to be rewound. Each further level processes
     its new frontier alone, against the cache and the frontiers before it.
     """

@@ -12,8 +12,8 @@ from ..tree import DraftTree, Expand, TreeShape
 class Scorer(nn.Module):
     """What a drafting method implements. The defaults are those of a method that keeps nothing between steps.
 
-    `begin` returns a function that scores one frontier after the other (`tree.Expand`, first frontier: the root) and the
-    scorer's own next state. Scorers with a KV cache declare its layers; they sit after the target's.
+    `begin` returns a function that scores one frontier after the other (`tree.Expand`, first frontier: the root)
+    and the scorer's own next state. Scorers with a KV cache declare its layers; they sit after the target's.
     """
 
     feature_layers: tuple[int, ...] = ()
@@ -58,7 +58,8 @@ class Drafter(nn.Module):
         self.depth, self.nodes = shape.depth, shape.nodes
 
     def forward(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[DraftTree, State]:
-        """state and KV tensors as in `SpeculativeStep` -> the tree below each row's root, and the scorer's next state."""
+        """state and KV tensors as in `SpeculativeStep` -> the tree below each row's root, and the scorer's next
+        state."""
         root = state["history"].gather(1, state["lengths"][:, None])[:, 0]
         expand, scorer_state = self.scorer.begin(state, keys, values, self.shape)
         return self.shape.grow(root, expand), scorer_state

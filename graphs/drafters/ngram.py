@@ -1,7 +1,9 @@
 """Prompt lookup: what followed the last tokens when they stood in the prompt or output before.
 
-Every node of the tree asks, not the root alone, so several continuations become branches. Source: prompt lookup decoding (A. Saxena,
-2023), here as a scorer. Letters: B batch, F frontier nodes, S history slots, M matches looked at, K candidates, n longest n-gram.
+Every node of the tree asks, not the root alone, so several continuations become branches. Source: prompt lookup
+decoding (A. Saxena,
+2023), here as a scorer. Letters: B batch, F frontier nodes, S history slots, M matches looked at, K candidates, n
+longest n-gram.
 """
 
 from collections.abc import Sequence
@@ -26,10 +28,13 @@ class Ngram(Scorer):
         super().__init__()
         if not 1 <= shortest <= longest < len(WEIGHTS):
             raise ValueError(
-                f"ngram: expected 1 <= shortest <= longest <= {len(WEIGHTS) - 1}, got shortest {shortest}, longest {longest}"
+                f"ngram: expected 1 <= shortest <= longest <= {len(WEIGHTS) - 1}, got shortest {shortest}, "
+                f"longest {longest}"
             )
         self.longest, self.matches = longest, matches
         usable = [index >= shortest for index in range(longest + 1)]
+        self.weights: Tensor
+        self.confidence: Tensor
         self.register_buffer("weights", torch.tensor(WEIGHTS[: longest + 1]) * torch.tensor(usable), persistent=True)
         self.register_buffer("confidence", torch.tensor(CONFIDENCE[: longest + 1]), persistent=True)
 

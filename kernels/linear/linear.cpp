@@ -1,7 +1,7 @@
 // specstep::small_linear on the CPU: y = x @ weight.T + bias for up to MAX_ROWS rows of x, reading the weight once.
 //
 // With few rows a linear layer costs what reading its weight costs. So the weight [N, K] stays plain row-major and is
-// streamed, with software prefetch one block ahead; x is packed once per call into the order in which it is read. A
+// streamed, with software prefetch; x is packed once per call into the order in which it is read. A
 // tile of ROWS x COLUMNS outputs keeps one vector accumulator per output and loads each weight vector once.
 //
 // Only PyTorch's stable C interface is used, so that the library outlives the PyTorch version it was built with. The
@@ -30,6 +30,7 @@ constexpr int64_t MAX_ROWS = 32;             // beyond this arithmetic dominates
 constexpr int64_t PACKED_CHUNK = 32 * 1024;  // bytes of x used at a time: they stay in the first-level cache
 constexpr int64_t WEIGHT_BLOCK = 64 * 1024;  // bytes of weight per block when K is cut in chunks: second-level cache
 constexpr int64_t TASK_BYTES = 32 * 1024;    // least weight per thread: takes about as long as waking the thread
+constexpr int64_t PREFETCH_BEYOND = 4 * 1024;  // bytes beyond the next block; the next block alone comes 20% too late
 constexpr int64_t MAX_GROUPS = 16;
 
 inline int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
@@ -91,18 +92,21 @@ void group_of_columns(const Plan<Step, ROWS>& plan, const typename Step::Packed*
                      sums + t * ROWS * COLUMNS);
 }
 
-// Rows of COLUMNS sums to `count` outputs each.
+// Sums [rows][COLUMNS] plus bias to `count` outputs per row, a vector of whole rows at a time.
 template <class Element>
 void store(const float* sums, int64_t rows, int64_t count, const Element* bias, Element* out, int64_t stride) {
-  float shift[COLUMNS] = {};
-  for (int64_t c = 0; bias && c < count; c++) shift[c] = to_float(bias[c]);
-  for (int64_t row = 0; row < rows; row++, out += stride) {
-    Element result[COLUMNS];
-    for (int c = 0; c < COLUMNS; c++) from_float(sums[row * COLUMNS + c] + shift[c], result + c);
-    if (count == COLUMNS)
-      std::memcpy(out, result, sizeof result);  // a constant size is one instruction
-    else
-      std::memcpy(out, result, count * sizeof *result);
+  constexpr int64_t TOGETHER = LANES / COLUMNS;
+  float shift[LANES] = {};
+  for (int64_t i = 0; bias && i < LANES; i++) shift[i] = i % COLUMNS < count ? to_float(bias[i % COLUMNS]) : 0.0f;
+  for (int64_t row = 0; row < rows; row += TOGETHER) {
+    Element results[LANES];
+    rounded(load<Floats>(sums + row * COLUMNS) + load<Floats>(shift), results);
+    for (int64_t r = 0; r < std::min(TOGETHER, rows - row); r++, out += stride) {
+      if (count == COLUMNS)
+        std::memcpy(out, results + r * COLUMNS, COLUMNS * sizeof(Element));  // a constant size is one instruction
+      else
+        std::memcpy(out, results + r * COLUMNS, count * sizeof(Element));
+    }
   }
 }
 
@@ -110,10 +114,10 @@ void store(const float* sums, int64_t rows, int64_t count, const Element* bias, 
 template <class Step, int ROWS>
 void block(const Plan<Step, ROWS>& plan, const typename Step::Packed* packed, const typename Step::Element* weight,
            const typename Step::Element* bias, typename Step::Element* out, int64_t first, int64_t count) {
-  float sums[MAX_GROUPS * COLUMNS * MAX_ROWS];
+  float sums[MAX_GROUPS * COLUMNS * MAX_ROWS + LANES];  // store() may read past the last row
   const int64_t groups = divide_up(count, COLUMNS), group_sums = plan.tiles * ROWS * COLUMNS;
-  std::fill_n(sums, groups * group_sums, 0.0f);
-  const char* ahead = reinterpret_cast<const char*>(weight + (first + count) * plan.depth);
+  std::fill_n(sums, groups * group_sums + LANES, 0.0f);
+  const char* ahead = reinterpret_cast<const char*>(weight + (first + count) * plan.depth) + PREFETCH_BEYOND;
   for (int64_t step = 0; step < plan.steps; step += plan.chunk) {
     for (int64_t group = 0; group < groups; group++) {
       const typename Step::Element* from[COLUMNS];
@@ -162,6 +166,16 @@ Tensor aten_linear(const Tensor& x, const Tensor& weight, const std::optional<Te
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
+Tensor empty(const std::vector<int64_t>& sizes, int32_t dtype) {  // contiguous; 0.6 us less than stable::empty
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t d = sizes.size() - 1; d > 0; d--) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
+                                                         strides.data(), dtype, aoti_torch_device_type_cpu(), 0,
+                                                         &handle));
+  return Tensor(handle);
+}
+
 bool streams(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   const ScalarType type = x.scalar_type();
   return (type == ScalarType::Float || type == ScalarType::BFloat16) && weight.scalar_type() == type &&
@@ -179,7 +193,9 @@ Tensor small_linear(const Tensor& x, const Tensor& weight, const std::optional<T
   for (size_t d = 0; d + 1 < sizes.size(); d++) m *= sizes[d];
   if (m > MAX_ROWS) return aten_linear(x, weight, bias);
   const Tensor rows = x.is_contiguous() ? x : torch::stable::contiguous(x);
-  Tensor out = torch::stable::new_empty(x, sizes);
+  int32_t dtype;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+  Tensor out = empty(sizes, dtype);
   if (m == 0 || n == 0) return out;
   const auto run = x.scalar_type() == ScalarType::Float ? multiply<FloatStep> : multiply<Bfloat16Step>;
   run(m, n, k, rows.data_ptr(), weight.data_ptr(), bias ? bias->data_ptr() : nullptr, out.data_ptr());

@@ -39,13 +39,6 @@ inline float to_float(Bfloat16 value) {
   return result;
 }
 
-inline void from_float(float value, float* out) { *out = value; }
-inline void from_float(float value, Bfloat16* out) {  // to nearest, ties to even; NaN stays NaN
-  uint32_t word;
-  std::memcpy(&word, &value, sizeof word);
-  out->bits = value != value ? 0x7fc0 : static_cast<uint16_t>((word + 0x7fff + ((word >> 16) & 1)) >> 16);
-}
-
 template <class Packed>
 inline Packed converted(Packed value) {
   return value;
@@ -60,6 +53,14 @@ inline T load(const void* from) {
   T value;
   std::memcpy(&value, from, sizeof value);
   return value;
+}
+
+inline void rounded(Floats values, float* out) { std::memcpy(out, &values, sizeof values); }
+inline void rounded(Floats values, Bfloat16* out) {  // to nearest, ties to even; NaN stays NaN
+  const Words bits = reinterpret_cast<Words>(values);
+  const Words finite = bits + 0x7fff + ((bits >> 16) & 1), nan = reinterpret_cast<Words>(values != values);
+  const Halves upper = __builtin_convertvector(((finite & ~nan) | (nan & 0x7fc00000)) >> 16, Halves);
+  std::memcpy(out, &upper, sizeof upper);
 }
 
 // How one step along K is multiplied: STEP elements, one weight vector with one packed x vector.

@@ -14,16 +14,16 @@ def visible_slots(
     lengths: Tensor, depths: Tensor, ancestors: Tensor, key_depths: Tensor, slots: int, window: int = 0
 ) -> Tensor:
     """Which cache slots each node attends to: bool [B, T, S]."""
-    keys = key_depths.shape[1]  # M
-    index = torch.arange(slots, device=lengths.device) - lengths[:, None]  # [B, S] tree key, negative when committed
-    key = index.clamp(0, keys - 1)
-    bits = unpack_bits(ancestors, keys)  # [B, T, M]
-    tree = bits.gather(2, key[:, None, :].expand(-1, bits.shape[1], -1)) & (index < keys)[:, None, :]
-    visible = tree | (index < 0)[:, None, :]
+    length = lengths.clamp(0, slots)[:, None, None]
+    slot = torch.arange(slots + 1, device=lengths.device)  # one more, for tree keys beyond the cache
+    key = torch.arange(key_depths.shape[1], device=lengths.device)
+    committed = (slot < length).expand(-1, depths.shape[1], -1)  # [B, T, S + 1]
+    tree = unpack_bits(ancestors, key_depths.shape[1])  # [B, T, M]
     if window > 0:
-        key_depth = torch.where(index < 0, index, key_depths.gather(1, key))  # position relative to lengths
-        visible = visible & (depths[:, :, None] - key_depth[:, None, :] < window)
-    return visible
+        committed = committed & (length + depths[:, :, None] - slot < window)
+        tree = tree & (depths[:, :, None] - key_depths[:, None, :] < window)
+    # A scatter, not a gather: Inductor stores its result. It would inline a gather, and unpack the bits once per score.
+    return committed.scatter(2, (length + key).clamp(max=slots).expand_as(tree), tree)[:, :, :slots]
 
 
 def masked_attention(
@@ -50,8 +50,8 @@ def masked_attention(
     weights = torch.exp(scores - peak)
     total = weights.sum(-1, keepdim=True)
     total = total + torch.exp(sink - peak) if sinks is not None else total.clamp(min=1e-30)
-    weights = (weights / total).to(v.dtype).flatten(2, 3)
-    out = torch.matmul(weights, v)  # [B, H_kv, G * T, D]
+    out = torch.matmul(weights.to(v.dtype).flatten(2, 3), v).float()  # [B, H_kv, G * T, D]
+    out = (out / total.flatten(2, 3)).to(q.dtype)  # here, on D values a row, instead of on S weights
     return out.reshape(batch, heads, nodes, head_dim).transpose(1, 2).contiguous()
 
 

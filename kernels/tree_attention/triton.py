@@ -147,14 +147,15 @@ def merge_splits_kernel(
 
 
 def blocks(rows: int, head_dim: int, element_size: int) -> dict[str, int]:
-    """Block sizes and launch options of the split kernel, for `rows` = group * nodes."""
+    """Block sizes and launch options of the split kernel for `rows` = group * nodes; none spills (see compile_cubin)."""
     block_d = max(16, triton.next_power_of_2(head_dim))
-    wide = block_d * element_size > 256  # fp32, or a head dimension above 128: smaller tiles keep out of spills
+    largest = 16 if element_size == 4 else 64 if block_d <= 128 else 32
+    block_r = min(largest, max(16, triton.next_power_of_2(rows)))
     return {
         "BLOCK_D": block_d,
-        "BLOCK_R": min(32 if wide else 64, max(16, triton.next_power_of_2(rows))),
-        "BLOCK_S": 32 if wide else 64,
-        "num_warps": 4,
+        "BLOCK_R": block_r,
+        "BLOCK_S": 16 if element_size == 4 else 64 if block_r == 16 else 32,
+        "num_warps": 8 if block_r == 64 else 4,
         "num_stages": 2,
     }
 

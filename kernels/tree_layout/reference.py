@@ -31,7 +31,7 @@ def unpack_bits(words: Tensor, count: int) -> Tensor:
     signed = words.long()
     digits = torch.where(signed < 0, signed + 2**32, signed).unsqueeze(-1)
     for width in (16, 8, 4, 2, 1):  # split in halves: one digit of 32 bits, 2 of 16, ... 32 of 1
-        high = torch.div(digits, 2**width, rounding_mode="floor")
+        high = digits // 2**width  # torch.div with rounding exports to ONNX through fp32
         digits = torch.stack((digits - high * 2**width, high), dim=-1).flatten(-2)
     return digits.flatten(-2)[..., :count] > 0
 
@@ -50,7 +50,7 @@ def tree_layout(parents: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor,
         jump = jump.gather(1, jump)
 
     in_tree = jump == 0  # the chain of parents ends at the root
-    ancestor = torch.where(in_tree[:, :, None], ancestor, itself)
+    ancestor = ancestor & in_tree[:, :, None] | itself  # ONNX Runtime has no Where of bools
     depths = ancestor.long().sum(-1) - 1
 
     child = in_tree & (node > 0)  # every node of the tree but its root

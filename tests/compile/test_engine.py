@@ -1,0 +1,201 @@
+"""The serialized engine: equal to the eager step, whole or not there, and refused when it does not fit."""
+
+import json
+import shutil
+
+import pytest
+import specstep
+from models import greedy, save_model, tiny_model
+from specstep.compile import build as build_module
+from specstep.compile.build import build
+from specstep.runtime import aoti
+from specstep.runtime.engine_file import FORMAT_VERSION, MANIFEST
+
+PROMPTS = [[40, 41, 42] * 9, [5], list(range(30, 83)), [9, 9, 9, 9]]
+
+
+def steps(engine, prompts, new_tokens=40):
+    """Every integer a session produces: report after report, state after state."""
+    session = engine.session
+    for row, prompt in enumerate(prompts):
+        session.admit(row, prompt, len(prompt) + new_tokens, [1])
+    seen = []
+    while any(finish == 0 for finish in session.state["finish"].tolist()):
+        seen.append([(report.tokens, report.finish) for report in session.step()])
+        seen.append({name: session.state[name].tolist() for name in ("lengths", "finish")})
+    for row in range(len(prompts)):
+        session.release(row)
+    return seen
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "model"])
+def test_eager_jit_and_engine_agree_on_every_integer(drafter, model_folder, drafter_folder, engine_folder, tmp_path):
+    options = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
+    options["drafter"] = "ngram" if drafter == "ngram" else str(drafter_folder)
+    if drafter == "model":
+        options |= {"tree": "dynamic", "depth": 3, "top_k": 2, "nodes": 6}
+        engine_folder = build(str(model_folder), tmp_path / "engine", **options)
+    engines = [specstep.eager(str(model_folder), **options), specstep.load(engine_folder)]
+    if drafter == "ngram":
+        engines.append(specstep.jit(str(model_folder), **options))
+    for pair in (PROMPTS[:2], PROMPTS[2:]):
+        first, *others = [steps(engine, pair) for engine in engines]
+        assert len(first) > 4
+        assert all(other == first for other in others)
+
+
+def test_engine_equals_transformers_row_by_row(engine_folder):
+    engine, model = specstep.load(engine_folder), tiny_model("Llama")
+    results = engine.generate(PROMPTS, 60)  # four prompts through two rows
+    assert [result.token_ids for result in results] == [greedy(model, prompt, 60, [1]) for prompt in PROMPTS]
+    alone = [engine.generate(prompt, 60).token_ids for prompt in PROMPTS]
+    assert alone == [result.token_ids for result in results]
+
+
+def test_weights_are_mapped_once(engine_folder):
+    """Both programs are lent the same tensors, and those are views of the file."""
+    spec = specstep.load(engine_folder).spec
+    assert set(spec.prefill.constants.items()) & set(spec.step.constants.items())
+    stored = [name for name in spec.step.constants.values() if "embed" in name]
+    assert stored
+    weights = aoti.open_weights(engine_folder, spec)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    assert size < 1.01 * sum(p.numel() * 4 for p in tiny_model("Llama").parameters()) + 4096
+
+
+def test_capacity_ends_a_row_with_length(engine_folder):
+    engine = specstep.load(engine_folder)
+    prompt = list(range(2, 102))
+    result = engine.generate(prompt, ignore_eos=True)
+    assert result.finish_reason == "length" and len(result.token_ids) == 192 - 100
+    full = engine.generate((prompt * 2)[:191], ignore_eos=True)
+    assert full.finish_reason == "length" and len(full.token_ids) == 1
+    assert result.token_ids == greedy(tiny_model("Llama"), prompt, 92)
+
+
+@pytest.fixture
+def copy(engine_folder, tmp_path):
+    return shutil.copytree(engine_folder, tmp_path / "copy")
+
+
+def edit(folder, change):
+    manifest = json.loads((folder / MANIFEST).read_text())
+    change(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / MANIFEST).unlink(), "expected a directory with manifest.json"),
+        (lambda f: (f / MANIFEST).write_text("{"), "does not parse"),
+        (lambda f: (f / MANIFEST).write_text("[]"), "does not parse"),
+        (
+            lambda f: edit(f, lambda m: m.update(format_version=99)),
+            f"format_version: expected {FORMAT_VERSION}, got 99",
+        ),
+        (lambda f: edit(f, lambda m: m["spec"].pop("caches")), "expected the fields of format"),
+        (lambda f: edit(f, lambda m: m["requires"].update(torch="1.0.0")), "torch: expected 1.0.0, got 2"),
+        (lambda f: edit(f, lambda m: m["requires"].update(architecture="riscv")), "architecture: expected riscv"),
+        (lambda f: edit(f, lambda m: m["requires"].update(instructions=["avx9000"])), "this machine lacks avx9000"),
+        (lambda f: (f / "step.pt2").unlink(), "step.pt2: expected a file of"),
+        (
+            lambda f: (f / "step.pt2").write_bytes((f / "step.pt2").read_bytes()[:-9]),
+            "step.pt2: expected .* bytes, got",
+        ),
+        (lambda f: flip(f / "step.pt2"), "the file was altered"),
+        (lambda f: flip(f / "tokenizer.json"), "the file was altered"),
+        (lambda f: (f / "weights.safetensors").unlink(), "weights.safetensors: expected a file"),
+        (lambda f: flip(f / "weights.safetensors", at=3), "expected a safetensors file"),
+        (
+            lambda f: edit(f, lambda m: m["spec"]["step"]["constants"].popitem()),
+            "constants: expected those of the manifest",
+        ),
+    ],
+)
+def test_damaged_engines_are_refused(copy, damage, message):
+    damage(copy)
+    with pytest.raises(specstep.EngineError, match=message):
+        specstep.load(copy)
+
+
+def flip(path, at=200):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+def test_altered_weights_are_found_by_a_deep_check(copy):
+    flip(copy / "weights.safetensors", at=-5)
+    with pytest.raises(specstep.EngineError, match="the file was altered"):
+        specstep.load(copy, deep_check=True)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), KeyboardInterrupt(), RuntimeError("compiler died")]
+)
+def test_a_failed_build_leaves_nothing(error, model_folder, tmp_path, monkeypatch):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(build_module, "compile_program", fail)
+    with pytest.raises((specstep.BuildError, type(error))) as caught:
+        build(str(model_folder), tmp_path / "engine", dtype="float32", max_seq_len=64)
+    assert list(tmp_path.iterdir()) == []
+    if isinstance(error, OSError):
+        assert "No space left" in str(caught.value)
+
+
+def test_a_folder_with_other_things_is_not_replaced(model_folder, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(specstep.BuildError, match="holds something else"):
+        build(str(model_folder), tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "int4"}, "dtype: expected one of bfloat16"),
+        ({"device": "tpu"}, "device: expected one of"),
+        ({"backend": "mlir"}, "backend: expected one of"),
+        ({"nodes": -1}, "nodes: expected 0 to 256, got -1"),
+        ({"max_batch": 0}, "max_batch: expected"),
+        ({"max_seq_len": 1}, "max_seq_len: expected at least"),
+        ({"drafter": "magic"}, "drafter: expected none, ngram or a path"),
+        ({"colour": "red"}, "options: expected some of"),
+        ({"tree": "dynamic", "depth": 3, "top_k": 2, "nodes": 99}, "nodes: expected between"),
+        ({"tree": "chain", "nodes": 3, "depth": 2}, "chain: expected depth 3"),
+    ],
+)
+def test_bad_options_are_refused(options, message, model_folder, tmp_path):
+    with pytest.raises(specstep.BuildError, match=message):
+        build(str(model_folder), tmp_path / "engine", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_models_are_refused(tmp_path, model_folder):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.bin").write_text("x")
+    broken = shutil.copytree(model_folder, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"not weights")
+    for name, message in (
+        (tmp_path / "nowhere", "expected a model directory"),
+        (tmp_path / "empty", "expected a directory with config.json"),
+        (tmp_path / "file.bin", "expected a model directory"),
+        (broken, "expected a causal language model"),
+    ):
+        with pytest.raises(specstep.BuildError, match=message):
+            build(str(name), tmp_path / "engine")
+
+
+def test_drafter_with_another_vocabulary_is_refused(model_folder, tmp_path):
+    plain = save_model(tmp_path / "plain")
+    other = save_model(tmp_path / "other", vocab_size=300)
+    with pytest.raises(specstep.BuildError, match="expected a vocabulary of 320, got 300"):
+        specstep.eager(str(plain), drafter=str(other), dtype="float32")
+    renamed = shutil.copytree(model_folder, tmp_path / "renamed")
+    text = (renamed / "tokenizer.json").read_text().replace('"</s>"', '"<end>"')
+    (renamed / "tokenizer.json").write_text(text)
+    with pytest.raises(specstep.BuildError, match="expected the tokenizer of"):
+        specstep.eager(str(model_folder), drafter=str(renamed), dtype="float32")

@@ -1,0 +1,69 @@
+"""The map of the code holds: imports run one way, the package list is the tree, the import is light."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("graphs", "kernels", "compile", "runtime")
+MAY_IMPORT = {
+    "graphs": {"graphs", "kernels"},
+    "kernels": {"kernels"},
+    "compile": {"compile", "graphs", "kernels", "runtime"},
+    "runtime": {"runtime", "kernels"},
+}
+NEVER = {"runtime": {"transformers", "onnx", "torch._dynamo", "torch._inductor"}, "kernels": {"transformers"}}
+SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def imports(path: Path) -> list[str]:
+    """Absolute names of all that a file imports, wherever in it."""
+    package = path.relative_to(ROOT).parts[:-1]
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            head = ".".join((*(("specstep", *base) if node.level else ()), *((node.module,) if node.module else ())))
+            found += [head, *(f"{head}.{alias.name}" for alias in node.names)]
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_run_one_way(path):
+    folder = path.relative_to(ROOT).parts[0]
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "specstep" and len(parts) > 1:
+            assert parts[1] in MAY_IMPORT[folder], f"{folder} imports {name}"
+        assert not any(name == heavy or name.startswith(heavy + ".") for heavy in NEVER.get(folder, ())), name
+        assert parts[0] not in FOLDERS, f"import {name} relatively"
+
+
+def test_packages_in_pyproject_are_the_tree():
+    declared = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    folders = {path.parent.relative_to(ROOT) for path in SOURCES if path.name == "__init__.py"}
+    assert declared == {"specstep"} | {"specstep." + ".".join(folder.parts) for folder in folders}
+    assert {path.parent for path in SOURCES} == {ROOT / folder for folder in folders}, "a folder without __init__.py"
+
+
+def test_import_is_light_and_names_are_real():
+    program = """
+import sys, specstep
+assert not {"torch", "transformers", "numpy"} & set(sys.modules)
+for name in specstep.__all__:
+    assert getattr(specstep, name) is not None
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_unknown_names_are_an_attribute_error():
+    import specstep
+
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = specstep.nonsense
