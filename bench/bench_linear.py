@@ -43,10 +43,10 @@ def through(layers: list[Tensor], x: Tensor, linear: Callable[..., Tensor]) -> C
 
 def measure_shape(columns: int, depth: int, dtype: torch.dtype, repeats: int) -> dict[int, dict[str, float]]:
     """GB/s per number of rows and contender; `read` is a sum over the same bytes."""
-    memory = torch.randn(WORKING_SET // 4).mul_(0.02)
-    layers = list(memory.to(dtype)[: memory.numel() // (columns * depth) * columns * depth].view(-1, columns, depth))
-    used = len(layers) * columns * depth * dtype.itemsize
-    words = memory[: used // 4]
+    count = WORKING_SET // (columns * depth * dtype.itemsize)
+    layers = list(torch.randn(count, columns, depth, dtype=dtype))
+    used = count * columns * depth * dtype.itemsize
+    words = torch.ones(used // 4)
     table = {}
     for rows in ROWS:
         x = torch.randn(rows, depth).to(dtype)

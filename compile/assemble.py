@@ -1,25 +1,22 @@
 """From loaded models and a config to the two graphs of an engine and the layout of its state."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ..graphs.drafters.draft_model import DraftModel
-from ..graphs.drafters.drafter import Drafter, Scorer
-from ..graphs.drafters.ngram import Ngram
-from ..graphs.drafters.none import NoDraft
+from ..graphs.drafters.drafter import Drafter
 from ..graphs.prefill import Prefill
 from ..graphs.state import row_state
 from ..graphs.step import SpeculativeStep
 from ..graphs.target import CacheLayer, CausalLM, UnsupportedModel, cache_layers
-from ..graphs.tree import DynamicTree, TreeShape, chain
 from ..runtime.engine_file import EngineSpec, ProgramSpec, TensorSpec
 from ..runtime.errors import BuildError
 from .config import EngineConfig
-from .source import Source, check_same_vocabulary, is_model, load_source
+from .drafters import make_drafter
+from .source import Source
 
 SLOT_STEP = 64
 
@@ -59,68 +56,30 @@ class FlatProgram(nn.Module):
         layers = len(caches) // 2
         result = self.module(*tensors[: len(self.lead)], state, caches[:layers], caches[layers:])
         report, after = result if isinstance(result, tuple) else (None, result)
-        return tuple(report if name == "report" else after[name] for name in self.outputs)
+        named = (report if name == "report" else after[name] for name in self.outputs)
+        # An output that is an input would change under the session when it copies the state back.
+        return tuple(out.clone() if any(out is tensor for tensor in tensors) else out for out in named)
 
 
 def assemble(target: Source, config: EngineConfig) -> Graphs:
     """Put the graphs together. Raises BuildError for what does not fit."""
     try:
         layers = cache_layers(target.model)
-        scorer, default = _drafter(target, config, len(layers))
-        drafter = Drafter(scorer, _tree(config, default))
-        model = CausalLM(target.model, feature_layers=scorer.feature_layers)
+        drafter = make_drafter(target, config, len(layers))
+        model = CausalLM(target.model, feature_layers=drafter.scorer.feature_layers)
     except UnsupportedModel as error:
         raise BuildError(str(error)) from None
     if model.max_positions is not None and config.max_seq_len > model.max_positions:
         raise BuildError(
             f"max_seq_len: expected at most the model's {model.max_positions} positions, got {config.max_seq_len}"
         )
-    spec = _spec(target, model, drafter, layers + scorer.cache_layers(), config)
+    spec = _spec(target, model, drafter, layers + drafter.scorer.cache_layers(), config)
     state, caches = [tensor.name for tensor in spec.state], [tensor.name for tensor in spec.caches]
     return Graphs(
         FlatProgram(Prefill(model, drafter), ("tokens", "count"), state, caches, spec.prefill.outputs),
         FlatProgram(SpeculativeStep(model, drafter), (), state, caches, spec.step.outputs),
         spec,
     )
-
-
-def _drafter(target: Source, config: EngineConfig, first_layer: int) -> tuple[Scorer, TreeShape]:
-    """The scorer that `config.drafter` names, and the tree it grows by default. A new method adds a line here."""
-    methods: dict[str, Callable[[], tuple[Scorer, TreeShape]]] = {
-        "none": lambda: (NoDraft(), chain(0)),
-        "ngram": lambda: (Ngram(), DynamicTree(depth=7, top_k=3, nodes=7)),
-    }
-    if config.drafter in methods:
-        return methods[config.drafter]()
-    if not is_model(config.drafter):
-        raise BuildError(f"drafter: expected {', '.join(methods)} or a path to a smaller model, got {config.drafter!r}")
-    source = load_source(config.drafter, config.dtype, config.device)
-    check_same_vocabulary(target, source)
-    layers = cache_layers(source.model)
-    vocabulary = target.model.get_output_embeddings().weight.shape[0]
-    return DraftModel(CausalLM(source.model, first_layer), layers, vocabulary), chain(4)
-
-
-def _tree(config: EngineConfig, default: TreeShape) -> TreeShape:
-    """The tree that the config asks for; what it leaves open is taken from the drafter's default."""
-    if config.drafter == "none":
-        return default
-    nodes = default.nodes if config.nodes is None else config.nodes
-    if nodes == 0:
-        return chain(0)
-    kind = config.tree or ("chain" if default.top_k == 1 and (config.top_k or 1) == 1 else "dynamic")
-    try:
-        if kind == "chain":
-            if config.depth not in (None, nodes) or config.top_k not in (None, 1):
-                raise ValueError(
-                    f"tree: chain: expected depth {nodes} (the nodes) and top_k 1, got {config.depth}, {config.top_k}"
-                )
-            return chain(nodes)
-        top_k = config.top_k or max(default.top_k, 2)
-        depth = config.depth or min(nodes, max(1, nodes // 2 + 1) if nodes > 7 else nodes)
-        return DynamicTree(depth, top_k, nodes)
-    except ValueError as error:
-        raise BuildError(str(error)) from None
 
 
 def _spec(

@@ -7,15 +7,16 @@ from ..runtime.errors import BuildError
 DTYPES = ("bfloat16", "float32", "float16")
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("inductor",)
-TREES = ("chain", "dynamic")
+TREES = ("chain", "static", "dynamic")
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """Build options, validated. `nodes` counts drafted tokens, the root not included; None picks the drafter's default.
 
-    drafter: "none", "ngram", or a path to a smaller causal LM. tree: "chain" or "dynamic" with `depth` levels of
-    `top_k`. max_seq_len: most tokens of a row, prompt included. prefill_chunk: most prompt tokens per prefill call.
+    drafter: "none", "ngram", or a path to a smaller causal LM or an EAGLE-3 head. tree: "chain"; "dynamic" with `depth`
+    levels of `top_k`; "static" with the paths in the JSON file `tree_choices`, or with likely ones.
+    max_seq_len: most tokens of a row, prompt included. prefill_chunk: most prompt tokens per prefill call.
     """
 
     drafter: str = "ngram"
@@ -23,6 +24,7 @@ class EngineConfig:
     tree: str | None = None
     depth: int | None = None
     top_k: int | None = None
+    tree_choices: str | None = None
     dtype: str = "bfloat16"
     device: str = "cpu"
     backend: str = "inductor"

@@ -4,6 +4,7 @@ Letters: B batch, N draft nodes, T = N + 1 tokens in a verify pass (node 0 is th
 level, K candidates per frontier node, C candidates in all.
 """
 
+import heapq
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -34,8 +35,8 @@ class Candidates(NamedTuple):
 
 
 class Expand(Protocol):
-    """Scores the children of a frontier: tokens [B, F] int64 and parents [B, F] int64, each node's index in the
-    previous frontier (the root is the only node of the first)."""
+    """Scores the children of the frontier after the last: tokens [B, F] int64 and parents [B, F] int64, each node's
+    index in the frontier before (the root is the only node of the first)."""
 
     def __call__(self, tokens: Tensor, parents: Tensor) -> Candidates: ...
 
@@ -78,24 +79,23 @@ class DynamicTree:
         """Nodes expanded at each level; the first is the root alone."""
         return [1 if level == 0 else self.top_k for level in range(self.depth)]
 
-    def grow(self, root: Tensor, expand: Expand) -> DraftTree:
-        """root [B] int64 -> the tree of the `nodes` most probable candidates."""
-        frontier, slot = root[:, None], torch.zeros_like(root)[:, None]
-        score = torch.zeros_like(frontier, dtype=torch.float32)  # [B, F] log-probability of each frontier node
-        origin = torch.full_like(frontier, -1)  # [B, F] its candidate index; -1 for the root
+    def grow(self, root: Tensor, children: Candidates, expand: Expand) -> DraftTree:
+        """root [B] int64 and its children [B, 1, K] -> the tree of the `nodes` most probable candidates."""
+        if self.depth == 0:
+            return bare_root(root)
+        score = torch.zeros_like(root[:, None], dtype=torch.float32)  # [B, F] log-probability of each frontier node
+        origin = torch.full_like(root[:, None], -1)  # [B, F] its candidate index; -1 for the root
         tokens, scores, parents, offset = [], [], [], 0
-        for width in self.frontiers:
-            children = expand(frontier, slot)
+        for level, width in enumerate(self.frontiers):
             level_scores = (score[:, :, None] + children.log_probs).flatten(1)  # [B, F*K]
             tokens.append(children.tokens.flatten(1))
             scores.append(level_scores)
             parents.append(origin.repeat_interleave(self.top_k, dim=1))
-            best = top(level_scores, self.top_k)  # [B, K] the next frontier
-            frontier, score = tokens[-1].gather(1, best), level_scores.gather(1, best)
-            slot, origin = best // self.top_k, best + offset
-            offset += width * self.top_k
-        if self.depth == 0:
-            return bare_root(root)
+            if level + 1 < self.depth:
+                best = top(level_scores, self.top_k)  # [B, K] the next frontier
+                score, origin = level_scores.gather(1, best), best + offset
+                children = expand(tokens[-1].gather(1, best), best // self.top_k)
+                offset += width * self.top_k
         return self._best(root, torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1))
 
     def _best(self, root: Tensor, tokens: Tensor, scores: Tensor, parents: Tensor) -> DraftTree:
@@ -141,16 +141,17 @@ class StaticTree:
         """Nodes expanded at each level; the first is the root alone."""
         return [len(level) for level in self._expanded]
 
-    def grow(self, root: Tensor, expand: Expand) -> DraftTree:
-        """root [B] int64 -> the tree, a node invalid where its parent is or where the scorer has no such candidate."""
+    def grow(self, root: Tensor, children: Candidates, expand: Expand) -> DraftTree:
+        """root [B] int64 and its children [B, 1, K] -> the tree, a node invalid where its parent is or where the
+        scorer has no such candidate."""
         place: dict[Path, int] = {(): 0} | {path: index + 1 for index, path in enumerate(self.paths)}
         tokens: dict[Path, Tensor] = {(): root}
         valid: dict[Path, Tensor] = {(): torch.ones_like(root, dtype=torch.bool)}
         previous: list[Path] = [()]
         for level in self._expanded:
-            slots = [previous.index(path[:-1]) if path else 0 for path in level]
-            slot = torch.tensor(slots, device=root.device).expand(root.shape[0], -1)
-            children = expand(torch.stack([tokens[path] for path in level], 1), slot)
+            if level != [()]:
+                slot = torch.tensor([previous.index(path[:-1]) for path in level], device=root.device)
+                children = expand(torch.stack([tokens[path] for path in level], 1), slot.expand(root.shape[0], -1))
             for path in (p for p in self.paths if p[:-1] in level):
                 candidate = (slice(None), level.index(path[:-1]), path[-1])
                 tokens[path] = children.tokens[candidate]
@@ -167,6 +168,24 @@ TreeShape = DynamicTree | StaticTree
 def chain(length: int) -> DynamicTree:
     """The tree that never branches."""
     return DynamicTree(depth=length, top_k=1, nodes=length)
+
+
+def likely_choices(nodes: int, depth: int, top_k: int) -> list[Path]:
+    """The paths of a static tree that pay most if every node's best child is right with 0.6 and each next rank with
+    0.35 of the one before. Raises ValueError when a tree of this depth and width cannot have so many nodes."""
+    most = sum(top_k**level for level in range(1, depth + 1))
+    if not 1 <= nodes <= most:
+        raise ValueError(f"nodes: expected 1 to {most} for a static tree of depth {depth}, top_k {top_k}, got {nodes}")
+    chosen: list[Path] = []
+    open_paths: list[tuple[float, Path]] = [(-0.6, (0,))]
+    while len(chosen) < nodes:
+        value, path = heapq.heappop(open_paths)
+        chosen.append(path)
+        if len(path) < depth:
+            heapq.heappush(open_paths, (value * 0.6, (*path, 0)))
+        if path[-1] + 1 < top_k:
+            heapq.heappush(open_paths, (value * 0.35, (*path[:-1], path[-1] + 1)))
+    return chosen
 
 
 def bare_root(root: Tensor) -> DraftTree:

@@ -72,7 +72,7 @@ def _compact_case(dtype: str) -> Case:
 def _attention_case(dtype: str, head_dim: int, rows: int, window: int = 0, softcap: float = 0.0) -> Case:
     from .tree_attention.triton import attend_split_kernel, blocks
 
-    pointers = {name: f"*{dtype}" for name in ("q", "k", "v")}
+    pointers = dict.fromkeys(("q", "k", "v"), f"*{dtype}")
     pointers |= {"lengths": "*i64", "depths": "*i64", "ancestors": "*i32", "key_depths": "*i64"}
     pointers |= {"split_out": "*fp32", "split_norm": "*fp32"}
     launch = blocks(rows, head_dim, 4 if dtype == "fp32" else 2)

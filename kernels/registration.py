@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch._library.triton import set_wrap_triton_enabled
 from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.library import CustomOpDef
 
 
-def traced_op(name: str, mutates_args: Iterable[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def traced_op(name: str, mutates_args: Iterable[str] = ()) -> Callable[[Callable[..., Any]], CustomOpDef]:
     """Register the decorated function as the op `name`; `mutates_args` names the tensors that it writes."""
 
-    def register(body: Callable[..., Any]) -> Callable[..., Any]:
+    def register(body: Callable[..., Any]) -> CustomOpDef:
         def eager(*args: Any, **kwargs: Any) -> Any:
             with set_wrap_triton_enabled(False):  # launch directly: tracing a launch costs about a millisecond
                 return body(*args, **kwargs)

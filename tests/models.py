@@ -1,10 +1,12 @@
 """Tiny random models of every architecture we promise, and a tiny tokenizer."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -88,3 +90,45 @@ def greedy(model: PreTrainedModel, prompt: list[int], new_tokens: int, stop_ids:
         pad_token_id=1,
     )
     return out[0, len(prompt) :].tolist()
+
+
+def save_eagle3(folder: Path, target_hidden: int = 48, seed: int = 0, **changes: Any) -> Path:
+    """Write a random EAGLE-3 head for a tiny target, in the published format."""
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "hidden_size": target_hidden,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 512,
+        "vocab_size": VOCABULARY,
+        "draft_vocab_size": 100,
+        "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+    } | changes
+    torch.manual_seed(seed)
+    size, draft, head = config["hidden_size"], config["draft_vocab_size"], config["hidden_size"] // 4
+    shapes = {
+        "fc.weight": (size, 3 * target_hidden),
+        "midlayer.self_attn.q_proj.weight": (4 * head, 2 * size),
+        "midlayer.self_attn.k_proj.weight": (2 * head, 2 * size),
+        "midlayer.self_attn.v_proj.weight": (2 * head, 2 * size),
+        "midlayer.self_attn.o_proj.weight": (size, 4 * head),
+        "midlayer.mlp.gate_proj.weight": (64, size),
+        "midlayer.mlp.up_proj.weight": (64, size),
+        "midlayer.mlp.down_proj.weight": (size, 64),
+        "lm_head.weight": (draft, size),
+    }
+    norms = ["norm", "midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm"]
+    tensors = {name: torch.randn(shape) * 0.2 for name, shape in shapes.items()}
+    tensors |= {f"{name}.weight": 1 + 0.1 * torch.randn(size) for name in norms}
+    if config.get("fc_norm"):
+        tensors |= {f"fc_norm.{index}.weight": 1 + 0.1 * torch.randn(target_hidden) for index in range(3)}
+    tensors["d2t"] = torch.randperm(VOCABULARY)[:draft].sort().values - torch.arange(draft)
+    tensors["t2d"] = torch.zeros(VOCABULARY, dtype=torch.bool).scatter_(0, tensors["d2t"] + torch.arange(draft), True)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

@@ -6,14 +6,15 @@ from torch import Tensor, nn
 
 from ..state import State, StateTensor
 from ..target import CacheLayer
-from ..tree import DraftTree, Expand, TreeShape
+from ..tree import Candidates, DraftTree, Expand, TreeShape
 
 
 class Scorer(nn.Module):
     """What a drafting method implements. The defaults are those of a method that keeps nothing between steps.
 
-    `begin` returns a function that scores one frontier after the other (`tree.Expand`, first frontier: the root)
-    and the scorer's own next state. Scorers with a KV cache declare its layers; they sit after the target's.
+    `begin` returns the candidates after the root, a function that scores one further frontier after the other
+    (`tree.Expand`), and the scorer's own next state. Scorers with a KV cache declare its layers; they sit after the
+    target's.
     """
 
     feature_layers: tuple[int, ...] = ()
@@ -40,8 +41,8 @@ class Scorer(nn.Module):
 
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
-    ) -> tuple[Expand, State]:
-        """Start a step -> the expansion of this step's tree and the scorer's own next state."""
+    ) -> tuple[Candidates, Expand, State]:
+        """Start a step -> the root's candidates [B, 1, K], how to go on, and the scorer's own next state."""
         raise NotImplementedError
 
     def commit(self, path: Tensor, count: Tensor, features: Tensor | None) -> State:
@@ -61,5 +62,5 @@ class Drafter(nn.Module):
         """state and KV tensors as in `SpeculativeStep` -> the tree below each row's root, and the scorer's next
         state."""
         root = state["history"].gather(1, state["lengths"][:, None])[:, 0]
-        expand, scorer_state = self.scorer.begin(state, keys, values, self.shape)
-        return self.shape.grow(root, expand), scorer_state
+        children, expand, scorer_state = self.scorer.begin(state, keys, values, self.shape)
+        return self.shape.grow(root, children, expand), scorer_state

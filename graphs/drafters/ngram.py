@@ -40,7 +40,7 @@ class Ngram(Scorer):
 
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
-    ) -> tuple[Expand, State]:
+    ) -> tuple[Candidates, Expand, State]:
         history = state["history"][:, : keys[0].shape[2]]  # the cost follows the tokens really there
         before = state["lengths"][:, None] + torch.arange(-self.longest, 0, device=history.device)
         context = history.gather(1, before.clamp(min=0)).where(before >= 0, -2)[:, None]  # [B, 1, n] ahead of the root
@@ -51,7 +51,8 @@ class Ngram(Scorer):
             context = torch.cat([parent_context[:, :, 1:], tokens[:, :, None]], 2)
             return self._continuations(history, state["lengths"], context, shape.top_k)
 
-        return expand, {}
+        root = history.gather(1, state["lengths"][:, None])
+        return expand(root, torch.zeros_like(root)), expand, {}
 
     def _continuations(self, history: Tensor, lengths: Tensor, context: Tensor, top_k: int) -> Candidates:
         """context [B, F, n], the last tokens up to each node -> what followed them in history [B, S]."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ..state import State
@@ -14,9 +15,10 @@ class NoDraft(Scorer):
 
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
-    ) -> tuple[Expand, State]:
+    ) -> tuple[Candidates, Expand, State]:
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
             nothing = tokens[:, :, None].expand(-1, -1, shape.top_k)
-            return Candidates(nothing, nothing.float().fill_(float("-inf")))
+            return Candidates(nothing, torch.full_like(nothing, float("-inf"), dtype=torch.float32))
 
-        return expand, {}
+        root = state["lengths"][:, None]
+        return expand(root, root), expand, {}

@@ -39,10 +39,10 @@ def compacted(cache: Tensor, lengths: Tensor, path: Tensor, accepted: Tensor) ->
     return cache.index_put(at, rows)
 
 
-def _gathered(cache: Tensor, lengths: Tensor, path: Tensor, accepted: Tensor) -> tuple[list[Tensor], Tensor]:
+def _gathered(cache: Tensor, lengths: Tensor, path: Tensor, accepted: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Indices of the slots to write and the rows [B, H, P - 1, D] to put there, all read before any write."""
     batch, heads, slots, _ = cache.shape
     source, target = moves(lengths, path, accepted, slots)
     b = torch.arange(batch, device=cache.device)[:, None, None]
     h = torch.arange(heads, device=cache.device)[None, :, None]
-    return [b, h, target[:, None, :]], cache[b, h, source[:, None, :]]
+    return (b, h, target[:, None, :]), cache[b, h, source[:, None, :]]

@@ -1,8 +1,8 @@
 // specstep::small_linear on the CPU: y = x @ weight.T + bias for up to MAX_ROWS rows of x, reading the weight once.
 //
 // With few rows a linear layer costs what reading its weight costs. So the weight [N, K] stays plain row-major and is
-// streamed, with software prefetch; x is packed once per call into the order in which it is read. A
-// tile of ROWS x COLUMNS outputs keeps one vector accumulator per output and loads each weight vector once.
+// streamed, with software prefetch; x is packed once per call into the order in which it is read. A tile of
+// ROWS x COLUMNS outputs keeps one vector accumulator per output and loads each weight vector once.
 //
 // Only PyTorch's stable C interface is used, so that the library outlives the PyTorch version it was built with. The
 // threads are PyTorch's own (torch_parallel_for). Letters: M rows, N columns, K depth.
@@ -26,7 +26,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr int64_t MAX_ROWS = 32;             // beyond this arithmetic dominates and oneDNN is faster
+constexpr int64_t MAX_ROWS = 32;             // with 16 or more arithmetic counts; oneDNN is faster from 48 on
 constexpr int64_t PACKED_CHUNK = 32 * 1024;  // bytes of x used at a time: they stay in the first-level cache
 constexpr int64_t WEIGHT_BLOCK = 64 * 1024;  // bytes of weight per block when K is cut in chunks: second-level cache
 constexpr int64_t TASK_BYTES = 32 * 1024;    // least weight per thread: takes about as long as waking the thread

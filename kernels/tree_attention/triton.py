@@ -147,7 +147,7 @@ def merge_splits_kernel(
 
 
 def blocks(rows: int, head_dim: int, element_size: int) -> dict[str, int]:
-    """Block sizes and launch options of the split kernel for `rows` = group * nodes; none spills (see compile_cubin)."""
+    """Block sizes and options of the split kernel for `rows` = group * nodes; none spills (see compile_cubin)."""
     block_d = max(16, triton.next_power_of_2(head_dim))
     largest = 16 if element_size == 4 else 64 if block_d <= 128 else 32
     block_r = min(largest, max(16, triton.next_power_of_2(rows)))

@@ -20,9 +20,9 @@ def expand(histories, junk, longest=3, shortest=1, matches=5):
     state = {"history": table, "lengths": torch.tensor([len(history) - 1 for history in histories])}
     cache = [torch.zeros(len(histories), 1, slots, 1)]
     scorer = Ngram(longest, shortest, matches)
-    begun, own = scorer.begin(state, cache, cache, SHAPE)
+    first, begun, own = scorer.begin(state, cache, cache, SHAPE)
     assert own == {}
-    return begun
+    return first, begun
 
 
 def search(history, longest, shortest, matches):
@@ -50,8 +50,7 @@ histories = st.lists(st.integers(0, 4), min_size=1, max_size=40)
 @given(st.lists(histories, min_size=1, max_size=3), st.integers(0, 4), st.integers(1, 3), st.integers(1, 3))
 def test_scores_are_those_of_a_plain_search(rows, junk, longest, shortest):
     shortest = min(longest, shortest)
-    roots = torch.tensor([[row[-1]] for row in rows])
-    got = expand(rows, junk, longest, shortest)(roots, torch.zeros_like(roots))
+    got, _ = expand(rows, junk, longest, shortest)
     for row, history in enumerate(rows):
         expected = search(history, longest, shortest, 5)
         scores = {
@@ -67,8 +66,7 @@ def test_scores_are_those_of_a_plain_search(rows, junk, longest, shortest):
 
 def test_every_node_asks_for_its_own_continuation():
     history = [1, 2, 3, 9, 1, 2, 4, 8, 1]
-    begun = expand([history], junk=0)
-    root = begun(torch.tensor([[1]]), torch.tensor([[0]]))
+    root, begun = expand([history], junk=0)
     assert root.tokens[0, 0, 0] == 2
     level = begun(torch.tensor([[2]]), torch.tensor([[0]]))  # "1 2" was followed by 4, and before that by 3
     assert {4, 3} == set(level.tokens[0, 0, :2].tolist())
@@ -77,5 +75,5 @@ def test_every_node_asks_for_its_own_continuation():
 
 
 def test_no_match_is_an_empty_tree():
-    tree = SHAPE.grow(torch.tensor([3]), expand([[1, 2, 3]], junk=3))
+    tree = SHAPE.grow(torch.tensor([3]), *expand([[1, 2, 3]], junk=3))
     assert tree.valid.tolist() == [[True] + [False] * SHAPE.nodes]

@@ -30,15 +30,19 @@ class TableScorer:
         return list(zip(tokens, scores, strict=True))
 
     def __call__(self, tokens: torch.Tensor, parents: torch.Tensor) -> Candidates:
-        first = self.paths == [[()]] * self.batch
-        rows = []
         for row in range(self.batch):
-            if not first:
-                chosen = zip(tokens[row].tolist(), parents[row].tolist(), strict=True)
-                self.paths[row] = [(*self.paths[row][parent], token) for token, parent in chosen]
-            else:
-                self.paths[row] = [(-1,)]
-            rows.append([self.children(row, path) for path in self.paths[row]])
+            chosen = zip(tokens[row].tolist(), parents[row].tolist(), strict=True)
+            self.paths[row] = [(*self.paths[row][parent], token) for token, parent in chosen]
+        return self.candidates()
+
+    def root(self) -> Candidates:
+        """What may follow the root."""
+        self.paths = [[()] for _ in range(self.batch)]
+        return self.candidates()
+
+    def candidates(self) -> Candidates:
+        """Those of the nodes in `paths`."""
+        rows = [[self.children(row, path) for path in paths] for row, paths in enumerate(self.paths)]
         table = torch.tensor(rows, dtype=torch.float64)
         return Candidates(table[..., 0].to(torch.int64), table[..., 1].float())
 
@@ -63,7 +67,7 @@ def best_first(scorer: TableScorer, row: int, depth: int, top_k: int, nodes: int
     for _ in range(depth):
         level = []
         for path, score in frontier:
-            for token, log_prob in scorer.children(row, (-1, *path)):
+            for token, log_prob in scorer.children(row, path):
                 level.append(((*path, token), float(torch.tensor(score) + torch.tensor(log_prob))))
         everything += level
         frontier = sorted(level, key=lambda item: -item[1])[:top_k]
@@ -77,7 +81,7 @@ def test_dynamic_tree_is_the_best_first_tree(depth, top_k, batch, seed, data):
     most = sum(DynamicTree.level_sizes(depth, top_k))
     nodes = data.draw(st.integers(depth, most))
     scorer = TableScorer(batch, top_k, seed)
-    tree = DynamicTree(depth, top_k, nodes).grow(torch.arange(batch), scorer)
+    tree = DynamicTree(depth, top_k, nodes).grow(torch.arange(batch), scorer.root(), scorer)
     assert tree.tokens.shape == (batch, nodes + 1)
     for row in range(batch):
         expected = best_first(scorer, row, depth, top_k, nodes)
@@ -99,13 +103,13 @@ def test_static_tree_follows_its_choices(seeds, seed):
     choices = {path[:end] for path in seeds for end in range(1, len(path) + 1)}
     shape = StaticTree(list(choices))
     scorer = TableScorer(2, shape.top_k, seed)
-    tree = shape.grow(torch.zeros(2, dtype=torch.int64), scorer)
+    tree = shape.grow(torch.zeros(2, dtype=torch.int64), scorer.root(), scorer)
     for row in range(2):
         expected = set()
         for choice in choices:
             path, alive = (), True
             for rank in choice:
-                token, score = scorer.children(row, (-1, *path))[rank]
+                token, score = scorer.children(row, path)[rank]
                 alive &= score > -math.inf
                 path = (*path, token)
             if alive:
@@ -115,18 +119,20 @@ def test_static_tree_follows_its_choices(seeds, seed):
 
 def test_silent_scorer_gives_an_empty_tree():
     for shape in (DynamicTree(3, 2, 5), StaticTree([(0,), (1,), (0, 0)]), chain(4)):
-        tree = shape.grow(torch.tensor([7, 8]), TableScorer(2, shape.top_k, 0, quiet=True))
+        scorer = TableScorer(2, shape.top_k, 0, quiet=True)
+        tree = shape.grow(torch.tensor([7, 8]), scorer.root(), scorer)
         assert tree.valid.tolist() == [[True] + [False] * shape.nodes] * 2
 
 
 def test_bare_root():
-    tree = chain(0).grow(torch.tensor([4, 5]), TableScorer(2, 1, 0))
+    scorer = TableScorer(2, 1, 0)
+    tree = chain(0).grow(torch.tensor([4, 5]), scorer.root(), scorer)
     assert tree.tokens.tolist() == [[4], [5]] and tree.parents.tolist() == [[-1], [-1]]
 
 
 def test_chain_is_the_greedy_path():
     scorer = TableScorer(1, 1, 5)
-    tree = chain(4).grow(torch.tensor([3]), scorer)
+    tree = chain(4).grow(torch.tensor([3]), scorer.root(), scorer)
     assert tree.parents[0].tolist()[1] == 0
     assert all(parent in (0, node - 1) for node, parent in enumerate(tree.parents[0].tolist()) if node)
 

@@ -1,6 +1,7 @@
 """Acceptance against a plain-Python walk down the tree."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ def brute_force(
     for b in range(batch):
         best = [0]
         for path in chains(parents[b].tolist(), valid[b].tolist()):
-            agrees = all(tokens[b, j] == choice[b, i] for i, j in zip(path, path[1:], strict=False))
+            agrees = all(tokens[b, j] == choice[b, i] for i, j in pairwise(path))
             if path[0] == 0 and agrees and len(best) < len(path) <= max_depth + 1:
                 best = path
         paths.append(best + [min(d, count - 1) for d in range(len(best), max_depth + 1)])

@@ -16,7 +16,7 @@ def brute_force(cache: Tensor, lengths: Tensor, path: Tensor, accepted: Tensor) 
     for b, length in enumerate(lengths.tolist()):
         for d in range(1, int(accepted[b]) + 1):
             source = length + int(path[b, d])
-            if 0 <= length and source < cache.shape[2]:
+            if length >= 0 and source < cache.shape[2]:
                 result[b, :, length + d] = cache[b, :, source]
     return result
 

@@ -1,0 +1,99 @@
+"""Which drafter an engine gets: the scorer that its name stands for, and the shape of its tree."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from ..graphs.drafters.draft_model import DraftModel
+from ..graphs.drafters.drafter import Drafter, Scorer
+from ..graphs.drafters.ngram import Ngram
+from ..graphs.drafters.none import NoDraft
+from ..graphs.target import CausalLM, cache_layers
+from ..graphs.tree import DynamicTree, StaticTree, TreeShape, chain, likely_choices
+from ..runtime.errors import BuildError
+from .config import EngineConfig
+from .eagle3_file import is_eagle3, load_eagle3
+from .source import Source, check_same_vocabulary, is_model, load_source
+
+
+def make_drafter(target: Source, config: EngineConfig, first_layer: int) -> Drafter:
+    """The drafter that the config asks for, its cache layers from `first_layer` on. Raises BuildError."""
+    scorer, default = _scorer(target, config, first_layer)
+    try:
+        return Drafter(scorer, _shape(config, default))
+    except ValueError as error:
+        raise BuildError(str(error)) from None
+
+
+def _scorer(target: Source, config: EngineConfig, first_layer: int) -> tuple[Scorer, TreeShape]:
+    """The scorer that `config.drafter` names, and the tree it grows by default. A new method adds a line here."""
+    methods: dict[str, Callable[[], tuple[Scorer, TreeShape]]] = {
+        "none": lambda: (NoDraft(), chain(0)),
+        "ngram": lambda: (Ngram(), DynamicTree(depth=7, top_k=3, nodes=7)),
+    }
+    name = config.drafter
+    if name in methods:
+        return methods[name]()
+    if is_eagle3(name):
+        return load_eagle3(name, target, config, first_layer), DynamicTree(depth=4, top_k=4, nodes=12)
+    if is_model(name):
+        return _draft_model(target, config, first_layer), chain(4)
+    raise BuildError(f"drafter: expected {', '.join(methods)} or a path to a smaller model or a head, got {name!r}")
+
+
+def _draft_model(target: Source, config: EngineConfig, first_layer: int) -> DraftModel:
+    source = load_source(config.drafter, config.dtype, config.device)
+    check_same_vocabulary(target, source)
+    layers = cache_layers(source.model)
+    vocabulary: int = target.model.get_output_embeddings().weight.shape[0]
+    return DraftModel(CausalLM(source.model, first_layer), layers, vocabulary)
+
+
+def _shape(config: EngineConfig, default: TreeShape) -> TreeShape:
+    """The tree that the config asks for; what it leaves open comes from the drafter's default. Raises ValueError."""
+    if config.drafter == "none" or config.nodes == 0:
+        return chain(0)
+    kinds = {"chain": _chain, "static": _static, "dynamic": _dynamic}
+    kind = config.tree or ("static" if config.tree_choices else "dynamic" if default.top_k > 1 else "chain")
+    if config.tree_choices and kind != "static":
+        raise ValueError(f"tree_choices: expected with tree static, got tree {kind}")
+    return kinds[kind](config, default)
+
+
+def _chain(config: EngineConfig, default: TreeShape) -> TreeShape:
+    length = config.nodes or config.depth or default.depth
+    if config.depth not in (None, length) or config.top_k not in (None, 1):
+        raise ValueError(
+            f"tree: chain: expected depth {length} (its nodes) and top_k 1, got {config.depth}, {config.top_k}"
+        )
+    return chain(length)
+
+
+def _static(config: EngineConfig, default: TreeShape) -> TreeShape:
+    if config.tree_choices is None:
+        depth, top_k = config.depth or default.depth, config.top_k or max(default.top_k, 3)
+        return StaticTree(likely_choices(config.nodes or default.nodes, depth, top_k))
+    tree = StaticTree(_read_choices(config.tree_choices))
+    for field in ("nodes", "depth", "top_k"):
+        if getattr(config, field) not in (None, getattr(tree, field)):
+            raise ValueError(
+                f"{field}: expected {getattr(tree, field)}, that of the tree choices, got {getattr(config, field)}"
+            )
+    return tree
+
+
+def _read_choices(file: str) -> list[list[int]]:
+    try:
+        choices = json.loads(Path(file).read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"tree_choices: expected a JSON file with a list of paths, got {file}: {error}") from None
+    good = isinstance(choices, list) and all(isinstance(p, list) and all(type(r) is int for r in p) for p in choices)
+    if not good:
+        raise ValueError(f"tree_choices: expected a list of lists of ranks, as [[0], [1], [0, 0]], got {file}")
+    return choices
+
+
+def _dynamic(config: EngineConfig, default: TreeShape) -> TreeShape:
+    nodes, top_k = config.nodes or default.nodes, config.top_k or max(default.top_k, 2)
+    depth = config.depth or min(nodes, default.depth if nodes <= default.nodes else max(default.depth, 1 + nodes // 2))
+    return DynamicTree(depth, top_k, nodes)

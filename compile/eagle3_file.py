@@ -1,0 +1,144 @@
+"""Read an EAGLE-3 head as it is published: config.json and one weights file, under either of the names in use."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from ..graphs.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Head
+from ..runtime.errors import BuildError
+from .config import EngineConfig
+from .source import Source
+
+FILES = ("model.safetensors", "pytorch_model.bin")
+LAYER_FIELDS = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
+    "rms_norm_eps", "attention_bias", "mlp_bias", "max_position_embeddings", "rope_theta", "rope_scaling",
+    "rope_parameters",
+)  # fmt: skip
+
+
+def is_eagle3(name: str) -> bool:
+    """Whether a path is an EAGLE-3 head: its config.json speaks of a draft vocabulary."""
+    try:
+        data = json.loads((_folder(name) / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and (
+        "draft_vocab_size" in data or "Eagle3" in "".join(data.get("architectures") or ())
+    )
+
+
+def load_eagle3(name: str, target: Source, config: EngineConfig, first_layer: int) -> Eagle3:
+    """A head from a directory, or from a weights file with config.json beside it -> its scorer, in the engine's
+    dtype and on its device. Raises BuildError naming every field or tensor that does not fit."""
+    text = target.model.config.get_text_config()
+    head_config = read_config(
+        name, text.hidden_size, text.num_hidden_layers, target.model.get_input_embeddings().num_embeddings
+    )
+    tensors = read_tensors(name)
+    embed: nn.Module = target.model.get_input_embeddings()
+    own = tensors.pop("embed_tokens.weight", None)
+    if own is not None:
+        embed = nn.Embedding.from_pretrained(own)
+    width = embed.weight.shape[1]
+    size = head_config.layer.hidden_size
+    if width != size:
+        raise BuildError(f"drafter: {name}: hidden_size: expected {width}, that of the embeddings, got {size}")
+    head = Eagle3Head(head_config)
+    _fill(name, head, tensors, target.model.get_input_embeddings().num_embeddings)
+    scorer = Eagle3(head, embed, first_layer)
+    return scorer.to(device=config.device, dtype=getattr(torch, config.dtype)).eval().requires_grad_(False)
+
+
+def read_config(name: str, target_hidden: int, target_layers: int, vocabulary: int) -> Eagle3Config:
+    """config.json of a head for a target of these sizes. Raises BuildError."""
+    path = _folder(name) / "config.json"
+    data: dict[str, Any] = json.loads(path.read_text())
+    inner = data.get("transformer_layer_config") or data
+    required = ("hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps")
+    missing = [field for field in required if field not in inner]
+    if missing:
+        raise BuildError(f"drafter: {path}: expected the fields {', '.join(missing)}, got none")
+    if inner.get("num_hidden_layers", 1) != 1:
+        raise BuildError(f"drafter: {path}: num_hidden_layers: expected 1, got {inner['num_hidden_layers']}")
+    expected = data.get("target_hidden_size") or (
+        target_hidden if "target_hidden_size" in data else inner["hidden_size"]
+    )
+    if expected != target_hidden:
+        raise BuildError(
+            f"drafter: {path}: expected a head for a target of hidden size {target_hidden}, got one for {expected}"
+        )
+    layers = data.get("eagle_aux_hidden_state_layer_ids") or (2, target_layers // 2, target_layers - 3)
+    if len(layers) != 3 or not all(0 <= layer < target_layers for layer in layers):
+        raise BuildError(
+            f"drafter: feature layers: expected three of the target's {target_layers} layers, got {list(layers)}"
+        )
+    return Eagle3Config(
+        layer=LlamaConfig(**{field: inner[field] for field in LAYER_FIELDS if inner.get(field) is not None}),
+        draft_vocab_size=data.get("draft_vocab_size") or inner.get("vocab_size", vocabulary),
+        target_hidden_size=target_hidden,
+        feature_layers=tuple(layers),
+        **{field: bool(data.get(field)) for field in ("fc_norm", "norm_output", "norm_before_residual")},
+    )
+
+
+def read_tensors(name: str) -> dict[str, Tensor]:
+    """The head's tensors under the names of `Eagle3Head`. Never unpickles code. Raises BuildError."""
+    given = Path(name).expanduser()
+    candidates = [given] if given.is_file() else [given / file for file in FILES]
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None:
+        raise BuildError(f"drafter: {name}: expected {' or '.join(FILES)}, got neither")
+    try:
+        tensors = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except Exception as error:  # both loaders raise anything
+        raise BuildError(f"drafter: {path}: expected readable tensors, got {type(error).__name__}: {error}") from None
+    return {_plain_name(key): value for key, value in tensors.items()}
+
+
+def _plain_name(name: str) -> str:
+    return (
+        name.removeprefix("model.").replace("layers.0.", "midlayer.", 1)
+        if "fc_norm" not in name
+        else name.removeprefix("model.")
+    )
+
+
+def _fill(name: str, head: Eagle3Head, tensors: dict[str, Tensor], vocabulary: int) -> None:
+    """Put the tensors into the head, all of them and no others."""
+    known = {key for key in tensors if key != "t2d"}  # t2d marks d2t's image once more
+    wanted = {key: value.shape for key, value in head.state_dict().items()}
+    if (
+        "d2t" not in tensors and head.config.draft_vocab_size == vocabulary
+    ):  # a head over the whole vocabulary needs no map
+        tensors["d2t"] = torch.zeros(vocabulary, dtype=torch.int64)
+        known.add("d2t")
+    problems = [f"missing {key}" for key in sorted(set(wanted) - known)]
+    problems += [f"unexpected {key}" for key in sorted(known - set(wanted))]
+    problems += [
+        f"{key}: expected {list(wanted[key])}, got {list(tensors[key].shape)}"
+        for key in sorted(known & set(wanted))
+        if tensors[key].shape != wanted[key]
+    ]
+    if problems:
+        raise BuildError(f"drafter: {name}: tensors do not fit: {'; '.join(problems)}")
+    ids = tensors["d2t"] + torch.arange(head.config.draft_vocab_size)
+    if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+        raise BuildError(
+            f"drafter: {name}: d2t: expected target ids below {vocabulary}, got {int(ids.min())} to {int(ids.max())}"
+        )
+    head.load_state_dict({key: tensors[key] for key in wanted})
+
+
+def _folder(name: str) -> Path:
+    path = Path(name).expanduser()
+    return path.parent if path.is_file() else path

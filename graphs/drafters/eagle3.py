@@ -1,0 +1,201 @@
+"""EAGLE-3: one decoder layer over the target's own features, with its hidden state fed back at deeper levels.
+
+Source: EAGLE-3 (arXiv 2503.01840); EAGLE-3.1's `fc_norm` and `norm_output` (arXiv 2605.09992). Position p of the
+head pairs the target's feature at p with the token at p + 1, and predicts the token at p + 2.
+Letters: B batch, T tokens, F frontier nodes, D greatest depth, H the head's hidden size, K candidates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from ..attention import LayerCache, Pass, attend, chain_pass
+from ..state import State, StateTensor
+from ..target import CacheLayer
+from ..tree import Candidates, Expand, TreeShape
+from .drafter import Scorer
+from .frontier import FrontierPasses
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """What a head's config.json says. `layer` describes its one decoder layer in Llama's terms."""
+
+    layer: LlamaConfig
+    draft_vocab_size: int
+    target_hidden_size: int
+    feature_layers: tuple[int, int, int]  # target layers whose inputs are the features
+    fc_norm: bool = False  # EAGLE-3.1: a norm on each feature ahead of fc
+    norm_output: bool = False  # EAGLE-3.1: the normed hidden state is fed back
+    norm_before_residual: bool = False  # the residual starts from the normed hidden state
+
+
+class Attention(nn.Module):
+    """Causal attention whose input is twice as wide as its output."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.size = config.head_dim
+        heads, kv_heads, bias = config.num_attention_heads, config.num_key_value_heads, config.attention_bias
+        self.q_proj = nn.Linear(2 * config.hidden_size, heads * self.size, bias=bias)
+        self.k_proj = nn.Linear(2 * config.hidden_size, kv_heads * self.size, bias=bias)
+        self.v_proj = nn.Linear(2 * config.hidden_size, kv_heads * self.size, bias=bias)
+        self.o_proj = nn.Linear(heads * self.size, config.hidden_size, bias=bias)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], where: Pass, cache: LayerCache) -> Tensor:
+        """x [B, T, 2H] -> [B, T, H]; keys and values go to the cache's first layer."""
+        query, key, value = (
+            project(x).unflatten(2, (-1, self.size)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = apply_rotary_pos_emb(query, key, *rotary)
+        keys, values = cache.update(key, value, 0)
+        out, _ = attend(self, query, keys, values, None, attention_pass=where)
+        return self.o_proj(out.flatten(2))
+
+
+class MidLayer(nn.Module):
+    """The head's decoder layer; its names are those of published checkpoints."""
+
+    def __init__(self, config: Eagle3Config):
+        super().__init__()
+        size, eps = config.layer.hidden_size, config.layer.rms_norm_eps
+        self.self_attn = Attention(config.layer)
+        self.mlp = LlamaMLP(config.layer)
+        self.input_layernorm = LlamaRMSNorm(size, eps)
+        self.hidden_norm = LlamaRMSNorm(size, eps)
+        self.post_attention_layernorm = LlamaRMSNorm(size, eps)
+        self.norm_before_residual = config.norm_before_residual
+
+    def forward(
+        self, embedded: Tensor, hidden: Tensor, rotary: tuple[Tensor, Tensor], where: Pass, cache: LayerCache
+    ) -> Tensor:
+        """embedded, hidden [B, T, H] -> hidden [B, T, H]."""
+        normed = self.hidden_norm(hidden)
+        residual = normed if self.norm_before_residual else hidden
+        both = torch.cat([self.input_layernorm(embedded), normed], -1)
+        hidden = residual + self.self_attn(both, rotary, where, cache)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class Eagle3Head(nn.Module):
+    """The trained part: parameters only, named as in published checkpoints."""
+
+    def __init__(self, config: Eagle3Config):
+        super().__init__()
+        size, eps = config.layer.hidden_size, config.layer.rms_norm_eps
+        count = len(config.feature_layers)
+        self.config = config
+        self.fc = nn.Linear(count * config.target_hidden_size, size, bias=False)
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(LlamaRMSNorm(config.target_hidden_size, eps) for _ in range(count))
+        self.midlayer = MidLayer(config)
+        self.norm = LlamaRMSNorm(size, eps)
+        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
+        self.d2t: Tensor
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self.rotary = LlamaRotaryEmbedding(config.layer)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Captured features [B, T, 3 * H_target] -> hidden states [B, T, H]."""
+        if self.config.fc_norm:
+            parts = features.split(self.config.target_hidden_size, -1)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        return self.fc(features)
+
+    def forward(self, embedded: Tensor, hidden: Tensor, where: Pass, cache: LayerCache) -> tuple[Tensor, Tensor]:
+        """embedded, hidden [B, T, H] -> (normed, for the logits; hidden, for the next level), both [B, T, H]."""
+        hidden = self.midlayer(embedded, hidden, self.rotary(hidden, where.positions), where, cache)
+        normed = self.norm(hidden)
+        return normed, normed if self.config.norm_output else hidden
+
+
+class Eagle3(Scorer):
+    """Scores with an EAGLE-3 head.
+
+    Its cache holds `draft_lengths` positions made of true features; `features` are those of the tokens committed
+    since. A step
+    first runs the head over these, which overwrites what rejected drafts left there; the last of them scores the root.
+    """
+
+    def __init__(self, head: Eagle3Head, embed: nn.Module, first_layer: int):
+        """embed: token ids -> [.., H]; the target's own embeddings unless the checkpoint brings others."""
+        super().__init__()
+        self.head, self.embed, self.first_layer = head, embed, first_layer
+        self.feature_layers = head.config.feature_layers
+
+    def cache_layers(self) -> list[CacheLayer]:
+        layer = self.head.config.layer
+        return [CacheLayer(layer.num_key_value_heads, layer.head_dim, layer.head_dim)]
+
+    def state(self, shape: TreeShape) -> dict[str, StateTensor]:
+        width = self.head.fc.in_features
+        return {
+            "draft_lengths": StateTensor((), torch.int64),
+            "features": StateTensor((shape.depth + 1, width), self.head.fc.weight.dtype),
+        }
+
+    def prefill(
+        self,
+        tokens: Tensor,
+        count: Tensor,
+        state: State,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        features: Tensor | None,
+    ) -> State:
+        assert features is not None
+        start = state["lengths"]
+        index = start[:, None] + torch.arange(1, tokens.shape[1] + 1, device=start.device)
+        following = state["history"].gather(1, index)
+        self._run(following, self.head.fuse(features), chain_pass(start, tokens.shape[1]), keys, values)
+        # The last position stays pending: the first step needs the head's answer there.
+        last = features.gather(1, (count - 1)[:, None, None].expand(-1, 1, features.shape[2]))
+        return {"draft_lengths": start + count - 1, "features": last.expand_as(state["features"])}
+
+    def begin(
+        self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
+    ) -> tuple[Candidates, Expand, State]:
+        passes = FrontierPasses(state["lengths"])
+        children, hidden = self._catch_up(state, keys, values, shape.top_k)
+
+        def expand(tokens: Tensor, parents: Tensor) -> Candidates:
+            nonlocal hidden
+            parent = hidden.gather(1, parents[:, :, None].expand(-1, -1, hidden.shape[2]))
+            normed, hidden = self._run(tokens, parent, passes.extend(parents), keys, values)
+            return self._best(normed, shape.top_k)
+
+        return children, expand, {"draft_lengths": state["lengths"]}
+
+    def commit(self, path: Tensor, count: Tensor, features: Tensor | None) -> State:
+        assert features is not None
+        return {"features": features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))}
+
+    def _catch_up(
+        self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], top_k: int
+    ) -> tuple[Candidates, Tensor]:
+        """Run over the positions since `draft_lengths`, at most D + 1 -> the root's candidates and the hidden state
+        [B, 1, H] that they came from. A prompt of one token has no feature yet: no candidates."""
+        start, width = state["draft_lengths"], state["features"].shape[1]
+        index = start[:, None] + torch.arange(1, width + 1, device=start.device)
+        tokens = state["history"].gather(1, index)
+        both = self._run(tokens, self.head.fuse(state["features"]), chain_pass(start, width), keys, values)
+        last = state["lengths"] - start - 1
+        chosen = last.clamp(min=0)[:, None, None].expand(-1, 1, both[0].shape[2])
+        normed, hidden = (part.gather(1, chosen) for part in both)
+        best = self._best(normed, top_k)
+        return Candidates(best.tokens, best.log_probs.masked_fill((last < 0)[:, None, None], float("-inf"))), hidden
+
+    def _run(
+        self, tokens: Tensor, hidden: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        return self.head(self.embed(tokens), hidden, where, LayerCache(keys, values, where.slots, self.first_layer))
+
+    def _best(self, normed: Tensor, top_k: int) -> Candidates:
+        """normed [B, F, H] -> the best tokens of the draft vocabulary, as the target's ids."""
+        log_probs, index = self.head.lm_head(normed).float().log_softmax(-1).topk(top_k, dim=-1)
+        return Candidates(index + self.head.d2t[index], log_probs)

@@ -1,0 +1,32 @@
+"""The passes that a neural drafter makes over one frontier after the other."""
+
+import torch
+from torch import Tensor
+
+from ..attention import Pass
+
+
+class FrontierPasses:
+    """Each level processes its new nodes alone: they see the committed tokens, their own ancestors among the nodes
+    drafted before, and themselves. Their keys go to the slots after the committed ones, level by level.
+    """
+
+    def __init__(self, lengths: Tensor):
+        """lengths [B]: tokens committed to the drafter's cache, the root's included."""
+        self.lengths = lengths
+        self.ancestors = torch.zeros(lengths.shape[0], 1, 0, dtype=torch.bool, device=lengths.device)  # [B, F, M]
+        self.depths = lengths[:, None][:, :0]  # [B, M] of all nodes drafted so far
+        self.level = 0
+
+    def extend(self, parents: Tensor) -> Pass:
+        """parents [B, F], indices in the previous frontier (the root alone at first) -> the pass over the new
+        frontier."""
+        batch, width = parents.shape
+        drafted = self.depths.shape[1]
+        own = torch.eye(width, dtype=torch.bool, device=parents.device).expand(batch, -1, -1)
+        inherited = self.ancestors.gather(1, parents[:, :, None].expand(-1, -1, drafted))
+        self.ancestors = torch.cat([inherited, own], 2)
+        depths = torch.full_like(parents, self.level)
+        self.depths = torch.cat([self.depths, depths], 1)
+        self.level += 1
+        return Pass(self.lengths, depths, self.ancestors, self.depths, first_key=drafted)

@@ -1,0 +1,162 @@
+"""EAGLE-3: the head against a plain re-computation, its files, and exact output whatever it drafts."""
+
+import json
+
+import pytest
+import specstep
+import torch
+from models import greedy, save_eagle3, save_model, tiny_model
+from safetensors.torch import load_file, save_file
+from specstep.graphs.tree import DraftTree
+
+PROMPTS = [[5], [7, 8], [40, 41, 42] * 9, list(range(30, 83))]
+TREES = [
+    {"tree": "chain", "nodes": 4},
+    {"tree": "static", "nodes": 9, "depth": 3, "top_k": 3},
+    {"tree": "dynamic", "nodes": 11, "depth": 4, "top_k": 3},
+    {"tree": "chain", "nodes": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("target"))
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: f"{tree['tree']}-{tree['nodes']}")
+@pytest.mark.parametrize("variant", [{}, {"fc_norm": True, "norm_output": True}, {"norm_before_residual": True}])
+def test_output_equals_transformers(tree, variant, target, tmp_path):
+    head = save_eagle3(tmp_path / "head", **variant)
+    model = tiny_model("Llama")
+    expected = [greedy(model, prompt, 30, [1]) for prompt in PROMPTS]
+    engine = specstep.eager(str(target), drafter=str(head), dtype="float32", max_batch=4, max_seq_len=96, **tree)
+    assert [result.token_ids for result in engine.generate(PROMPTS, 30)] == expected
+
+
+def rms(x, weight, eps=1e-5):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def plain_head(w, embedded, hidden):
+    """The head over a whole sequence, by the book: embedded, hidden [T, 48] -> (normed, hidden) [T, 48]. Two KV
+    heads of 12."""
+    count, name = len(hidden), "midlayer."
+    both = torch.cat(
+        [rms(embedded, w[name + "input_layernorm.weight"]), rms(hidden, w[name + "hidden_norm.weight"])], -1
+    )
+    q, k, v = ((both @ w[f"{name}self_attn.{part}_proj.weight"].T).view(count, -1, 12) for part in "qkv")
+    angle = torch.arange(count)[:, None] / 10000.0 ** (torch.arange(0, 12, 2) / 12)
+    cos, sin = (part.repeat(1, 2)[:, None] for part in (angle.cos(), angle.sin()))
+    q, k = (x * cos + torch.cat([-x[..., 6:], x[..., :6]], -1) * sin for x in (q, k))
+    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / 12**0.5
+    scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)
+    out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
+    hidden = hidden + out @ w[name + "self_attn.o_proj.weight"].T
+    x = rms(hidden, w[name + "post_attention_layernorm.weight"])
+    gate = torch.nn.functional.silu(x @ w[name + "mlp.gate_proj.weight"].T) * (x @ w[name + "mlp.up_proj.weight"].T)
+    hidden = hidden + gate @ w[name + "mlp.down_proj.weight"].T
+    return rms(hidden, w["norm.weight"]), hidden
+
+
+def plain_chain(w, model, tokens, length):
+    """The chain that EAGLE-3 drafts after these tokens, recomputed from nothing at every level."""
+    states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    features = torch.cat([states[layer][0] for layer in (0, 1, 2)], -1)[:-1]  # the root has no feature yet
+    hidden, following = features @ w["fc.weight"].T, list(tokens[1:])
+    drafted = []
+    for _ in range(length):
+        normed, out = plain_head(w, model.get_input_embeddings()(torch.tensor(following)), hidden)
+        index = int((normed[-1] @ w["lm_head.weight"].T).argmax())
+        drafted.append(index + int(w["d2t"][index]))
+        following.append(drafted[-1])
+        hidden = torch.cat([hidden, out[-1:]])
+    return drafted
+
+
+@torch.no_grad()
+def test_drafts_are_those_of_a_plain_recomputation(target, tmp_path, monkeypatch):
+    """Catch-up, feedback, positions and cache of the drafted levels, over many steps."""
+    head = save_eagle3(tmp_path / "head")
+    engine = specstep.eager(str(target), drafter=str(head), dtype="float32", max_seq_len=96, tree="chain", nodes=4)
+    drafted: list[DraftTree] = []
+    from specstep.graphs.drafters.drafter import Drafter
+
+    original = Drafter.forward
+    monkeypatch.setattr(Drafter, "forward", lambda self, *a: drafted.append((out := original(self, *a))[0]) or out)
+    weights, model, prompt = load_file(head / "model.safetensors"), tiny_model("Llama"), [40, 41, 42, 50, 9, 8]
+    session = engine.session
+    session.admit(0, prompt, 60, [])
+    tokens = list(prompt)
+    for _ in range(20):
+        report = session.step()[0]
+        assert drafted[-1].tokens[0, 1:].tolist() == plain_chain(weights, model, tokens, 4)
+        tokens += report.tokens
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda t, c: t.pop("fc.weight"), "missing fc.weight"),
+        (lambda t, c: t.update(extra=torch.zeros(1)), "unexpected extra"),
+        (lambda t, c: t.update({"norm.weight": torch.zeros(7)}), r"norm.weight: expected \[48\], got \[7\]"),
+        (lambda t, c: t["d2t"].add_(10**6), "d2t: expected target ids below 320"),
+        (lambda t, c: c.pop("intermediate_size"), "expected the fields intermediate_size"),
+        (lambda t, c: c.update(num_hidden_layers=2), "num_hidden_layers: expected 1, got 2"),
+        (lambda t, c: c.update(target_hidden_size=64), "hidden size 48, got one for 64"),
+        (lambda t, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 2, 9]), "three of the target's 3 layers"),
+        (lambda t, c: c.update(fc_norm=True), "missing fc_norm.0.weight, missing fc_norm.1"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(damage, message, target, tmp_path):
+    head = save_eagle3(tmp_path / "head")
+    tensors, config = load_file(head / "model.safetensors"), json.loads((head / "config.json").read_text())
+    damage(tensors, config)
+    save_file(tensors, head / "model.safetensors")
+    (head / "config.json").write_text(json.dumps(config))
+    with pytest.raises(specstep.BuildError, match=message.replace(", missing", "; missing")):
+        specstep.eager(str(target), drafter=str(head), dtype="float32", max_seq_len=96)
+
+
+def test_other_published_names_and_pickles_without_code(target, tmp_path):
+    """`layers.0.` in place of `midlayer.`, and pytorch_model.bin, read without running what it may contain."""
+    head = save_eagle3(tmp_path / "head")
+    tensors = load_file(head / "model.safetensors")
+    (head / "model.safetensors").unlink()
+    torch.save(
+        {name.replace("midlayer.", "layers.0."): value for name, value in tensors.items()}, head / "pytorch_model.bin"
+    )
+    first = specstep.eager(str(target), drafter=str(head), dtype="float32", max_seq_len=96)
+    assert first.generate(PROMPTS[2], 10).token_ids == greedy(tiny_model("Llama"), PROMPTS[2], 10)
+    torch.save({"fc.weight": print}, head / "pytorch_model.bin")
+    with pytest.raises(specstep.BuildError, match="expected readable tensors"):
+        specstep.eager(str(target), drafter=str(head), dtype="float32", max_seq_len=96)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"tree": "dynamic", "depth": 2, "top_k": 2, "nodes": 7},
+            "nodes: expected between depth .2. and all candidates .* .6., got 7",
+        ),
+        ({"tree": "static", "depth": 2, "top_k": 2, "nodes": 7}, "nodes: expected 1 to 6"),
+        ({"tree": "chain", "nodes": 4, "tree_choices": "x.json"}, "tree_choices: expected with tree static"),
+        ({"tree_choices": "nowhere.json"}, "tree_choices: expected a JSON file"),
+    ],
+)
+def test_trees_that_cannot_fit_are_refused(options, message, target, tmp_path):
+    head = save_eagle3(tmp_path / "head")
+    with pytest.raises(specstep.BuildError, match=message):
+        specstep.eager(str(target), drafter=str(head), dtype="float32", max_seq_len=96, **options)
+
+
+def test_tree_choices_file(target, tmp_path):
+    head, file = save_eagle3(tmp_path / "head"), tmp_path / "choices.json"
+    file.write_text(json.dumps([[0, 0], [1], [0], [0, 1], [1, 0], [0, 0, 0]]))
+    engine = specstep.eager(str(target), drafter=str(head), dtype="float32", max_seq_len=96, tree_choices=str(file))
+    assert (engine.spec.config["nodes"], engine.spec.config["depth"]) == (6, 3)
+    assert engine.generate(PROMPTS[3], 20).token_ids == greedy(tiny_model("Llama"), PROMPTS[3], 20, [1])
+    file.write_text("[[0], [1, 1]]")
+    with pytest.raises(specstep.BuildError, match=r"expected the prefix \[1\] of \[1, 1\]"):
+        specstep.eager(str(target), drafter=str(head), dtype="float32", max_seq_len=96, tree_choices=str(file))
