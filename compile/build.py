@@ -15,7 +15,7 @@ from .assemble import assemble
 from .config import EngineConfig
 from .export import export_program
 from .faithful import check_faithful
-from .inductor import compile_program, constant_names
+from .inductor import compile_program, constant_names, copy_libraries
 from .source import load_source, model_summary
 from .writer import engine_directory, write_manifest, write_tokenizer, write_weights
 
@@ -46,6 +46,8 @@ def build(model: str, output: str | Path, *, report: Report = lambda message: No
             compile_program(exported[name], directory / f"{name}.pt2")
 
         report("writing weights")
+        if config.device == "cpu":
+            copy_libraries(directory)
         wanted = {name: constant_names(directory / f"{name}.pt2", config.device) for name in exported}
         constants = write_weights(directory, {name: (exported[name], wanted[name]) for name in exported})
         for name in exported:

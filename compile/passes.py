@@ -1,10 +1,11 @@
 """Rewrites of an exported graph, before it is decomposed and compiled."""
 
 import torch
-from specstep.kernels.linear import load_library
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
+
+from ..kernels.linear import load_library
 
 SMALL_LINEAR_DTYPES = (torch.bfloat16, torch.float32)
 

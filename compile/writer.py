@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from ..kernels.linear import detect_instruction_set
 from ..runtime.aoti import machine
 from ..runtime.engine_file import MANIFEST, WEIGHTS, EngineSpec, Manifest, ProgramSpec, file_entry
 from ..runtime.errors import BuildError
@@ -101,13 +102,18 @@ def requires(device: str) -> dict[str, Any]:
     needs = {"torch": here["torch"], "architecture": here["architecture"]}
     if device == "cuda":
         return needs | {"cuda_capability": here["cuda_capability"], "cuda": here["cuda"]}
-    isa = str(torch._inductor.cpu_vec_isa.pick_vec_isa()).split()
+    isa = [*str(torch._inductor.cpu_vec_isa.pick_vec_isa()).split(), detect_instruction_set()]
     return needs | {"instructions": [flag for flag in here["instructions"] if flag in instruction_flags(isa)]}
 
 
 def instruction_flags(isa: list[str]) -> set[str]:
-    """Kernel names of the instruction sets that Inductor's vector ISA stands for."""
+    """The operating system's names of the instructions that a vector ISA, as Inductor and we name them, stands for."""
     wide = {"avx512f", "avx512dq", "avx512vl", "avx512bw", "avx2", "fma"}
-    flags = {"avx2": {"avx2", "fma"}, "avx512": wide, "avx512_vnni": {"avx512_vnni"}, "avx512_bf16": {"avx512_bf16"}}
+    flags = {
+        "avx2": {"avx2", "fma"},
+        "avx512": wide,
+        "avx512_vnni": {"avx512_vnni"},
+        "avx512_bf16": wide | {"avx512_bf16"},
+    }
     flags |= {"amx_tile": {"amx_tile", "amx_int8", "amx_bf16"}, "asimd": {"asimd"}}
     return set().union(*(flags.get(name, set()) for name in isa))

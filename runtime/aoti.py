@@ -12,7 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .engine_file import REBUILD, WEIGHTS, EngineSpec, ProgramSpec
+from ..kernels.linear import LIBRARY_NAME, load_library
+from .engine_file import REBUILD, WEIGHTS, EngineSpec, Manifest, ProgramSpec
 from .errors import EngineError
 from .session import Program
 
@@ -37,6 +38,17 @@ def cpu_instructions() -> list[str]:
     lines = path.read_text().splitlines() if path.is_file() else []
     flags = (line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features")))
     return next(flags, [])
+
+
+def load_libraries(directory: Path, manifest: Manifest) -> None:
+    """Load the ops that the programs call, where the engine brings any."""
+    if LIBRARY_NAME in manifest.files:
+        try:
+            load_library(directory / LIBRARY_NAME)
+        except OSError as error:
+            raise EngineError(
+                f"{directory / LIBRARY_NAME}: expected a library that loads here, got {error}; {REBUILD}"
+            ) from None
 
 
 def open_weights(directory: Path, spec: EngineSpec) -> Weights:

@@ -139,6 +139,7 @@ def load(directory: str | Path, deep_check: bool = False) -> Engine:
     check_files(directory, manifest, deep_check)
     check_machine(manifest, aoti.machine())
     spec = manifest.spec
+    aoti.load_libraries(directory, manifest)
     weights = aoti.open_weights(directory, spec)
     programs = [aoti.load_program(directory, program, weights, spec.device) for program in (spec.prefill, spec.step)]
     special = manifest.about.get("special_tokens", {})

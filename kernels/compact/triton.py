@@ -4,6 +4,7 @@
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.library import wrap_triton
 
 CACHES_PER_LAUNCH = 8  # K and V of four layers: a launch costs more than moving a few rows
@@ -53,15 +54,17 @@ def compact_kernel(
         tl.store(cache + (length + depth)[:, None] * stride_s + column * stride_d, rows, mask=mask)
 
 
-def _like(cache: Tensor) -> tuple:
-    return cache.shape, cache.stride(), cache.dtype
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two caches can share a launch. Never guards on a symbolic size: unknown counts as different."""
+    sizes = zip((*a.shape, *a.stride()), (*b.shape, *b.stride()), strict=True)
+    return a.dtype == b.dtype and all(statically_known_true(x == y) for x, y in sizes)
 
 
 def compact(caches: list[Tensor], lengths: Tensor, path: Tensor, accepted: Tensor) -> None:
     """Launch for `op.compact`: neighbours of one shape share a launch."""
     group: list[Tensor] = []
     for cache in caches:
-        if group and (len(group) == CACHES_PER_LAUNCH or _like(cache) != _like(group[0])):
+        if group and (len(group) == CACHES_PER_LAUNCH or not _alike(cache, group[0])):
             _compact_group(group, lengths, path, accepted)
             group = []
         group.append(cache)

@@ -1,6 +1,6 @@
 """Linear layers for a few rows on the CPU, at the speed at which memory delivers the weight."""
 
-from specstep.kernels.linear.op import (
+from .op import (
     LIBRARY_NAME,
     build_library,
     c_shims,
