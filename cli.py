@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,6 +204,10 @@ def _print_stats(requests: list["Request"]) -> None:
         f"{tokens / max(steps, 1):.2f} tokens per step, time to first token {first * 1000:.0f} ms",
         file=sys.stderr,
     )
+    histogram = sum((request.accepted for request in requests), Counter())
+    for depth in range(max(histogram) + 1):
+        share = histogram[depth] / steps
+        print(f"  {depth:3} accepted {'█' * round(40 * share):<40} {share:6.1%}", file=sys.stderr)
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -76,7 +76,9 @@ def assemble(target: Source, config: EngineConfig) -> Graphs:
     spec = _spec(target, model, drafter, layers + drafter.scorer.cache_layers(), config)
     state, caches = [tensor.name for tensor in spec.state], [tensor.name for tensor in spec.caches]
     return Graphs(
-        FlatProgram(Prefill(model, drafter), ("tokens", "count"), state, caches, spec.prefill.outputs),
+        FlatProgram(
+            Prefill(model, drafter, spec.prefill_chunk), ("tokens", "count"), state, caches, spec.prefill.outputs
+        ),
         FlatProgram(SpeculativeStep(model, drafter), (), state, caches, spec.step.outputs),
         spec,
     )

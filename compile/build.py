@@ -15,7 +15,7 @@ from .assemble import assemble
 from .config import EngineConfig
 from .export import export_program
 from .faithful import check_faithful
-from .inductor import compile_program, constant_names, copy_libraries
+from .inductor import compile_programs, constant_names, copy_libraries
 from .source import load_source, model_summary
 from .writer import engine_directory, write_manifest, write_tokenizer, write_weights
 
@@ -42,8 +42,8 @@ def build(model: str, output: str | Path, *, report: Report = lambda message: No
         for name, program in (("prefill", graphs.prefill), ("step", graphs.step)):
             report(f"tracing the {name}")
             exported[name] = export_program(program, graphs.spec)
-            report(f"compiling the {name} ({len(exported[name].graph.nodes)} graph nodes)")
-            compile_program(exported[name], directory / f"{name}.pt2")
+        report(f"compiling {' and '.join(f'{name} ({len(e.graph.nodes)} nodes)' for name, e in exported.items())}")
+        compile_programs(exported, directory, config.device)
 
         report("writing weights")
         if config.device == "cpu":

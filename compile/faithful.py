@@ -56,6 +56,6 @@ def _engine_logits(target: CausalLM, graphs: Graphs, tokens: Tensor) -> Tensor:
     ]
     logits = []
     for start, part in ((0, tokens[:, :half]), (half, tokens[:, half:])):
-        where = chain_pass(torch.full((1,), start, device=spec.device), part.shape[1])
+        where = chain_pass(torch.full((1,), start, device=spec.device), part.shape[1], part.shape[1])
         logits.append(target(part, where, caches[:layers], caches[layers:])[0])
     return torch.cat(logits, 1).float()

@@ -9,23 +9,27 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ..kernels.tree_attention.op import tree_attention
+from ..kernels.tree_attention.reference import masked_attention, visible_slots
+from ..kernels.tree_layout.reference import chain_bits, word_count
+
 ATTENTION_NAME = "specstep"
 
 
 class Pass:
     """One pass of T tokens over a cache: where each token stands and which tree keys it sees.
 
-    lengths [B] int64, tokens committed to the cache; all of them are visible. Tree key m lies in slot
-    `lengths + m` at position `lengths + key_depths[m]`; query t stands at position `lengths + depths[t]` and sees the
-    tree keys of `ancestors[t]`.
+    lengths [B] int64, tokens committed to the cache; all of them are visible. Tree key m lies in slot `lengths + m` at
+    position `lengths + key_depths[m]`; query t stands at position `lengths + depths[t]` and sees the tree keys
+    whose bits are set in `ancestors[t]`.
     """
 
     def __init__(self, lengths: Tensor, depths: Tensor, ancestors: Tensor, key_depths: Tensor, first_key: int = 0):
-        """depths [B, T] int64; ancestors [B, T, M] bool; key_depths [B, M] int64; the pass itself writes the keys
-        `first_key .. first_key + T` of the M."""
+        """depths [B, T] int64; ancestors [B, T, W] int32, packed bits over M keys; key_depths [B, M] int64; the pass
+        itself writes the keys `first_key .. first_key + T` of the M."""
         self.lengths, self.depths, self.ancestors, self.key_depths = lengths, depths, ancestors, key_depths
         self.first_key = first_key
-        self._visible: dict[int | None, Tensor] = {}  # by window; all layers have the same slots
+        self._visible: dict[int, Tensor] = {}  # by window; all layers have the same slots
 
     @property
     def positions(self) -> Tensor:
@@ -38,29 +42,30 @@ class Pass:
         own = torch.arange(self.depths.shape[1], device=self.lengths.device) + self.first_key
         return self.lengths[:, None] + own
 
-    def visible(self, slots: int, window: int | None) -> Tensor:
-        """[B, T, S] bool: which cache slots each token attends to. One tensor serves all layers of a kind."""
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float, sinks: Tensor | None
+    ) -> Tensor:
+        """query [B, H, T, D], key and value [B, H_kv, S, D] -> [B, T, H, D]; 0 stands for no window and no softcap.
+
+        On a GPU one kernel that reads the packed bits. On a CPU the same in two parts, so that one mask serves all
+        layers of a kind: the compiler would rebuild it in each.
+        """
+        if query.is_cuda:
+            where = (self.lengths, self.depths, self.ancestors, self.key_depths)
+            return tree_attention(query, key, value, *where, scale, window, softcap, sinks)
         if window not in self._visible:
-            self._visible[window] = self._make_visible(slots, window)
-        return self._visible[window]
-
-    def _make_visible(self, slots: int, window: int | None) -> Tensor:
-        slot = torch.arange(slots, device=self.lengths.device)[None]
-        node = slot - self.lengths[:, None]  # [B, S], negative in the committed part
-        committed, in_tree = node < 0, (node >= 0) & (node < self.ancestors.shape[2])
-        node = node.clamp(0, self.ancestors.shape[2] - 1)
-        tree = self.ancestors.gather(2, node[:, None].expand(-1, self.depths.shape[1], -1))
-        seen = committed[:, None] | (in_tree[:, None] & tree)
-        if window is None:
-            return seen
-        key_positions = slot.where(committed, self.lengths[:, None] + self.key_depths.gather(1, node))
-        return seen & (self.positions[:, :, None] - key_positions[:, None] < window)
+            where = (self.lengths, self.depths, self.ancestors, self.key_depths)
+            self._visible[window] = visible_slots(*where, key.shape[2], window)
+        return masked_attention(query, key, value, self._visible[window], scale, softcap, sinks)
 
 
-def chain_pass(lengths: Tensor, width: int) -> Pass:
-    """A pass over `width` consecutive tokens that follow the committed ones."""
-    depths = torch.arange(width, device=lengths.device).expand(lengths.shape[0], -1)
-    return Pass(lengths, depths, depths[:, :, None] >= depths[:, None, :], depths)
+def chain_pass(lengths: Tensor, width: int, most: int) -> Pass:
+    """A pass over `width` consecutive tokens, at most `most`, that follow the committed ones."""
+    batch = lengths.shape[0]
+    depths = torch.arange(width, device=lengths.device).expand(batch, -1)
+    # One bit to spare: a mask that is just full would be a case of its own to the exporter.
+    bits = chain_bits(width, word_count(most + 1)).to(lengths.device)
+    return Pass(lengths, depths, bits.expand(batch, -1, -1), depths)
 
 
 class LayerCache:
@@ -106,24 +111,9 @@ def attend(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface over a `Pass`. query [B, H, T, D], key and value [B, H_kv, S, D] -> [B, T,
     H, D].
-
-    Grouped heads are folded into the rows of one product per KV head: no key is repeated.
     """
-    batch, heads, width, size = query.shape
-    kv_heads, group = key.shape[1], heads // key.shape[1]
-    visible = attention_pass.visible(key.shape[2], sliding_window).repeat(1, group, 1)[:, None]  # [B, 1, G*T, S]
-    scores = (query.reshape(batch, kv_heads, group * width, size) @ key.transpose(2, 3)).float()  # [B, H_kv, G*T, S]
-    scores = scores * (size**-0.5 if scaling is None else scaling)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~visible, float("-inf"))
-    if s_aux is None:
-        weights = scores.softmax(-1)
-    else:  # attention sinks (GPT-OSS): one more logit per head that takes probability and gives nothing
-        sinks = s_aux.float().view(1, kv_heads, group, 1).expand(batch, -1, -1, width).reshape(batch, kv_heads, -1, 1)
-        weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
-    out = weights.to(value.dtype) @ value  # [B, H_kv, G*T, D]
-    return out.unflatten(2, (group, width)).permute(0, 3, 1, 2, 4).reshape(batch, width, heads, -1), None
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    return attention_pass.attention(query, key, value, scale, sliding_window or 0, softcap or 0.0, s_aux), None
 
 
 def register_attention() -> None:

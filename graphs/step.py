@@ -5,9 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .accept import accept, ancestor_mask, emit
+from ..kernels.accept.op import accept
+from ..kernels.compact.op import compact
+from ..kernels.tree_layout.op import tree_layout
 from .attention import Pass
 from .drafters.drafter import Drafter
+from .emit import emit
 from .state import State
 from .target import CausalLM
 
@@ -15,7 +18,8 @@ from .target import CausalLM
 class SpeculativeStep(nn.Module):
     """state, KV tensors -> report, next state. Every row moves by 1 to D + 1 tokens; finished rows stand still.
 
-    The report [B, D + 3] int64 is all the host reads: the number of new tokens, the finish code, the new tokens.
+    The report [B, D + 4] int64 is all the host reads: the number of new tokens, the finish code, the accepted
+    depth, the new tokens.
     """
 
     def __init__(self, target: CausalLM, drafter: Drafter):
@@ -27,27 +31,20 @@ class SpeculativeStep(nn.Module):
         first, written in place, as is state["history"]."""
         tree, drafter_state = self.drafter(state, keys, values)
 
-        ancestors, depths = ancestor_mask(tree.parents, self.drafter.depth)
+        ancestors, depths, _, _ = tree_layout(tree.parents, tree.valid)
         where = Pass(state["lengths"], depths, ancestors, depths)
         logits, features = self.target(tree.tokens, where, keys, values)
         choice = logits.argmax(-1)
 
-        path, accepted = accept(tree, ancestors, depths, choice, self.drafter.depth)
+        path, accepted = accept(*tree, ancestors, depths, choice, self.drafter.depth)
         tokens, count, finish = emit(state, path, accepted, choice)
 
-        commit([*keys[: self.target.layers], *values[: self.target.layers]], state["lengths"], path)
+        layers = self.target.layers
+        compact([*keys[:layers], *values[:layers]], state["lengths"], path, accepted)
         put(state["history"], state["lengths"] + 1, tokens)
         drafter_state |= self.drafter.scorer.commit(path, count, features)
-        report = torch.cat([count[:, None], finish[:, None], tokens], 1)
+        report = torch.cat([torch.stack([count, finish, accepted.where(count > 0, 0)], 1), tokens], 1)
         return report, {"lengths": state["lengths"] + count, "finish": finish} | drafter_state
-
-
-def commit(caches: Sequence[Tensor], lengths: Tensor, path: Tensor) -> None:
-    """Move the KV of the accepted path [B, D+1] into consecutive slots, in place. The root is in place already."""
-    rows = torch.arange(path.shape[0], device=path.device)[:, None]
-    to = lengths[:, None] + torch.arange(path.shape[1], device=path.device)
-    for cache in caches if path.shape[1] > 1 else ():
-        cache[rows, :, to[:, 1:]] = cache[rows, :, (lengths[:, None] + path)[:, 1:]]
 
 
 def put(history: Tensor, start: Tensor, tokens: Tensor) -> None:

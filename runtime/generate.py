@@ -1,12 +1,12 @@
 """The generation loop: admit requests to free rows, replay the step, hand out tokens as rows produce them."""
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .session import Session
+from .session import RowReport, Session
 
 REASONS = {1: "stop", 2: "length"}
 
@@ -20,17 +20,24 @@ class Request:
     stop_ids: Sequence[int]
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
-    steps: int = 0
+    accepted: Counter[int] = field(default_factory=Counter)  # accepted depth -> steps
     prefill_s: float = 0.0
     first_token_s: float = 0.0
     decode_s: float = 0.0
 
     @property
+    def steps(self) -> int:
+        """Steps the row took part in."""
+        return self.accepted.total()
+
+    @property
     def stats(self) -> dict[str, Any]:
-        """steps, new_tokens, tokens_per_step; prefill_s and decode_s in seconds, decode_s from the end of prefill
+        """steps, new_tokens, tokens_per_step; accepted, the steps by number of accepted drafted tokens; prefill_s
+        and decode_s in seconds, decode_s from the end of prefill
         to the last token; time_to_first_token_s from the start of prefill."""
         return {
             "steps": self.steps,
+            "accepted": {str(depth): self.accepted[depth] for depth in sorted(self.accepted)},
             "new_tokens": len(self.tokens),
             "tokens_per_step": round(len(self.tokens) / max(self.steps, 1), 3),
             "prefill_s": round(self.prefill_s, 6),
@@ -53,7 +60,7 @@ def run(session: Session, requests: Sequence[Request]) -> Iterator[tuple[Request
             for row, report in enumerate(session.step()):
                 if row in rows:
                     request, started = rows[row]
-                    _advance(request, report.tokens, report.finish, started)
+                    _advance(request, report, started)
                     if request.finish_reason:
                         session.release(row)
                         del rows[row]
@@ -71,10 +78,10 @@ def _admit(session: Session, row: int, request: Request) -> tuple[Request, float
     return request, started
 
 
-def _advance(request: Request, tokens: list[int], finish: int, started: float) -> None:
+def _advance(request: Request, report: RowReport, started: float) -> None:
     request.decode_s = time.perf_counter() - started
     if not request.tokens:
         request.first_token_s = request.prefill_s + request.decode_s
-    request.tokens += tokens
-    request.steps += 1
-    request.finish_reason = REASONS.get(finish)
+    request.tokens += report.tokens
+    request.accepted[report.accepted] += 1
+    request.finish_reason = REASONS.get(report.finish)

@@ -18,10 +18,12 @@ RUNNING, FREE = 0, 3  # the finish codes that the session itself sets; a step ma
 
 
 class RowReport(NamedTuple):
-    """What one step did to one row: its new tokens, and why it ended (0: it runs on)."""
+    """What one step did to one row: its new tokens, why it ended (0: it runs on), and how many drafted tokens the
+    target agreed with, before stop tokens and limits cut the output."""
 
     tokens: list[int]
     finish: int
+    accepted: int
 
 
 class Session:
@@ -68,7 +70,7 @@ class Session:
         if slots not in self._replays:
             self._replays[slots] = self._make_replay(slots)
         report = self._replays[slots]().tolist()  # the one device-to-host copy
-        reports = [RowReport(tokens[:count], finish) for count, finish, *tokens in report]
+        reports = [RowReport(tokens[:count], finish, accepted) for count, finish, accepted, *tokens in report]
         self.lengths = [length + len(row.tokens) for length, row in zip(self.lengths, reports, strict=True)]
         return reports
 

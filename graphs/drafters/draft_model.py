@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..attention import chain_pass
+from ..attention import Pass, chain_pass
 from ..state import State, StateTensor
 from ..target import CacheLayer, CausalLM
 from ..tree import Candidates, Expand, TreeShape
@@ -40,13 +40,14 @@ class DraftModel(Scorer):
         self,
         tokens: Tensor,
         count: Tensor,
+        where: Pass,
         state: State,
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
         features: Tensor | None,
     ) -> State:
-        self.model(tokens, chain_pass(state["draft_lengths"], tokens.shape[1]), keys, values)
-        return {"draft_lengths": state["draft_lengths"] + count}
+        self.model(tokens, where, keys, values)
+        return {"draft_lengths": state["lengths"] + count}
 
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
@@ -65,7 +66,7 @@ class DraftModel(Scorer):
         start = state["draft_lengths"]
         index = start[:, None] + torch.arange(depth + 1, device=start.device)
         tokens = state["history"].gather(1, index)
-        logits, _ = self.model(tokens, chain_pass(start, depth + 1), keys, values)
+        logits, _ = self.model(tokens, chain_pass(start, depth + 1, depth + 1), keys, values)
         last = (state["lengths"] - start).clamp(min=0)
         return logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2]))
 

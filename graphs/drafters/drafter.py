@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from ..attention import Pass
 from ..state import State, StateTensor
 from ..target import CacheLayer
 from ..tree import Candidates, DraftTree, Expand, TreeShape
@@ -31,12 +32,14 @@ class Scorer(nn.Module):
         self,
         tokens: Tensor,
         count: Tensor,
+        where: Pass,
         state: State,
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
         features: Tensor | None,
     ) -> State:
-        """Take in a prompt chunk (see `Prefill.forward`; features [1, T, ...] of the target) -> own next state."""
+        """Take in a prompt chunk (see `Prefill.forward`; `where` is the target's pass over it, features [1, T, ...]
+        are its features) -> own next state."""
         return {}
 
     def begin(

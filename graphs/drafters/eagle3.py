@@ -143,6 +143,7 @@ class Eagle3(Scorer):
         self,
         tokens: Tensor,
         count: Tensor,
+        where: Pass,
         state: State,
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
@@ -152,7 +153,7 @@ class Eagle3(Scorer):
         start = state["lengths"]
         index = start[:, None] + torch.arange(1, tokens.shape[1] + 1, device=start.device)
         following = state["history"].gather(1, index)
-        self._run(following, self.head.fuse(features), chain_pass(start, tokens.shape[1]), keys, values)
+        self._run(following, self.head.fuse(features), where, keys, values)
         # The last position stays pending: the first step needs the head's answer there.
         last = features.gather(1, (count - 1)[:, None, None].expand(-1, 1, features.shape[2]))
         return {"draft_lengths": start + count - 1, "features": last.expand_as(state["features"])}
@@ -183,7 +184,7 @@ class Eagle3(Scorer):
         start, width = state["draft_lengths"], state["features"].shape[1]
         index = start[:, None] + torch.arange(1, width + 1, device=start.device)
         tokens = state["history"].gather(1, index)
-        both = self._run(tokens, self.head.fuse(state["features"]), chain_pass(start, width), keys, values)
+        both = self._run(tokens, self.head.fuse(state["features"]), chain_pass(start, width, width), keys, values)
         last = state["lengths"] - start - 1
         chosen = last.clamp(min=0)[:, None, None].expand(-1, 1, both[0].shape[2])
         normed, hidden = (part.gather(1, chosen) for part in both)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ...kernels.tree_layout.reference import pack_bits
 from ..attention import Pass
 
 
@@ -29,4 +30,4 @@ class FrontierPasses:
         depths = torch.full_like(parents, self.level)
         self.depths = torch.cat([self.depths, depths], 1)
         self.level += 1
-        return Pass(self.lengths, depths, self.ancestors, self.depths, first_key=drafted)
+        return Pass(self.lengths, depths, pack_bits(self.ancestors), self.depths, first_key=drafted)

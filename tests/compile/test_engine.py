@@ -138,7 +138,7 @@ def test_a_failed_build_leaves_nothing(error, model_folder, tmp_path, monkeypatc
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(build_module, "compile_program", fail)
+    monkeypatch.setattr(build_module, "compile_programs", fail)
     with pytest.raises((specstep.BuildError, type(error))) as caught:
         build(str(model_folder), tmp_path / "engine", dtype="float32", max_seq_len=64)
     assert list(tmp_path.iterdir()) == []

@@ -40,8 +40,10 @@ def test_unfaithful_trace_is_refused_by_name(tmp_path, monkeypatch):
     from specstep.graphs import attention
 
     folder = save_model(tmp_path / "model", "Mistral")
-    whole = attention.Pass.visible
-    monkeypatch.setattr(attention.Pass, "visible", lambda self, slots, window: whole(self, slots, None))
+    whole = attention.Pass.attention
+    monkeypatch.setattr(
+        attention.Pass, "attention", lambda self, q, k, v, scale, _, *rest: whole(self, q, k, v, scale, 0, *rest)
+    )
     with pytest.raises(specstep.BuildError, match="MistralForCausalLM is not traced faithfully"):
         specstep.build(str(folder), tmp_path / "engine", dtype="float32", max_seq_len=128)
     assert not (tmp_path / "engine").exists()
