@@ -29,9 +29,7 @@ def pack_bits(mask: Tensor) -> Tensor:
 def chain_bits(count: int, words: int) -> Tensor:
     """The packed mask of a chain, int32 [count, words]: node i sees the nodes 0..i. `count` may be symbolic and at most
     32 * words, which is what `pack_bits` of a mask of unknown size could not promise."""
-    seen = torch.arange(1, count + 1)[:, None] - BITS * torch.arange(words)
-    unsigned = 2 ** seen.clamp(0, BITS) - 1
-    return torch.where(unsigned >= 2**31, unsigned - 2**32, unsigned).to(torch.int32)
+    return pack_bits(torch.arange(BITS * words) <= torch.arange(count)[:, None])
 
 
 def unpack_bits(words: Tensor, count: int) -> Tensor:
