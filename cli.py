@@ -26,7 +26,7 @@ EXAMPLES = {
   echo "Once upon a time" | specstep generate engines/smol --raw""",
     "inspect": """examples:
   specstep inspect engines/smol
-  specstep inspect engines/smol --json""",
+  specstep inspect engines/smol --svg step.svg""",
 }
 
 
@@ -62,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     inspect = command("inspect", _inspect, "show what an engine is made of")
     inspect.add_argument("engine", metavar="DIR", help="engine directory")
     inspect.add_argument("--json", action="store_true", help="print the manifest")
+    inspect.add_argument("--svg", metavar="FILE", help="draw the tree and the step's stages")
     return whole
 
 
@@ -213,8 +214,14 @@ def _print_stats(requests: list["Request"]) -> None:
 def _inspect(options: argparse.Namespace) -> int:
     from .runtime.engine_file import check_files, read_manifest
     from .runtime.inspect import describe
+    from .runtime.svg import draw
 
     manifest = read_manifest(options.engine)
     check_files(Path(options.engine), manifest, deep=False)
     print(manifest.to_json() if options.json else describe(manifest))
+    if options.svg:
+        try:
+            Path(options.svg).write_text(draw(manifest.about["tree"], manifest.about["stages"]))
+        except OSError as error:
+            raise InputError(f"svg: expected a path that can be written, got {options.svg}: {error.strerror}") from None
     return 0

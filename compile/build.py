@@ -17,6 +17,7 @@ from .export import export_program
 from .faithful import check_faithful
 from .inductor import compile_programs, constant_names, copy_libraries
 from .source import load_source, model_summary
+from .stages import describe_tree, stage_shares
 from .writer import engine_directory, write_manifest, write_tokenizer, write_weights
 
 Report = Callable[[str], None]
@@ -57,6 +58,8 @@ def build(model: str, output: str | Path, *, report: Report = lambda message: No
         special = source.tokenizer.special_tokens_map if source.tokenizer else {}
         about = {
             "model": model_summary(source),
+            "tree": describe_tree(graphs.step),
+            "stages": stage_shares(exported["step"]),
             "versions": {"torch": torch.__version__} | _versions(),
             "built_on": {key: value for key, value in machine().items() if key != "instructions"},
             "build_s": round(time.perf_counter() - started, 1),

@@ -8,8 +8,9 @@ from ..graphs.drafters.draft_model import DraftModel
 from ..graphs.drafters.drafter import Drafter, Scorer
 from ..graphs.drafters.ngram import Ngram
 from ..graphs.drafters.none import NoDraft
+from ..graphs.static_tree import StaticTree, likely_choices
 from ..graphs.target import CausalLM, cache_layers
-from ..graphs.tree import DynamicTree, StaticTree, TreeShape, chain, likely_choices
+from ..graphs.tree import DynamicTree, TreeShape, chain
 from ..runtime.errors import BuildError
 from .config import EngineConfig
 from .eagle3_file import is_eagle3, load_eagle3

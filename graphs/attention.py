@@ -64,7 +64,7 @@ def chain_pass(lengths: Tensor, width: int, most: int) -> Pass:
     batch = lengths.shape[0]
     depths = torch.arange(width, device=lengths.device).expand(batch, -1)
     # One bit to spare: a mask that is just full would be a case of its own to the exporter.
-    bits = chain_bits(width, word_count(most + 1)).to(lengths.device)
+    bits = chain_bits(width, word_count(most + 1), lengths.device)
     return Pass(lengths, depths, bits.expand(batch, -1, -1), depths)
 
 

@@ -1,17 +1,13 @@
-"""Draft trees: one type for every drafting method, and the two ways of growing one from a scorer.
+"""Draft trees: one type for every drafting method, and how a dynamic one grows from a scorer.
 
 Letters: B batch, N draft nodes, T = N + 1 tokens in a verify pass (node 0 is the root), F frontier nodes of a
 level, K candidates per frontier node, C candidates in all.
 """
 
-import heapq
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-
-Path = tuple[int, ...]  # ranks of a static tree's node among its siblings, from the root down
 
 
 class DraftTree(NamedTuple):
@@ -35,10 +31,26 @@ class Candidates(NamedTuple):
 
 
 class Expand(Protocol):
-    """Scores the children of the frontier after the last: tokens [B, F] int64 and parents [B, F] int64, each node's
-    index in the frontier before (the root is the only node of the first)."""
+    """Scores the children of the next frontier: tokens [B, F] int64 and parents [B, F] int64, each node's index in the
+    frontier before (the root is the only node of the first)."""
 
     def __call__(self, tokens: Tensor, parents: Tensor) -> Candidates: ...
+
+
+class TreeShape(Protocol):
+    """How a tree grows: at most `nodes` nodes and `depth` levels, `top_k` candidates per node; `frontiers` says how many
+    nodes each level expands, the first being the root alone."""
+
+    nodes: int
+    depth: int
+    top_k: int
+
+    @property
+    def frontiers(self) -> list[int]: ...
+
+    def grow(self, root: Tensor, children: Candidates, expand: Expand) -> DraftTree:
+        """root [B] int64, its children [B, 1, K], and how to go on -> the tree."""
+        ...
 
 
 def top(scores: Tensor, k: int) -> Tensor:
@@ -108,84 +120,9 @@ class DynamicTree:
         return with_root(root, tokens.gather(1, chosen), place, scores.gather(1, chosen) > float("-inf"))
 
 
-class StaticTree:
-    """A fixed tree given as node paths, as in Medusa: (0,) is the root's best child, (0, 2) that child's third.
-
-    Paths may come in any order; they must be unique, and every proper prefix of a path must be a path.
-    """
-
-    def __init__(self, choices: Sequence[Sequence[int]]):
-        paths = sorted((tuple(path) for path in choices), key=lambda path: (len(path), path))
-        known = set(paths)
-        if not paths:
-            raise ValueError("tree choices: expected at least one path, got none")
-        if len(known) != len(paths):
-            raise ValueError("tree choices: expected unique paths, got duplicates")
-        for path in paths:
-            if not path or min(path) < 0:
-                raise ValueError(f"tree choices: expected non-empty paths of ranks >= 0, got {list(path)}")
-            if len(path) > 1 and path[:-1] not in known:
-                raise ValueError(
-                    f"tree choices: expected the prefix {list(path[:-1])} of {list(path)} to be a path too"
-                )
-        self.paths = paths
-        self.depth, self.nodes = len(paths[-1]), len(paths)
-        self.top_k = 1 + max(max(path) for path in paths)
-        parents = {path[:-1] for path in paths}
-        inner = [path for path in paths if path in parents]
-        self._expanded: list[list[Path]] = [[()]]
-        self._expanded += [[path for path in inner if len(path) == level] for level in range(1, self.depth)]
-
-    @property
-    def frontiers(self) -> list[int]:
-        """Nodes expanded at each level; the first is the root alone."""
-        return [len(level) for level in self._expanded]
-
-    def grow(self, root: Tensor, children: Candidates, expand: Expand) -> DraftTree:
-        """root [B] int64 and its children [B, 1, K] -> the tree, a node invalid where its parent is or where the
-        scorer has no such candidate."""
-        place: dict[Path, int] = {(): 0} | {path: index + 1 for index, path in enumerate(self.paths)}
-        tokens: dict[Path, Tensor] = {(): root}
-        valid: dict[Path, Tensor] = {(): torch.ones_like(root, dtype=torch.bool)}
-        previous: list[Path] = [()]
-        for level in self._expanded:
-            if level != [()]:
-                slot = torch.tensor([previous.index(path[:-1]) for path in level], device=root.device)
-                children = expand(torch.stack([tokens[path] for path in level], 1), slot.expand(root.shape[0], -1))
-            for path in (p for p in self.paths if p[:-1] in level):
-                candidate = (slice(None), level.index(path[:-1]), path[-1])
-                tokens[path] = children.tokens[candidate]
-                valid[path] = valid[path[:-1]] & (children.log_probs[candidate] > float("-inf"))
-            previous = level
-        parents = torch.tensor([place[path[:-1]] for path in self.paths], device=root.device)
-        columns = [torch.stack([column[path] for path in self.paths], 1) for column in (tokens, valid)]
-        return with_root(root, columns[0], parents.expand(root.shape[0], -1), columns[1])
-
-
-TreeShape = DynamicTree | StaticTree
-
-
 def chain(length: int) -> DynamicTree:
     """The tree that never branches."""
     return DynamicTree(depth=length, top_k=1, nodes=length)
-
-
-def likely_choices(nodes: int, depth: int, top_k: int) -> list[Path]:
-    """The paths of a static tree that pay most if every node's best child is right with 0.6 and each next rank with
-    0.35 of the one before. Raises ValueError when a tree of this depth and width cannot have so many nodes."""
-    most = sum(top_k**level for level in range(1, depth + 1))
-    if not 1 <= nodes <= most:
-        raise ValueError(f"nodes: expected 1 to {most} for a static tree of depth {depth}, top_k {top_k}, got {nodes}")
-    chosen: list[Path] = []
-    open_paths: list[tuple[float, Path]] = [(-0.6, (0,))]
-    while len(chosen) < nodes:
-        value, path = heapq.heappop(open_paths)
-        chosen.append(path)
-        if len(path) < depth:
-            heapq.heappush(open_paths, (value * 0.6, (*path, 0)))
-        if path[-1] + 1 < top_k:
-            heapq.heappush(open_paths, (value * 0.35, (*path[:-1], path[-1] + 1)))
-    return chosen
 
 
 def bare_root(root: Tensor) -> DraftTree:

@@ -27,7 +27,7 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__.split("+")[0],
         "architecture": platform.machine(),
         "instructions": cpu_instructions(),
-        "cuda_capability": list(torch.cuda.get_device_capability()) if gpu else None,
+        "cuda_capability": "{}.{}".format(*torch.cuda.get_device_capability()) if gpu else None,
         "cuda": torch.version.cuda if gpu else None,
     }
 

@@ -1,5 +1,7 @@
 """Say what an engine is made of, for people."""
 
+from typing import Any
+
 from .engine_file import Manifest, TensorSpec
 
 
@@ -11,7 +13,9 @@ def describe(manifest: Manifest) -> str:
     lines = [
         f"model       {model['name']}: {model.get('model_type', '')}, {model['parameters'] / 1e6:.1f}M parameters, "
         + config["dtype"],
-        f"drafter     {config['drafter']}: {config['nodes']} nodes, depth {config['depth']}, top-k {config['top_k']}",
+        f"drafter     {config['drafter']}",
+        *_tree(about["tree"]),
+        *_stages(about["stages"]),
         f"limits      {spec.max_batch} rows of {spec.max_seq_len} tokens, prompts in chunks of {spec.prefill_chunk}",
         f"runs on     {spec.device}; "
         + "; ".join(f"{key} {_short(value)}" for key, value in manifest.requires.items()),
@@ -32,6 +36,27 @@ def describe(manifest: Manifest) -> str:
         ),
     ]
     return "\n".join(lines)
+
+
+def _tree(tree: dict[str, Any]) -> list[str]:
+    """The tree in a line; a static one also with its paths."""
+    lines = [f"tree        {tree['kind']}: {tree['nodes']} nodes, depth {tree['depth']}, top-k {tree['top_k']}"]
+    if tree["paths"]:
+        lines += [
+            "            root",
+            *(f"            {'    ' * len(path)}{path[-1]}" for path in sorted(tree["paths"])),
+        ]
+    return lines
+
+
+def _stages(stages: dict[str, dict[str, int]]) -> list[str]:
+    total = {kind: sum(stage[kind] for stage in stages.values()) or 1 for kind in ("nodes", "parameters")}
+    shares = (
+        f"{name} {stage['nodes'] / total['nodes']:.0%} of nodes and "
+        f"{stage['parameters'] / total['parameters']:.0%} of parameters"
+        for name, stage in stages.items()
+    )
+    return ["step        " + "; ".join(shares)]
 
 
 def _short(value: object) -> str:

@@ -132,3 +132,21 @@ def save_eagle3(folder: Path, target_hidden: int = 48, seed: int = 0, **changes:
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def save_eagle3_for(folder: Path, model: PreTrainedModel, seed: int = 0) -> Path:
+    """Write a random EAGLE-3 head for a real model, through our own module's shapes."""
+    from specstep.compile.eagle3_file import read_config
+    from specstep.graphs.drafters.eagle3 import Eagle3Head
+
+    config = {
+        "hidden_size": model.config.hidden_size, "intermediate_size": 128, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-5, "draft_vocab_size": 2000,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(seed)
+    layers, vocabulary = model.config.num_hidden_layers, model.config.vocab_size
+    head = Eagle3Head(read_config(str(folder), model.config.hidden_size, layers, vocabulary))
+    tensors = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    return folder

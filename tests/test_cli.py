@@ -1,6 +1,7 @@
 """The command line contract that other tools read."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 from specstep.cli import main
@@ -73,11 +74,15 @@ def test_chat_is_the_default_where_there_is_a_template(engine_folder, capsys):
     assert both[0] == both[1] != both[2]
 
 
-def test_inspect(engine_folder, capsys):
+def test_inspect(engine_folder, tmp_path, capsys):
     assert main(["inspect", str(engine_folder)]) == 0
     page = capsys.readouterr().out
-    for word in ("ngram: 7 nodes", "float32", "weights.safetensors", "history", "step"):
+    for word in ("ngram", "7 nodes", "float32", "verify", "weights.safetensors", "history", "step"):
         assert word in page
+    assert main(["inspect", str(engine_folder), "--svg", str(tmp_path / "step.svg")]) == 0
+    drawing = ElementTree.parse(tmp_path / "step.svg").getroot()
+    assert drawing.tag.endswith("svg") and len(drawing.findall(".//{*}circle")) == 1 + 7 * 3  # seven levels of three
+    capsys.readouterr()
     assert main(["inspect", str(engine_folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["spec"]["max_batch"] == 2
 

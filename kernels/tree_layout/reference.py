@@ -26,10 +26,10 @@ def pack_bits(mask: Tensor) -> Tensor:
     return torch.where(unsigned >= 2**31, unsigned - 2**32, unsigned).to(torch.int32)
 
 
-def chain_bits(count: int, words: int) -> Tensor:
+def chain_bits(count: int, words: int, device: torch.device) -> Tensor:
     """The packed mask of a chain, int32 [count, words]: node i sees the nodes 0..i. `count` may be symbolic and at most
     32 * words, which is what `pack_bits` of a mask of unknown size could not promise."""
-    return pack_bits(torch.arange(BITS * words) <= torch.arange(count)[:, None])
+    return pack_bits(torch.arange(BITS * words, device=device) <= torch.arange(count, device=device)[:, None])
 
 
 def unpack_bits(words: Tensor, count: int) -> Tensor:

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import specstep
-from models import greedy, save_model, tiny_model
+from models import greedy, save_eagle3, save_model, tiny_model
 from specstep.compile import build as build_module
 from specstep.compile.build import build
 from specstep.runtime import aoti
@@ -21,23 +21,36 @@ def steps(engine, prompts, new_tokens=40):
         session.admit(row, prompt, len(prompt) + new_tokens, [1])
     seen = []
     while any(finish == 0 for finish in session.state["finish"].tolist()):
-        seen.append([(report.tokens, report.finish) for report in session.step()])
+        seen.append([tuple(report) for report in session.step()])
         seen.append({name: session.state[name].tolist() for name in ("lengths", "finish")})
     for row in range(len(prompts)):
         session.release(row)
     return seen
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "model"])
-def test_eager_jit_and_engine_agree_on_every_integer(drafter, model_folder, drafter_folder, engine_folder, tmp_path):
-    options = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
-    options["drafter"] = "ngram" if drafter == "ngram" else str(drafter_folder)
-    if drafter == "model":
-        options |= {"tree": "dynamic", "depth": 3, "top_k": 2, "nodes": 6}
-        engine_folder = build(str(model_folder), tmp_path / "engine", **options)
-    engines = [specstep.eager(str(model_folder), **options), specstep.load(engine_folder)]
-    if drafter == "ngram":
-        engines.append(specstep.jit(str(model_folder), **options))
+OPTIONS = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
+
+
+def test_eager_jit_and_engine_agree_on_every_integer(model_folder, engine_folder):
+    engines = [make(str(model_folder), drafter="ngram", **OPTIONS) for make in (specstep.eager, specstep.jit)]
+    agree([*engines, specstep.load(engine_folder)])
+
+
+@pytest.mark.parametrize(
+    ("drafter", "tree"),
+    [
+        ("model", {"tree": "dynamic", "depth": 3, "top_k": 2, "nodes": 6}),
+        ("eagle3", {"tree": "dynamic", "depth": 3, "top_k": 3, "nodes": 8}),
+        ("eagle3", {"tree": "static", "depth": 3, "top_k": 2, "nodes": 6}),
+    ],
+)
+def test_eager_and_engine_agree_for_neural_drafters(drafter, tree, model_folder, drafter_folder, tmp_path):
+    name = str(drafter_folder) if drafter == "model" else str(save_eagle3(tmp_path / "head"))
+    folder = build(str(model_folder), tmp_path / "engine", drafter=name, **tree, **OPTIONS)
+    agree([specstep.eager(str(model_folder), drafter=name, **tree, **OPTIONS), specstep.load(folder)])
+
+
+def agree(engines):
     for pair in (PROMPTS[:2], PROMPTS[2:]):
         first, *others = [steps(engine, pair) for engine in engines]
         assert len(first) > 4

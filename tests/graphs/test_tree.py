@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specstep.graphs.tree import Candidates, DraftTree, DynamicTree, StaticTree, chain, top
+from specstep.graphs.static_tree import StaticTree
+from specstep.graphs.tree import Candidates, DraftTree, DynamicTree, chain, top
 
 
 class TableScorer:

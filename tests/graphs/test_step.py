@@ -1,0 +1,171 @@
+"""The whole step against a plain-Python tree decoder, on thousands of random trees.
+
+The target is a toy language model whose next token is a sum over all visible (token, position) pairs, read back
+from the cache through the pass's own mask: a wrong mask, slot, position or compaction changes what it says.
+"""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specstep.graphs.state import FULL, RUNNING, STOPPED, row_state
+from specstep.graphs.step import SpeculativeStep
+from specstep.graphs.tree import DraftTree
+from specstep.kernels.tree_attention.reference import visible_slots
+
+VOCABULARY, SLOTS = 7, 64
+
+
+def next_token(prefix: list[int]) -> int:
+    """The toy language model by its definition."""
+    return sum(token * (3 * place + 1) for place, token in enumerate(prefix)) % VOCABULARY
+
+
+class ToyTarget(torch.nn.Module):
+    """The toy language model over a cache: keys hold tokens, values hold positions."""
+
+    layers = 1
+
+    def forward(self, tokens, where, keys, values):
+        rows = torch.arange(tokens.shape[0])[:, None]
+        keys[0][rows, 0, where.slots, 0] = tokens.float()
+        values[0][rows, 0, where.slots, 0] = where.positions.float()
+        seen = visible_slots(where.lengths, where.depths, where.ancestors, where.key_depths, SLOTS)
+        terms = keys[0][:, 0, :, 0].long() * (3 * values[0][:, 0, :, 0].long() + 1)
+        choice = (seen * terms[:, None]).sum(-1) % VOCABULARY
+        return torch.nn.functional.one_hot(choice, VOCABULARY).float(), None
+
+
+class ScriptedDrafter(torch.nn.Module):
+    """Hands out prepared trees."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.depth, self.tree, self.scorer = depth, None, self
+
+    def forward(self, state, keys, values):
+        return self.tree, {}
+
+    def commit(self, path, count, features):
+        return {}
+
+
+@st.composite
+def plans(draw):
+    """Rows with prompts, limits and stop tokens, and for each step and row the shape of a tree: (parent, kind) per
+    node."""
+    batch, nodes = draw(st.integers(1, 3)), draw(st.integers(0, 9))
+    rows = [
+        {
+            "prompt": draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)),
+            "room": draw(st.integers(1, 12)),
+            "stop": draw(st.integers(-1, VOCABULARY - 1)) if draw(st.booleans()) else -1,
+        }
+        for _ in range(batch)
+    ]
+    node = st.tuples(st.integers(0, 99), st.integers(0, 5))
+    steps = draw(
+        st.lists(
+            st.lists(st.lists(node, min_size=nodes, max_size=nodes), min_size=batch, max_size=batch),
+            min_size=3,
+            max_size=5,
+        )
+    )
+    return rows, nodes, steps
+
+
+def grow(prefix: list[int], shape: list[tuple[int, int]]) -> tuple[list[int], list[int], list[bool]]:
+    """A tree below the last token of a prefix. Most nodes carry the target's own token, some another, some are
+    invalid."""
+    tokens, parents, valid, paths = [prefix[-1]], [-1], [True], [prefix]
+    for index, (parent, kind) in enumerate(shape, 1):
+        parent %= index
+        token = (next_token(paths[parent]) + (0 if kind < 4 else 1 + kind)) % VOCABULARY
+        siblings = {tokens[n] for n in range(1, index) if parents[n] == parent and valid[n]}
+        good = valid[parent] and token not in siblings and kind != 5
+        tokens.append(token)
+        parents.append(parent)
+        valid.append(good)
+        paths.append([*paths[parent], token])
+    return tokens, parents, valid
+
+
+def decode(prefix: list[int], tree: tuple[list[int], list[int], list[bool]]) -> list[int]:
+    """Plain tree decoding: walk to the child that carries the target's token while there is one; then the target's
+    own."""
+    tokens, parents, valid = tree
+    node, out = 0, []
+    while True:
+        out.append(next_token([*prefix, *out]))
+        children = [n for n in range(1, len(tokens)) if valid[n] and parents[n] == node and tokens[n] == out[-1]]
+        if not children:
+            return out
+        node = children[0]
+
+
+def cut(out: list[int], room: int, stop: int) -> tuple[list[int], int]:
+    """Stop token and limit."""
+    end = out.index(stop) + 1 if stop in out else len(out)
+    kept = out[: min(end, room)]
+    if kept[-1] == stop:
+        return kept, STOPPED
+    return kept, FULL if len(kept) == room else RUNNING
+
+
+def fresh(rows):
+    """State and caches of rows whose prompts are prefilled, with junk wherever nothing was written."""
+    batch = len(rows)
+    state = {name: torch.full((batch, *t.shape), t.fill, dtype=t.dtype) for name, t in row_state(SLOTS).items()}
+    keys, values = ([torch.full((batch, 1, SLOTS, 1), 5.0)] for _ in range(2))
+    state["history"].fill_(3)
+    for row, plan in enumerate(rows):
+        prompt = plan["prompt"]
+        state["history"][row, : len(prompt)] = torch.tensor(prompt)
+        state["lengths"][row], state["limits"][row] = len(prompt) - 1, len(prompt) + plan["room"]
+        state["stop_ids"][row, 0], state["finish"][row] = plan["stop"], RUNNING
+        for place, token in enumerate(prompt[:-1]):
+            keys[0][row, 0, place, 0], values[0][row, 0, place, 0] = token, place
+    return state, keys, values
+
+
+@settings(max_examples=400, deadline=None)
+@given(plans())
+def test_step_equals_the_plain_decoder(plan):
+    rows, nodes, steps = plan
+    state, keys, values = fresh(rows)
+    drafter = ScriptedDrafter(depth=nodes)
+    step = SpeculativeStep(ToyTarget(), drafter)
+    texts, ended = [list(row["prompt"]) for row in rows], [RUNNING] * len(rows)
+    for shapes in steps:
+        trees = [grow(text, shape) for text, shape in zip(texts, shapes, strict=True)]
+        drafter.tree = DraftTree(*(torch.tensor([tree[part] for tree in trees]) for part in range(3)))
+        report, after = step(state, keys, values)
+        for row, tree in enumerate(trees):
+            out, expected = decode(texts[row], tree), []
+            if ended[row] == RUNNING:
+                room = len(rows[row]["prompt"]) + rows[row]["room"] - len(texts[row])
+                expected, ended[row] = cut(out, room, rows[row]["stop"])
+            count, finish, accepted, *tokens = report[row].tolist()
+            assert (tokens[:count], finish) == (expected, ended[row])
+            assert accepted == (len(out) - 1 if expected else 0)
+            texts[row] += expected
+            length = len(texts[row]) - 1
+            assert after["lengths"][row] == length and after["finish"][row] == ended[row]
+            assert state["history"][row, : length + 1].tolist() == texts[row]
+            assert keys[0][row, 0, :length, 0].tolist() == texts[row][:-1]
+            assert values[0][row, 0, :length, 0].tolist() == list(range(length))
+        state |= after
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans(), st.data())
+def test_another_node_never_shortens_the_path(plan, data):
+    rows, nodes, steps = plan
+    keep = data.draw(st.integers(0, nodes))
+    counts = []
+    for size in (keep, nodes):
+        state, keys, values = fresh(rows)
+        drafter = ScriptedDrafter(depth=size)
+        trees = [grow(row["prompt"], shape) for row, shape in zip(rows, steps[0], strict=True)]
+        drafter.tree = DraftTree(*(torch.tensor([tree[part][: size + 1] for tree in trees]) for part in range(3)))
+        counts.append(SpeculativeStep(ToyTarget(), drafter)(state, keys, values)[0][:, 2])
+    assert (counts[0] <= counts[1]).all()

@@ -1,0 +1,119 @@
+"""The default model, end to end: greedy output equals transformers, token for token, in float32."""
+
+import json
+
+import pytest
+import specstep
+import torch
+from models import greedy, save_eagle3_for
+from specstep.compile.source import ALIASES, load_source
+
+PROMPTS = [
+    "Why is the sky blue?",
+    "Write a haiku about the sea.",
+    "List the first ten prime numbers.",
+    "Translate to French: The cat sleeps on the chair.",
+    "def fibonacci(n):",
+    "Summarize: The quick brown fox jumps over the lazy dog. The dog does not mind. The fox jumps again.",
+    "What is 12 * 13? Think step by step.",
+    "Repeat after me: one two three, one two three, one two three.",
+    "Give me a recipe for pancakes with exact amounts.",
+    "¿Cuál es la capital de España?",
+    "请用一句话介绍北京。",
+    "Correct the grammar: he go to school yesterday and buyed a book.",
+    "Name three differences between TCP and UDP.",
+    "Write a JSON object with the keys name, age and city.",
+    "Tell me a very short story about a robot who learns to paint.",
+    "SELECT name, COUNT(*) FROM users",
+    "Who wrote Romeo and Juliet, and when?",
+    "Continue the sequence: 2, 4, 8, 16,",
+    "Explain recursion to a five-year-old.",
+    "A train leaves at 3 pm at 60 km/h. When has it covered 150 km?",
+    "Write an email to my landlord about a broken heater.",
+    "x",
+    "🙂🙃🙂🙃🙂",
+    "The following is a list of animals: cat, dog, horse, cow, cat, dog, horse, cow, cat,",
+]
+
+
+@pytest.fixture(scope="module")
+def source():
+    import importlib.util
+
+    package = ALIASES["smollm2-135m"][0]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"the default model is not installed: {ALIASES['smollm2-135m'][2]}")
+    return load_source("smollm2-135m", "float32", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def all_threads(one_thread):
+    """A real model is worth all cores."""
+    import os
+
+    torch.set_num_threads(os.cpu_count() or 1)
+
+
+@pytest.fixture(scope="module")
+def model_folder(source, tmp_path_factory):
+    """The default model as an HF directory, so that it is converted once."""
+    folder = tmp_path_factory.mktemp("smollm2")
+    source.model.save_pretrained(folder)
+    source.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drafters(source, model_folder, tmp_path_factory):
+    """Name -> build options: no drafts, n-grams, the target's own first layers as a draft model, a random head."""
+    small = tmp_path_factory.mktemp("draft")
+    source.tokenizer.save_pretrained(small)
+    config = json.loads((model_folder / "config.json").read_text()) | {"num_hidden_layers": 4}
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    (small / "config.json").write_text(json.dumps(config))
+    first = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(small), dtype=torch.float32)
+    first.load_state_dict({k: v for k, v in source.model.state_dict().items() if k in first.state_dict()})
+    first.save_pretrained(small)
+    head = save_eagle3_for(tmp_path_factory.mktemp("head"), source.model)
+    return {
+        "none": {"drafter": "none"},
+        "ngram": {"drafter": "ngram"},
+        "model": {"drafter": str(small), "nodes": 3},
+        "eagle3": {"drafter": str(head), "tree": "dynamic", "nodes": 8, "depth": 3, "top_k": 3},
+    }
+
+
+def compare(source, model_folder, options, prompts, new_tokens):
+    engine = specstep.eager(str(model_folder), dtype="float32", max_seq_len=384, max_batch=2, **options)
+    ids = [engine.tokenizer.encode(prompt, chat=True) for prompt in prompts]
+    source.model.set_attn_implementation("sdpa")
+    expected = [greedy(source.model, prompt, new_tokens, list(source.stop_ids)) for prompt in ids]
+    assert [result.token_ids for result in engine.generate(ids, new_tokens)] == expected
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "eagle3"])
+def test_a_handful_equals_transformers(drafter, source, model_folder, drafters):
+    compare(source, model_folder, drafters[drafter], PROMPTS[:3], 24)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model", "eagle3"])
+def test_every_prompt_equals_transformers(drafter, source, model_folder, drafters):
+    compare(source, model_folder, drafters[drafter], PROMPTS, 128)
+
+
+@pytest.mark.slow
+def test_the_compiled_engine_equals_transformers(source, model_folder, tmp_path):
+    folder = specstep.build(str(model_folder), tmp_path / "engine", dtype="float32", drafter="ngram", max_seq_len=384)
+    engine = specstep.load(folder)
+    ids = [engine.tokenizer.encode(prompt, chat=True) for prompt in PROMPTS]
+    source.model.set_attn_implementation("sdpa")
+    expected = [greedy(source.model, prompt, 128, list(source.stop_ids)) for prompt in ids]
+    assert [result.token_ids for result in engine.generate(ids, 128)] == expected
+
+
+def test_gguf_and_directory_hold_the_same_tokenizer(source, model_folder):
+    engine_text = load_source(str(model_folder), "float32", "cpu").tokenizer
+    for prompt in PROMPTS:
+        assert engine_text(prompt).input_ids == source.tokenizer(prompt).input_ids
