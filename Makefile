@@ -9,6 +9,7 @@ OUT     ?= engines/$(notdir $(MODEL))-$(notdir $(DRAFTER))
 PROMPT  ?= Explain in a few sentences why the sky is blue, then list three facts about light.
 BIN     := $(VENV)/bin
 DEMO    := engines/demo
+FOLDERS := graphs kernels compile runtime
 
 .PHONY: help install demo engine generate test test-slow lint typecheck size bench gpu-check clean
 
@@ -45,7 +46,9 @@ lint: install  ## ruff
 	$(BIN)/ruff format --check .
 
 typecheck: install  ## mypy
-	$(BIN)/mypy
+	@links=$$(mktemp -d) && ln -s "$(CURDIR)" $$links/specstep && cd $$links && "$(CURDIR)/$(BIN)/mypy" \
+	  --config-file "$(CURDIR)/pyproject.toml" -m specstep -m specstep.cli $(addprefix -p specstep.,$(FOLDERS)); \
+	  status=$$?; rm -rf $$links; exit $$status
 
 size:  ## the longest files and functions
 	@$(PYTHON) bench/size.py

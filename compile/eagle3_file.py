@@ -41,11 +41,11 @@ def load_eagle3(name: str, target: Source, config: EngineConfig, first_layer: in
         name, text.hidden_size, text.num_hidden_layers, target.model.get_input_embeddings().num_embeddings
     )
     tensors = read_tensors(name)
-    embed: nn.Module = target.model.get_input_embeddings()
+    embed: Any = target.model.get_input_embeddings()
     own = tensors.pop("embed_tokens.weight", None)
     if own is not None:
         embed = nn.Embedding.from_pretrained(own)
-    width = embed.weight.shape[1]
+    width: int = embed.embedding_dim
     size = head_config.layer.hidden_size
     if width != size:
         raise BuildError(f"drafter: {name}: hidden_size: expected {width}, that of the embeddings, got {size}")

@@ -16,8 +16,8 @@ OPS = {"specstep.tree_layout": "verify", "specstep.accept": "accept", "specstep.
 def describe_tree(step: FlatProgram) -> dict[str, Any]:
     """Kind, nodes, depth, top_k and nodes expanded per level; the paths of a static tree."""
     shape = step.module.drafter.shape  # type: ignore[union-attr]
-    paths = shape.paths if isinstance(shape, StaticTree) else None  # type: ignore[union-attr]
-    kind = "static" if paths else "chain" if shape.top_k == 1 else "dynamic"  # type: ignore[union-attr]
+    paths = shape.paths if isinstance(shape, StaticTree) else None
+    kind = "static" if paths else "chain" if shape.top_k == 1 else "dynamic"
     numbers = {name: getattr(shape, name) for name in ("nodes", "depth", "top_k", "frontiers")}
     return {"kind": kind, "paths": paths} | numbers
 

@@ -38,8 +38,8 @@ class Expand(Protocol):
 
 
 class TreeShape(Protocol):
-    """How a tree grows: at most `nodes` nodes and `depth` levels, `top_k` candidates per node; `frontiers` says how many
-    nodes each level expands, the first being the root alone."""
+    """How a tree grows: at most `nodes` nodes and `depth` levels, `top_k` candidates per node; `frontiers` says how
+    many nodes each level expands, the first being the root alone."""
 
     nodes: int
     depth: int

@@ -1,0 +1,49 @@
+"""On an NVIDIA GPU: engines replayed as CUDA graphs say what transformers says. Run by `make gpu-check`."""
+
+import pytest
+import specstep
+import torch
+from models import greedy, save_eagle3, tiny_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+PROMPTS = [[5], [40, 41, 42] * 9, list(range(30, 83)), [9, 9, 9, 9], [7, 8]]
+CHOICES = {
+    "none": {"drafter": "none"},
+    "ngram": {"drafter": "ngram"},
+    "model": {"drafter": "{drafter}", "nodes": 3},
+    "chain": {"drafter": "{head}", "tree": "chain", "nodes": 4},
+    "static": {"drafter": "{head}", "tree": "static", "nodes": 9, "depth": 3, "top_k": 3},
+    "dynamic": {"drafter": "{head}", "tree": "dynamic", "nodes": 11, "depth": 4, "top_k": 3},
+}
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_engine_equals_transformers(choice, batch, model_folder, drafter_folder, tmp_path):
+    head = save_eagle3(tmp_path / "head")
+    options = dict(CHOICES[choice])
+    options["drafter"] = options["drafter"].format(drafter=drafter_folder, head=head)
+    folder = specstep.build(
+        str(model_folder),
+        tmp_path / "engine",
+        device="cuda",
+        dtype="float32",
+        max_batch=batch,
+        max_seq_len=192,
+        **options,
+    )
+    engine, model = specstep.load(folder), tiny_model("Llama")
+    expected = [greedy(model, prompt, 60, [1]) for prompt in PROMPTS]
+    for _ in range(2):  # the second time all steps are replays
+        assert [result.token_ids for result in engine.generate(PROMPTS, 60)] == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_low_precision_runs(dtype, model_folder, tmp_path):
+    folder = specstep.build(str(model_folder), tmp_path / "engine", device="cuda", dtype=dtype, max_seq_len=192)
+    result = specstep.load(folder).generate(PROMPTS[1], 40, ignore_eos=True)
+    assert len(result.token_ids) == 40
