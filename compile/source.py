@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -45,6 +46,7 @@ def load_source(name: str, dtype: str, device: str) -> Source:
     BuildError."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()
     location, options = _locate(name)
     try:
         model = AutoModelForCausalLM.from_pretrained(location, dtype=getattr(torch, dtype), **_gguf(options), **options)

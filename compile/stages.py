@@ -7,6 +7,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..graphs.static_tree import StaticTree
+from ..graphs.tree import TreeShape
 from .assemble import FlatProgram
 
 STAGES = ("draft", "verify", "accept", "commit")
@@ -15,7 +16,7 @@ OPS = {"specstep.tree_layout": "verify", "specstep.accept": "accept", "specstep.
 
 def describe_tree(step: FlatProgram) -> dict[str, Any]:
     """Kind, nodes, depth, top_k and nodes expanded per level; the paths of a static tree."""
-    shape = step.module.drafter.shape  # type: ignore[union-attr]
+    shape: TreeShape = step.get_submodule("module.drafter").shape  # type: ignore[assignment]
     paths = shape.paths if isinstance(shape, StaticTree) else None
     kind = "static" if paths else "chain" if shape.top_k == 1 else "dynamic"
     numbers = {name: getattr(shape, name) for name in ("nodes", "depth", "top_k", "frontiers")}

@@ -1,12 +1,14 @@
-"""Prompt lookup: what followed the last tokens when they stood in the prompt or output before.
+"""The n-gram language model: what followed the last tokens in the row's own history, and in a corpus.
 
-Every node of the tree asks, not the root alone, so several continuations become branches. Source: prompt lookup
-decoding (A. Saxena,
-2023), here as a scorer. Letters: B batch, F frontier nodes, S history slots, M matches looked at, K candidates, n
-longest n-gram.
+Every node of the tree asks, not the root alone, so several continuations become branches. Sources: prompt lookup
+decoding (A. Saxena, 2023), here as a scorer; the sources are mixed as in a hierarchical Dirichlet language model
+(MacKay and Peto, 1995), so that a score is a probability and scores of different nodes compare.
+
+Letters: B batch, F frontier nodes, S history slots, n longest match, M matches looked at, E table entries of a row,
+C = M + E candidates, K of them returned.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,29 +16,36 @@ from torch import Tensor
 from ..state import State
 from ..tree import Candidates, Expand, TreeShape
 from .drafter import Scorer
+from .ngram_tables import NgramTables
 
-# Weight of a continuation by the length of its match, and the share of such drafts that the target confirms.
-WEIGHTS = (0.0, 0.1, 0.35, 1.0, 2.0)
-CONFIDENCE = (0.0, 0.2, 0.4, 0.6, 0.8)
+# Length of a match -> how many matches of that length weigh as much as all that shorter ones and the tables say. Fitted
+# by likelihood to held-out greedy answers of SmolLM2-135M-Instruct; the fit gives length 3 an infinite weight, so it
+# is left out, and it is the same with and without tables (see bench/LOG.md or the card of the shipped tables).
+CONCENTRATIONS: Mapping[int, float] = {1: 13.0, 2: 2.0, 4: 0.53}
+STEPS_PER_NAT = 4096  # log-probabilities are multiples of 1/4096: sums are exact, so equal paths tie on every backend
 
 
 class Ngram(Scorer):
-    """Scores the continuations of the longest, then latest, matches of a node's last tokens in its row's history."""
+    """Scores tokens by the matches of a node's last tokens in its row's history, and by count tables where there are
+    some."""
 
-    def __init__(self, longest: int = 4, shortest: int = 1, matches: int = 8):
-        """Match n-grams of `shortest` to `longest` tokens; weigh the best `matches` places against each other."""
+    def __init__(
+        self,
+        tables: NgramTables | None = None,
+        concentrations: Mapping[int, float] = CONCENTRATIONS,
+        matches: int = 8,
+    ):
+        """tables: counts of a corpus; None draws on history alone. concentrations: match length -> weight of what is
+        known without it. matches: the longest, then latest, places of the history to look at."""
         super().__init__()
-        if not 1 <= shortest <= longest < len(WEIGHTS):
+        if not concentrations or min(concentrations) < 1 or min(concentrations.values()) <= 0 or matches < 1:
             raise ValueError(
-                f"ngram: expected 1 <= shortest <= longest <= {len(WEIGHTS) - 1}, got shortest {shortest}, "
-                f"longest {longest}"
+                "ngram: expected match lengths of at least 1 with positive concentrations and at least 1 match, got "
+                f"concentrations {dict(concentrations)}, matches {matches}"
             )
-        self.longest, self.matches = longest, matches
-        usable = [index >= shortest for index in range(longest + 1)]
-        self.weights: Tensor
-        self.confidence: Tensor
-        self.register_buffer("weights", torch.tensor(WEIGHTS[: longest + 1]) * torch.tensor(usable), persistent=True)
-        self.register_buffer("confidence", torch.tensor(CONFIDENCE[: longest + 1]), persistent=True)
+        self.tables, self.matches = tables, matches
+        self.concentrations = dict(sorted(concentrations.items()))
+        self.longest = max(2, *concentrations)  # the tables want two tokens
 
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
@@ -49,36 +58,63 @@ class Ngram(Scorer):
             nonlocal context
             parent_context = context.gather(1, parents[:, :, None].expand(-1, -1, self.longest))
             context = torch.cat([parent_context[:, :, 1:], tokens[:, :, None]], 2)
-            return self._continuations(history, state["lengths"], context, shape.top_k)
+            return self._score(history, state["lengths"], context, shape.top_k)
 
         root = history.gather(1, state["lengths"][:, None])
         return expand(root, torch.zeros_like(root)), expand, {}
 
-    def _continuations(self, history: Tensor, lengths: Tensor, context: Tensor, top_k: int) -> Candidates:
-        """context [B, F, n], the last tokens up to each node -> what followed them in history [B, S]."""
-        slots = history.shape[1]
-        length = self._match_lengths(history, lengths, context)
-        place = torch.arange(slots, device=history.device)
-        key = (length * slots + place).topk(self.matches, dim=2).values  # [B, F, M]: longest first, then latest
-        length, place = key // slots, key % slots
-        follow = history[:, None].expand(-1, context.shape[1], -1).gather(2, (place + 1).clamp(max=slots - 1))
-        weight = self.weights[length]
-        same = follow[:, :, :, None] == follow[:, :, None, :]  # [B, F, M, M]
-        total = (same * weight[:, :, None]).sum(-1)  # united weight of equal tokens
-        earlier = torch.ones_like(same[0, 0]).tril(-1)
-        total = total.masked_fill((same & earlier).any(-1), 0.0)
-        share = total / total.sum(-1, keepdim=True).clamp(min=1e-9)
-        share = share * self.confidence[length[:, :, :1]]
-        best, index = share.topk(top_k, dim=2)
-        return Candidates(follow.gather(2, index), best.log())
+    def _score(self, history: Tensor, lengths: Tensor, context: Tensor, top_k: int) -> Candidates:
+        """context [B, F, n], the last tokens up to each node -> the likeliest next tokens [B, F, K]."""
+        length, follow = self._matches(history, lengths, context)
+        tokens, probability = follow.where(length > 0, -1), torch.zeros_like(follow, dtype=torch.float32)
+        if self.tables is not None:
+            entries, table_probability = self.tables(context[:, :, -2], context[:, :, -1])
+            tokens = torch.cat([tokens, entries], 2)  # [B, F, C]
+            probability = ((tokens[:, :, :, None] == entries[:, :, None]) * table_probability[:, :, None]).sum(-1)
+        same = tokens[:, :, :, None] == follow[:, :, None]  # [B, F, C, M]
+        for least, concentration in self.concentrations.items():
+            matched = length >= least  # [B, F, M]
+            count, total = (same & matched[:, :, None]).sum(-1), matched.sum(-1, keepdim=True)
+            probability = (count + concentration * probability) / (total + concentration)
+        return likeliest(tokens, probability, top_k)
 
-    def _match_lengths(self, history: Tensor, lengths: Tensor, context: Tensor) -> Tensor:
-        """[B, F, S]: how many of a node's last tokens stand right before each place, that place included."""
-        place = torch.arange(history.shape[1], device=history.device)
+    def _matches(self, history: Tensor, lengths: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+        """How long the M longest, then latest, matches are [B, F, M], and the tokens that follow them [B, F, M]."""
+        slots = history.shape[1]
+        key = self._match_keys(history.int(), lengths, context.int())
+        best = [key.amax(2, keepdim=True)]
+        while len(best) < self.matches:  # each pass a fused reduction: `topk` over the slots takes longer than all
+            best.append(key.where(key < best[-1], -1).amax(2, keepdim=True))
+        found = torch.cat(best, 2).long()
+        length, place = found // slots, found % slots
+        follow = history[:, None].expand(-1, context.shape[1], -1).gather(2, (place + 1).clamp(max=slots - 1))
+        return length, follow
+
+    def _match_keys(self, history: Tensor, lengths: Tensor, context: Tensor) -> Tensor:
+        """[B, F, S] int32: how many of a node's last tokens stand right before each place, that place included, times
+        S, plus the place: unique."""
+        slots = history.shape[1]
+        place = torch.arange(slots, device=history.device, dtype=torch.int32)
         run = (place < lengths[:, None])[:, None]  # a match needs a token after it
         total = torch.zeros_like(context[:, :, :1])
         for back in range(self.longest):
-            shifted = torch.nn.functional.pad(history, (back, 0), value=-1)[:, : history.shape[1]]
+            shifted = torch.nn.functional.pad(history, (back, 0), value=-1)[:, :slots]
             run = run & (shifted[:, None] == context[:, :, self.longest - 1 - back, None])
             total = total + run
-        return total
+        return total * slots + place
+
+
+def likeliest(tokens: Tensor, probability: Tensor, top_k: int) -> Candidates:
+    """The K likeliest of C tokens, each once, the first among equals. tokens [B, F, C], -1 where there is none.
+
+    By counting who comes before whom: C is small, and this fuses, where `topk` is a call of its own.
+    """
+    earlier = torch.ones(tokens.shape[2], tokens.shape[2], dtype=torch.bool, device=tokens.device).tril(-1)
+    repeated = ((tokens[:, :, :, None] == tokens[:, :, None]) & earlier).any(-1)
+    score = probability.masked_fill(repeated | (tokens < 0), -1.0)
+    mine, other = score[:, :, :, None], score[:, :, None]
+    rank = ((other > mine) | ((other == mine) & earlier)).sum(-1)  # [B, F, C], each rank once
+    chosen = rank[:, :, None] == torch.arange(top_k, device=tokens.device)[:, None]  # [B, F, K, C]
+    best = (chosen * score[:, :, None]).sum(-1)
+    log_probs = (best.clamp(min=0.0).log() * STEPS_PER_NAT).round() / STEPS_PER_NAT
+    return Candidates((chosen * tokens.clamp(min=0)[:, :, None]).sum(-1), log_probs)

@@ -26,6 +26,7 @@ def test_output_equals_transformers(architecture, tmp_path):
         engine = specstep.eager(str(folder), dtype="float32", max_batch=2, max_seq_len=128, prefill_chunk=17, **choice)
         got = engine.generate(PROMPTS, NEW_TOKENS)
         assert [result.token_ids for result in got] == expected, choice
+    assert all(set(result.stats["accepted"]) == {"3"} for result in got), "a perfect drafter is always right"
 
 
 @pytest.mark.parametrize("changes", [{"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}])

@@ -29,8 +29,11 @@ def test_output_equals_transformers(tree, variant, target, tmp_path):
     head = save_eagle3(tmp_path / "head", **variant)
     model = tiny_model("Llama")
     expected = [greedy(model, prompt, 30, [1]) for prompt in PROMPTS]
-    engine = specstep.eager(str(target), drafter=str(head), dtype="float32", max_batch=4, max_seq_len=96, **tree)
-    assert [result.token_ids for result in engine.generate(PROMPTS, 30)] == expected
+    for batch in (1, 4):
+        engine = specstep.eager(
+            str(target), drafter=str(head), dtype="float32", max_batch=batch, max_seq_len=96, **tree
+        )
+        assert [result.token_ids for result in engine.generate(PROMPTS, 30)] == expected
 
 
 def rms(x, weight, eps=1e-5):
