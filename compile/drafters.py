@@ -21,7 +21,7 @@ def make_drafter(target: Source, config: EngineConfig, first_layer: int) -> Draf
     """The drafter that the config asks for, its cache layers from `first_layer` on. Raises BuildError."""
     scorer, default = _scorer(target, config, first_layer)
     try:
-        return Drafter(scorer, _shape(config, default))
+        return Drafter(scorer, _shape(config, default)).to(config.device)
     except ValueError as error:
         raise BuildError(str(error)) from None
 

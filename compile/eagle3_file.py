@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ..graphs.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Head
 from ..runtime.errors import BuildError
@@ -51,8 +52,9 @@ def load_eagle3(name: str, target: Source, config: EngineConfig, first_layer: in
         raise BuildError(f"drafter: {name}: hidden_size: expected {width}, that of the embeddings, got {size}")
     head = Eagle3Head(head_config)
     _fill(name, head, tensors, target.model.get_input_embeddings().num_embeddings)
-    scorer = Eagle3(head, embed, first_layer)
-    return scorer.to(device=config.device, dtype=getattr(torch, config.dtype)).eval().requires_grad_(False)
+    head = head.to(device=config.device, dtype=getattr(torch, config.dtype))
+    head.rotary = LlamaRotaryEmbedding(head_config.layer).to(config.device)  # its frequencies stay float32
+    return Eagle3(head, embed.to(head.fc.weight), first_layer).eval().requires_grad_(False)
 
 
 def read_config(name: str, target_hidden: int, target_layers: int, vocabulary: int) -> Eagle3Config:

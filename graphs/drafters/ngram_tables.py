@@ -14,7 +14,7 @@ EMPTY = -1
 
 PROBES = 8  # slots that one lookup compares, side by side
 LOAD = 0.7  # rows per slot to start with; the table grows until every row is within its probes
-MIX = (2654435761, 2246822519)  # products with a token id stay far inside int64
+MIX = (2654435761, 2246822519, 2146121005)  # products stay inside int64
 
 
 def pack(tokens: Tensor, probabilities: Tensor) -> Tensor:
@@ -58,8 +58,12 @@ class NgramTables(nn.Module):
 
 
 def home(previous: Tensor, last: Tensor, homes: int) -> Tensor:
-    """The first of the slots where a pair of tokens may lie."""
-    return (previous * MIX[0] + last * MIX[1]) % homes
+    """The first of the slots where a pair of tokens may lie. Folded twice: a sum of products alone maps the regular
+    patterns of token pairs to few slots."""
+    mixed = previous * MIX[0] + last * MIX[1]
+    mixed = (mixed ^ (mixed >> 15)) & 0x7FFFFFFF
+    mixed = mixed * MIX[2]
+    return ((mixed ^ (mixed >> 29)) & 0x7FFFFFFF) % homes
 
 
 def place(pairs: Tensor) -> tuple[Tensor, int]:

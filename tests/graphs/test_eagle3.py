@@ -7,6 +7,9 @@ import specstep
 import torch
 from models import greedy, save_eagle3, save_model, tiny_model
 from safetensors.torch import load_file, save_file
+from specstep.compile.config import EngineConfig
+from specstep.compile.eagle3_file import load_eagle3
+from specstep.compile.source import load_source
 from specstep.graphs.tree import DraftTree
 
 PROMPTS = [[5], [7, 8], [40, 41, 42] * 9, list(range(30, 83))]
@@ -119,6 +122,15 @@ def test_heads_that_do_not_fit_are_refused(damage, message, target, tmp_path):
     (head / "config.json").write_text(json.dumps(config))
     with pytest.raises(specstep.BuildError, match=message.replace(", missing", "; missing")):
         specstep.eager(str(target), drafter=str(head), dtype="float32", max_seq_len=96)
+
+
+def test_low_precision_keeps_exact_rotary_frequencies(target, tmp_path):
+    """In bfloat16, angles at position 200 would be off by radians."""
+    head = save_eagle3(tmp_path / "head")
+    source = load_source(str(target), "bfloat16", "cpu")
+    scorer = load_eagle3(str(head), source, EngineConfig(drafter=str(head)), first_layer=3)
+    assert scorer.head.fc.weight.dtype == torch.bfloat16
+    torch.testing.assert_close(scorer.head.rotary.inv_freq, 10000.0 ** -(torch.arange(0, 12, 2) / 12))
 
 
 def test_other_published_names_and_pickles_without_code(target, tmp_path):
