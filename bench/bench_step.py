@@ -25,7 +25,7 @@ import time, torch
 start = time.perf_counter()
 import specstep
 engine = specstep.load({folder!r})
-next(iter(engine.stream("Why is the sky blue?", 8)))
+next(iter(engine.stream("Why is the sky blue?", 8, ignore_eos=True)))
 print(time.perf_counter() - start)
 """
 

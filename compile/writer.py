@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.export import ExportedProgram
@@ -43,8 +44,9 @@ def engine_directory(output: Path) -> Iterator[Path]:
             shutil.rmtree(output)
         work.chmod(0o755)
         work.rename(output)
-    except OSError as error:
-        raise BuildError(f"output: {output}: could not be written: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:  # a full disk, most likely
+        reason = getattr(error, "strerror", None) or error
+        raise BuildError(f"output: {output}: could not be written: {reason}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -32,9 +32,8 @@ class Request:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """steps, new_tokens, tokens_per_step; accepted, the steps by number of accepted drafted tokens; prefill_s
-        and decode_s in seconds, decode_s from the end of prefill
-        to the last token; time_to_first_token_s from the start of prefill."""
+        """steps, new_tokens, tokens_per_step; accepted, the steps by number of accepted drafted tokens; seconds:
+        prefill_s, decode_s from the end of prefill to the last token, time_to_first_token_s from its start."""
         return {
             "steps": self.steps,
             "accepted": {str(depth): self.accepted[depth] for depth in sorted(self.accepted)},

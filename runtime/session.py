@@ -45,7 +45,7 @@ class Session:
         self.release(row)
         prompt = torch.tensor(tokens, device=self.spec.device)
         self.state["history"][row, : len(tokens)] = prompt
-        for start in range(0, len(tokens) - 1, self.spec.prefill_chunk):
+        for start in range(0, len(tokens) - 1, self.spec.prefill_chunk):  # two tokens or more, as the graph wants
             self._prefill_chunk(row, prompt[start : start + self.spec.prefill_chunk], len(tokens) - 1 - start)
         self.state["limits"][row] = limit
         self.state["stop_ids"][row, : len(stop_ids)] = torch.tensor(stop_ids, dtype=torch.int64)
@@ -54,7 +54,6 @@ class Session:
 
     def _prefill_chunk(self, row: int, tokens: Tensor, left: int) -> None:
         count = min(len(tokens), left)
-        tokens = tokens if len(tokens) > 1 else tokens.repeat(2)  # the graph takes two tokens or more
         rows = slice(row, row + 1)
         inputs = self._views(self._slots(self.lengths[row] + len(tokens)), rows)
         inputs |= {name: tensor[rows] for name, tensor in self.state.items()}

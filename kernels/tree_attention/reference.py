@@ -52,7 +52,7 @@ def masked_attention(
     total = total + torch.exp(sink - peak) if sinks is not None else total.clamp(min=1e-30)
     out = torch.matmul(weights.to(v.dtype).flatten(2, 3), v).float()  # [B, H_kv, G * T, D]
     out = (out / total.flatten(2, 3)).to(q.dtype)  # here, on D values a row, instead of on S weights
-    return out.unflatten(2, (-1, nodes)).permute(0, 3, 1, 2, 4).reshape(batch, nodes, heads, head_dim)
+    return out.unflatten(2, (-1, nodes)).permute(0, 3, 1, 2, 4).reshape(batch, nodes, heads, head_dim).contiguous()
 
 
 def tree_attention(
