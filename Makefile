@@ -3,13 +3,13 @@ PYTHON  ?= python3
 VENV    ?= .venv
 TORCH   ?= torch==2.13.0
 MODEL   ?= smollm2-135m
-DRAFTER ?= ngram
+DRAFTER ?= default
 BACKEND ?= inductor
 OUT     ?= engines/$(notdir $(MODEL))-$(notdir $(DRAFTER))
 PROMPT  ?= Explain in a few sentences why the sky is blue, then list three facts about light.
 BIN     := $(VENV)/bin
 DEMO    := engines/demo
-FOLDERS := graphs kernels compile runtime
+FOLDERS := graphs kernels compile runtime train
 
 .PHONY: help install demo engine generate test test-slow lint typecheck size bench gpu-check clean
 

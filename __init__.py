@@ -1,7 +1,7 @@
 """Speculative decoding as a compiled artifact: build an engine once, replay one graph per speculative step.
 
 import specstep
-specstep.build("smollm2-135m", "engines/smol", drafter="ngram")
+specstep.build("smollm2-135m", "engines/smol")
 engine = specstep.load("engines/smol")
 print(engine.generate("Why is the sky blue?", max_new_tokens=64, chat=True).text)
 """

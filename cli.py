@@ -1,4 +1,4 @@
-"""The command line: `specstep build`, `generate`, `inspect`."""
+"""The command line: `specstep build`, `generate`, `count`, `inspect`."""
 
 import argparse
 import json
@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 EXAMPLES = {
     "build": """examples:
-  specstep build smollm2-135m -o engines/smol --drafter ngram
+  specstep build smollm2-135m -o engines/smol
   specstep build ./Qwen3-0.6B -o engines/qwen --dtype bfloat16 --max-seq-len 4096 --max-batch 4
   specstep build ./big -o engines/big --drafter ./small --nodes 5""",
     "generate": """examples:
   specstep generate engines/smol --prompt "Why is the sky blue?" --stats
   specstep generate engines/smol --prompts questions.jsonl --json --max-new-tokens 256
   echo "Once upon a time" | specstep generate engines/smol --raw""",
+    "count": """examples:
+  specstep count dialogues.jsonl.gz -o tables.safetensors --model smollm2-135m
+  specstep count answers.jsonl -o tables.safetensors --model ./Qwen3-0.6B
+  specstep build ./Qwen3-0.6B -o engines/qwen --drafter tables.safetensors""",
     "inspect": """examples:
   specstep inspect engines/smol
   specstep inspect engines/smol --svg step.svg""",
@@ -59,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
     _build_options(command("build", _build, "compile a model and a drafter into an engine directory"))
     _generate_options(command("generate", _generate, "generate text with an engine"))
+    _count_options(command("count", _count, "count n-gram tables for the ngram drafter"))
     inspect = command("inspect", _inspect, "show what an engine is made of")
     inspect.add_argument("engine", metavar="DIR", help="engine directory")
     inspect.add_argument("--json", action="store_true", help="print the manifest")
@@ -70,7 +75,7 @@ def _build_options(build: argparse.ArgumentParser) -> None:
     add = build.add_argument
     add("model", metavar="MODEL", help="HF directory, .gguf file, hub id, or smollm2-135m")
     add("-o", "--output", metavar="DIR", required=True, help="engine directory to write")
-    add("--drafter", help="none, ngram, or a path to a smaller model or an EAGLE-3 head (default: ngram)")
+    add("--drafter", help="none, ngram, default, or a path: count tables, a smaller model, a head (default: default)")
     add("--nodes", type=int, metavar="N", help="drafted tokens per step (default: the drafter's)")
     add("--tree", help="chain, static or dynamic (default: the drafter's)")
     add("--depth", type=int, metavar="D", help="levels of the tree")
@@ -99,6 +104,24 @@ def _generate_options(generate: argparse.ArgumentParser) -> None:
     add("--ignore-eos", action="store_true", help="go on past end-of-sequence tokens")
     add("--json", action="store_true", help="print one JSON line per prompt")
     add("--stats", action="store_true", help="print speed and acceptance on standard error")
+
+
+def _count_options(count: argparse.ArgumentParser) -> None:
+    add = count.add_argument
+    text = 'JSON lines, plain or .gz, with "prompt" and "response", or "token_ids" as `generate --json` prints them'
+    add("data", metavar="DATA", nargs="+", help=text)
+    add("-o", "--output", metavar="TABLES", required=True, help="file to write, for `build --drafter TABLES`")
+    add("--model", metavar="MODEL", help="whose tokenizer reads the text, and for whom the tables are")
+    add("--top", type=int, metavar="K", default=8, help="continuations kept per context (default: 8)")
+    add("--min-count", type=int, metavar="N", default=3, help="occurrences that give two tokens a row (default: 3)")
+
+
+def _count(options: argparse.Namespace) -> int:
+    from .train.count import count  # imports torch and transformers
+
+    given = {name: getattr(options, name) for name in ("model", "top", "min_count")}
+    count(options.data, options.output, report=lambda line: print(f"specstep: {line}", file=sys.stderr), **given)
+    return 0
 
 
 def _build(options: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("graphs", "kernels", "compile", "runtime")
+FOLDERS = ("graphs", "kernels", "compile", "runtime", "train")
 
 
 def main() -> None:

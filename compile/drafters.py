@@ -14,7 +14,10 @@ from ..graphs.tree import DynamicTree, TreeShape, chain
 from ..runtime.errors import BuildError
 from .config import EngineConfig
 from .eagle3_file import is_eagle3, load_eagle3
+from .ngram_file import is_ngram_file, load_tables, shipped_tables
 from .source import Source, check_same_vocabulary, is_model, load_source
+
+NGRAM_TREE = DynamicTree(depth=7, top_k=4, nodes=7)
 
 
 def make_drafter(target: Source, config: EngineConfig, first_layer: int) -> Drafter:
@@ -30,16 +33,27 @@ def _scorer(target: Source, config: EngineConfig, first_layer: int) -> tuple[Sco
     """The scorer that `config.drafter` names, and the tree it grows by default. A new method adds a line here."""
     methods: dict[str, Callable[[], tuple[Scorer, TreeShape]]] = {
         "none": lambda: (NoDraft(), chain(0)),
-        "ngram": lambda: (Ngram(), DynamicTree(depth=7, top_k=3, nodes=7)),
+        "ngram": lambda: (Ngram(), NGRAM_TREE),
+        "default": lambda: (_shipped_ngram(target), NGRAM_TREE),
     }
     name = config.drafter
     if name in methods:
         return methods[name]()
+    if is_ngram_file(name):
+        return Ngram(load_tables(name, target)), NGRAM_TREE
     if is_eagle3(name):
         return load_eagle3(name, target, config, first_layer), DynamicTree(depth=4, top_k=4, nodes=12)
     if is_model(name):
         return _draft_model(target, config, first_layer), chain(4)
-    raise BuildError(f"drafter: expected {', '.join(methods)} or a path to a smaller model or a head, got {name!r}")
+    raise BuildError(
+        f"drafter: expected {', '.join(methods)} or a path to tables, a smaller model or a head, got {name!r}"
+    )
+
+
+def _shipped_ngram(target: Source) -> Ngram:
+    """With the tables of this package where they were made for the target, else from the row's history alone."""
+    tables = shipped_tables(target)
+    return Ngram(load_tables(tables, target) if tables else None)
 
 
 def _draft_model(target: Source, config: EngineConfig, first_layer: int) -> DraftModel:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("graphs", "kernels", "compile", "runtime")
+FOLDERS = ("graphs", "kernels", "compile", "runtime", "train")
 MAY_IMPORT = {
     "graphs": {"graphs", "kernels"},
     "kernels": {"kernels"},
     "compile": {"compile", "graphs", "kernels", "runtime"},
     "runtime": {"runtime", "kernels"},
+    "train": {"train", "compile", "graphs", "kernels", "runtime"},
 }
 NEVER = {"runtime": {"transformers", "onnx", "torch._dynamo", "torch._inductor"}, "kernels": {"transformers"}}
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]

@@ -20,7 +20,7 @@ from .ngram_tables import NgramTables
 
 # Length of a match -> how many matches of that length weigh as much as all that shorter ones and the tables say. Fitted
 # by likelihood to held-out greedy answers of SmolLM2-135M-Instruct; the fit gives length 3 an infinite weight, so it
-# is left out, and it is the same with and without tables (see bench/LOG.md or the card of the shipped tables).
+# is left out, and it is the same with and without tables (compile/data/*.md has what it gives).
 CONCENTRATIONS: Mapping[int, float] = {1: 13.0, 2: 2.0, 4: 0.53}
 STEPS_PER_NAT = 4096  # log-probabilities are multiples of 1/4096: sums are exact, so equal paths tie on every backend
 
@@ -33,7 +33,7 @@ class Ngram(Scorer):
         self,
         tables: NgramTables | None = None,
         concentrations: Mapping[int, float] = CONCENTRATIONS,
-        matches: int = 8,
+        matches: int = 4,
     ):
         """tables: counts of a corpus; None draws on history alone. concentrations: match length -> weight of what is
         known without it. matches: the longest, then latest, places of the history to look at."""

@@ -12,8 +12,8 @@ LEVELS = 256
 LEVELS_PER_NAT = 16
 EMPTY = -1
 
-PROBES = 8  # slots that one lookup compares, side by side
-LOAD = 0.7  # rows per slot to start with; the table grows until every row is within its probes
+WIDTH = 8  # slots of a bucket; a pair lies in one of two buckets, the emptier when it came: 16 probes, 0.7 full
+LOAD = 0.7
 MIX = (2654435761, 2246822519, 2146121005)  # products stay inside int64
 
 
@@ -33,8 +33,8 @@ class NgramTables(nn.Module):
         super().__init__()
         self.vocabulary = bigrams.shape[0]
         keys, rows = pairs[:, 0].long() * self.vocabulary + pairs[:, 1], trigrams
-        slots, self.homes = place(pairs.long())
-        size = self.homes + PROBES - 1
+        slots, self.buckets = place(pairs.long())
+        size = self.buckets * WIDTH
         self.bigrams: Tensor
         self.keys: Tensor
         self.trigrams: Tensor
@@ -49,38 +49,37 @@ class NgramTables(nn.Module):
     def forward(self, previous: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         """The last two tokens [B, F], previous negative where there is none -> tokens [B, F, K] int64, -1 where
         there is none, and their probabilities [B, F, K]."""
-        slots = home(previous.clamp(min=0), last, self.homes)[:, :, None] + torch.arange(PROBES, device=last.device)
-        hit = self.keys[slots] == (previous * self.vocabulary + last)[:, :, None]  # [B, F, PROBES], at most one
-        slot = (slots * hit).sum(-1)
-        entries = torch.where(hit.any(-1, keepdim=True), self.trigrams[slot], self.bigrams[last]).long()
-        probabilities = self.probability[entries.clamp(min=0) % LEVELS].where(entries >= 0, 0.0)
-        return entries.div(LEVELS, rounding_mode="floor"), probabilities
+        before = previous.clamp(min=0)
+        buckets = torch.stack([home(before, last, self.buckets), home(last, before, self.buckets)], 2)  # [B, F, 2]
+        slots = (buckets[:, :, :, None] * WIDTH + torch.arange(WIDTH, device=last.device)).flatten(2)  # [B, F, 2*WIDTH]
+        key = (previous * self.vocabulary + last)[:, :, None]
+        slot = slots.where(self.keys[slots] == key, -1).amax(-1)  # both buckets may be the same one
+        entries = torch.where((slot >= 0)[:, :, None], self.trigrams[slot.clamp(min=0)], self.bigrams[last]).long()
+        there, known = entries >= 0, entries.clamp(min=0)
+        return (known // LEVELS).where(there, -1), self.probability[known % LEVELS].where(there, 0.0)
 
 
-def home(previous: Tensor, last: Tensor, homes: int) -> Tensor:
-    """The first of the slots where a pair of tokens may lie. Folded twice: a sum of products alone maps the regular
-    patterns of token pairs to few slots."""
-    mixed = previous * MIX[0] + last * MIX[1]
-    mixed = (mixed ^ (mixed >> 15)) & 0x7FFFFFFF
-    mixed = mixed * MIX[2]
-    return ((mixed ^ (mixed >> 29)) & 0x7FFFFFFF) % homes
+def home(first: Tensor, second: Tensor, buckets: int) -> Tensor:
+    """A bucket for a pair of tokens; the pair turned round gives the other. Folded twice: a sum of products alone maps
+    the regular patterns of token pairs to few buckets. No bit operations: ONNX and TensorRT have none for int64."""
+    mixed = first * MIX[0] + second * MIX[1]
+    mixed = (mixed + mixed // 2**15) % 2**31 * MIX[2]
+    return (mixed + mixed // 2**29) % 2**31 % buckets
 
 
 def place(pairs: Tensor) -> tuple[Tensor, int]:
-    """pairs [R, 2] -> a slot for each [R], none shared, at most PROBES - 1 past its home; and the number of homes."""
-    homes = max(1, int(len(pairs) / LOAD)) | 1
+    """pairs [R, 2] -> a slot for each [R], none shared, and the number of buckets. Raises ValueError for pairs that are
+    not unique."""
+    if len(pairs.unique(dim=0)) != len(pairs):
+        raise ValueError("trigrams: expected each pair of tokens once, got some of them twice")
+    buckets = 1 + int(len(pairs) / (LOAD * WIDTH))
     while True:
-        first = home(pairs[:, 0], pairs[:, 1], homes)
-        slots = torch.full((len(pairs),), -1)
-        owner = torch.full((homes + PROBES - 1,), -1)
-        waiting = torch.arange(len(pairs))
-        for probe in range(PROBES):
-            wanted = first[waiting] + probe
-            free = owner[wanted] < 0
-            owner[wanted[free]] = waiting[free]  # one of those that want the same slot gets it
-            won = owner[wanted] == waiting
-            slots[waiting[won]] = wanted[won]
-            waiting = waiting[~won]
-        if not len(waiting):
-            return slots, homes
-        homes = int(homes * 1.2) | 1
+        choices = [home(pairs[:, i], pairs[:, 1 - i], buckets).tolist() for i in (0, 1)]
+        used, slots = [0] * buckets, []
+        for one, other in zip(*choices, strict=True):
+            chosen = one if used[one] <= used[other] else other
+            slots.append(chosen * WIDTH + used[chosen])
+            used[chosen] += 1
+        if max(used) <= WIDTH:
+            return torch.tensor(slots, dtype=torch.int64), buckets
+        buckets += 1 + buckets // 8

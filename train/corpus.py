@@ -1,0 +1,86 @@
+"""Text to learn from: JSON lines of dialogues or of token ids, plain or gzipped, as sequences of token ids."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..runtime.errors import InputError
+
+BATCH = 512  # dialogues that go through the tokenizer at a time
+
+
+class Text(NamedTuple):
+    """Token ids of a sequence, and how many of them at its start are context only: the prompt."""
+
+    tokens: list[int]
+    prompt: int
+
+
+def read(files: Sequence[str], tokenizer: Any, vocabulary: int | None) -> Iterator[Text]:
+    """Sequences of JSON-lines files, in order. A line is a dialogue ("prompt", "response": text), what `specstep
+    generate --json` prints, or plain "token_ids". Raises InputError naming file and line."""
+    for file in files:
+        dialogues: list[dict[str, str]] = []
+        for place, entry in _lines(file):
+            if isinstance(entry.get("prompt"), str) and isinstance(entry.get("response"), str):
+                if tokenizer is None:
+                    raise InputError(f"{place}: expected --model, whose tokenizer reads text, got none")
+                dialogues.append(entry)
+                if len(dialogues) == BATCH:
+                    yield from _encode(dialogues, tokenizer)
+                    dialogues = []
+            else:
+                yield _ids(place, entry, vocabulary)
+        yield from _encode(dialogues, tokenizer)
+
+
+def _lines(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, object) of each line that is not empty."""
+    path = Path(file)
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield f"{path}: line {number}", _object(f"{path}: line {number}", line)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InputError(f"data: expected a readable file of JSON lines, got {file}: {error}") from None
+
+
+def _object(place: str, line: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{place}: expected a JSON object, got {error}") from None
+    if not isinstance(entry, dict):
+        raise InputError(f"{place}: expected a JSON object, got {line[:60].strip()}")
+    return entry
+
+
+def _ids(place: str, entry: dict[str, Any], vocabulary: int | None) -> Text:
+    prompt, tokens = entry.get("prompt_token_ids", []), entry.get("token_ids")
+    if not isinstance(tokens, list) or not isinstance(prompt, list):
+        raise InputError(f'{place}: expected "prompt" and "response", or "token_ids" (a list), got {sorted(entry)}')
+    highest = float("inf") if vocabulary is None else vocabulary
+    odd = [token for token in [*prompt, *tokens] if type(token) is not int or not 0 <= token < highest]
+    if odd:
+        raise InputError(
+            f"{place}: expected token ids from 0 to {highest - 1}, got {odd[0]!r}: ids of another tokenizer?"
+        )
+    return Text([*prompt, *tokens], len(prompt))
+
+
+def _encode(dialogues: list[dict[str, str]], tokenizer: Any) -> Iterator[Text]:
+    """The prompt in the chat template, if the tokenizer has one, and the response as the model would go on."""
+    if not dialogues:
+        return
+    prompts = [entry["prompt"] for entry in dialogues]
+    if tokenizer.chat_template:
+        turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        prompts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    before = tokenizer(prompts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
+    after = tokenizer([entry["response"] for entry in dialogues], add_special_tokens=False)["input_ids"]
+    for prompt, response in zip(before, after, strict=True):
+        yield Text([*prompt, *response], len(prompt))
