@@ -15,8 +15,8 @@ class EngineConfig:
     """Build options, validated. `nodes` counts drafted tokens, the root not included; None picks the drafter's default.
 
     drafter: "none"; "ngram" (the row's own history); "default" (ngram, with the package's count tables where it has
-    them for the model); or a path to count tables, a smaller causal LM or an EAGLE-3 head. tree: "chain"; "dynamic" with `depth`
-    levels of `top_k`; "static" with the paths in the JSON file `tree_choices`, or with likely ones.
+    them for the model); or a path to count tables, a smaller causal LM or an EAGLE-3 head. tree: "chain"; "dynamic"
+    with `depth` levels of `top_k`; "static" with the paths in the JSON file `tree_choices`, or with likely ones.
     max_seq_len: most tokens of a row, prompt included. prefill_chunk: most prompt tokens per prefill call.
     """
 
