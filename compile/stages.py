@@ -11,7 +11,7 @@ from ..graphs.tree import TreeShape
 from .assemble import FlatProgram
 
 STAGES = ("draft", "verify", "accept", "commit")
-OPS = {"specstep.tree_layout": "verify", "specstep.accept": "accept", "specstep.compact": "commit"}
+BEGINS = {"specstep.accept": "accept", "specstep.compact": "commit"}  # ops that open a stage
 
 
 def describe_tree(step: FlatProgram) -> dict[str, Any]:
@@ -26,9 +26,11 @@ def describe_tree(step: FlatProgram) -> dict[str, Any]:
 def stage_shares(exported: ExportedProgram) -> dict[str, dict[str, int]]:
     """For each stage: its nodes in the exported graph and the parameters that only it or it first uses."""
     shares = {stage: {"nodes": 0, "parameters": 0} for stage in STAGES}
+    current = "verify"
     for node in exported.graph.nodes:
         if node.op == "call_function":
-            shares[_stage(node)]["nodes"] += 1
+            current = next((stage for op, stage in BEGINS.items() if str(node.target).startswith(op)), current)
+            shares[_module_stage(node) or current]["nodes"] += 1
     counted: set[int] = set()
     for name in sorted(exported.state_dict, key=lambda name: ".drafter." in name):
         tensor = exported.state_dict[name]
@@ -38,11 +40,7 @@ def stage_shares(exported: ExportedProgram) -> dict[str, dict[str, int]]:
     return shares
 
 
-def _stage(node: Node) -> str:
+def _module_stage(node: Node) -> str | None:
+    """The stage whose module a node belongs to, None for the step's own nodes."""
     modules = " ".join(str(path) for path, _ in node.meta.get("nn_module_stack", {}).values())
-    if ".drafter" in modules:
-        return "draft"
-    if ".target" in modules:
-        return "verify"
-    named = next((stage for op, stage in OPS.items() if str(node.target).startswith(op)), None)
-    return named or ("accept" if "emit.py" in str(node.meta.get("stack_trace")) else "commit")
+    return "draft" if ".drafter" in modules else "verify" if ".target" in modules else None
