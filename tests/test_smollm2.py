@@ -79,37 +79,44 @@ def drafters(source, model_folder, tmp_path_factory):
     return {
         "none": {"drafter": "none"},
         "ngram": {"drafter": "ngram"},
+        "default": {"drafter": "default"},
         "model": {"drafter": str(small), "nodes": 3},
         "eagle3": {"drafter": str(head), "tree": "dynamic", "nodes": 8, "depth": 3, "top_k": 3},
     }
 
 
-def compare(source, model_folder, options, prompts, new_tokens):
-    engine = specstep.eager(str(model_folder), dtype="float32", max_seq_len=384, max_batch=2, **options)
-    ids = [engine.tokenizer.encode(prompt, chat=True) for prompt in prompts]
+@pytest.fixture(scope="module")
+def sweep(source):
+    """Token ids of all prompts as chat turns, and transformers' own answers of up to 128 tokens."""
+    text = source.tokenizer.apply_chat_template
+    ids = [text([{"role": "user", "content": p}], add_generation_prompt=True).input_ids for p in PROMPTS]
+    return ids, answers(source, ids, 128)
+
+
+def answers(source, ids, new_tokens):
+    """transformers' own greedy answers."""
+    before = source.model.config._attn_implementation
     source.model.set_attn_implementation("sdpa")
-    expected = [greedy(source.model, prompt, new_tokens, list(source.stop_ids)) for prompt in ids]
-    assert [result.token_ids for result in engine.generate(ids, new_tokens)] == expected
+    try:
+        return [greedy(source.model, prompt, new_tokens, list(source.stop_ids)) for prompt in ids]
+    finally:
+        source.model.set_attn_implementation(before)
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "eagle3"])
 def test_a_handful_equals_transformers(drafter, source, model_folder, drafters):
-    compare(source, model_folder, drafters[drafter], PROMPTS[:3], 24)
+    engine = specstep.eager(str(model_folder), dtype="float32", max_seq_len=256, max_batch=2, **drafters[drafter])
+    ids = [engine.tokenizer.encode(prompt, chat=True) for prompt in PROMPTS[:3]]
+    assert [result.token_ids for result in engine.generate(ids, 24)] == answers(source, ids, 24)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["none", "ngram", "model", "eagle3"])
-def test_every_prompt_equals_transformers(drafter, source, model_folder, drafters):
-    compare(source, model_folder, drafters[drafter], PROMPTS, 128)
-
-
-@pytest.mark.slow
-def test_the_compiled_engine_equals_transformers(source, model_folder, tmp_path):
-    folder = specstep.build(str(model_folder), tmp_path / "engine", dtype="float32", drafter="ngram", max_seq_len=384)
-    engine = specstep.load(folder)
-    ids = [engine.tokenizer.encode(prompt, chat=True) for prompt in PROMPTS]
-    source.model.set_attn_implementation("sdpa")
-    expected = [greedy(source.model, prompt, 128, list(source.stop_ids)) for prompt in ids]
+@pytest.mark.parametrize("drafter", ["none", "ngram", "default", "model", "eagle3"])
+def test_every_prompt_equals_transformers(drafter, sweep, model_folder, drafters, tmp_path):
+    """The compiled engine, 24 prompts of 128 tokens."""
+    options = {"dtype": "float32", "max_seq_len": 384} | drafters[drafter]
+    engine = specstep.load(specstep.build(str(model_folder), tmp_path / "engine", **options))
+    ids, expected = sweep
     assert [result.token_ids for result in engine.generate(ids, 128)] == expected
 
 
