@@ -80,11 +80,13 @@ def test_inspect(engine_folder, tmp_path, capsys):
     for word in ("ngram", "7 nodes", "float32", "verify", "weights.safetensors", "history", "step"):
         assert word in page
     assert main(["inspect", str(engine_folder), "--svg", str(tmp_path / "step.svg")]) == 0
-    drawing = ElementTree.parse(tmp_path / "step.svg").getroot()
-    assert drawing.tag.endswith("svg") and len(drawing.findall(".//{*}circle")) == 1 + 7 * 3  # seven levels of three
     capsys.readouterr()
     assert main(["inspect", str(engine_folder), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["spec"]["max_batch"] == 2
+    manifest = json.loads(capsys.readouterr().out)
+    tree = manifest["about"]["tree"]
+    drawing = ElementTree.parse(tmp_path / "step.svg").getroot()
+    assert len(drawing.findall(".//{*}circle")) == 1 + tree["depth"] * tree["top_k"]
+    assert manifest["spec"]["max_batch"] == 2
 
 
 @pytest.mark.parametrize(
