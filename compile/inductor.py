@@ -2,6 +2,7 @@
 
 import multiprocessing
 import shutil
+import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ class _Child:
     @staticmethod
     def _run(program: ExportedProgram, path: Path, config: dict[str, Any], result: Connection) -> None:
         torch.set_num_threads(1)  # the parent's OpenMP threads are not here
+        warnings.simplefilter("ignore")  # the compiler's about itself
         try:
             _compile(program, path, config)
             result.send(None)
