@@ -9,7 +9,7 @@ OUT     ?= engines/$(notdir $(MODEL))-$(notdir $(DRAFTER))
 PROMPT  ?= Explain in a few sentences why the sky is blue, then list three facts about light.
 BIN     := $(VENV)/bin
 DEMO    := engines/demo
-FOLDERS := graphs kernels compile runtime train
+FOLDERS := commands graphs kernels compile runtime train
 
 .PHONY: help install demo engine generate test test-slow lint typecheck size bench gpu-check clean
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("graphs", "kernels", "compile", "runtime", "train")
+FOLDERS = ("commands", "graphs", "kernels", "compile", "runtime", "train")
 MAY_IMPORT = {
+    "commands": {"commands", "compile", "runtime", "train"},
     "graphs": {"graphs", "kernels"},
     "kernels": {"kernels"},
     "compile": {"compile", "graphs", "kernels", "runtime"},

@@ -1,0 +1,41 @@
+"""`specstep build`."""
+
+import argparse
+
+from .progress import report
+
+HELP = "compile a model and a drafter into an engine directory"
+EXAMPLES = """examples:
+  specstep build smollm2-135m -o engines/smol
+  specstep build ./Qwen3-0.6B -o engines/qwen --dtype bfloat16 --max-seq-len 4096 --max-batch 4
+  specstep build ./big -o engines/big --drafter ./small --nodes 5"""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="HF directory, .gguf file, hub id, or smollm2-135m")
+    add("-o", "--output", metavar="DIR", required=True, help="engine directory to write")
+    add("--drafter", help="none, ngram, default, or a path: count tables, a smaller model, a head (default: default)")
+    add("--nodes", type=int, metavar="N", help="drafted tokens per step (default: the drafter's)")
+    add("--tree", help="chain, static or dynamic (default: the drafter's)")
+    add("--depth", type=int, metavar="D", help="levels of the tree")
+    add("--top-k", type=int, metavar="K", help="most children per node, and nodes expanded per level of a dynamic tree")
+    add("--tree-choices", metavar="FILE", help="JSON list of paths of a static tree, as [[0], [1], [0, 0]]")
+    add("--dtype", help="bfloat16, float32 or float16 (default: bfloat16)")
+    add("--device", help="cpu or cuda (default: cpu)")
+    add("--backend", help="inductor (default)")
+    add("--max-batch", type=int, metavar="B", help="rows that run at once (default: 1)")
+    add("--max-seq-len", type=int, metavar="S", help="most tokens of a row, prompt included (default: 2048)")
+    add("--prefill-chunk", type=int, metavar="C", help="most prompt tokens per prefill call (default: 512)")
+
+
+def run(options: argparse.Namespace) -> int:
+    given = {
+        name: value
+        for name, value in vars(options).items()
+        if value is not None and name not in ("run", "model", "output")
+    }
+    from ..compile.build import build  # imports torch and transformers
+
+    build(options.model, options.output, report=report, **given)
+    return 0

@@ -1,0 +1,29 @@
+"""`specstep count`."""
+
+import argparse
+
+from .progress import report
+
+HELP = "count n-gram tables for the ngram drafter"
+EXAMPLES = """examples:
+  specstep count dialogues.jsonl.gz -o tables.safetensors --model smollm2-135m
+  specstep count answers.jsonl -o tables.safetensors --model ./Qwen3-0.6B
+  specstep build ./Qwen3-0.6B -o engines/qwen --drafter tables.safetensors"""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    text = 'JSON lines, plain or .gz, with "prompt" and "response", or "token_ids" as `generate --json` prints them'
+    add("data", metavar="DATA", nargs="+", help=text)
+    add("-o", "--output", metavar="TABLES", required=True, help="file to write, for `build --drafter TABLES`")
+    add("--model", metavar="MODEL", help="whose tokenizer reads the text, and for whom the tables are")
+    add("--top", type=int, metavar="K", default=8, help="continuations kept per context (default: 8)")
+    add("--min-count", type=int, metavar="N", default=3, help="occurrences that give two tokens a row (default: 3)")
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..train.count import count  # imports torch and transformers
+
+    given = {name: getattr(options, name) for name in ("model", "top", "min_count")}
+    count(options.data, options.output, report=report, **given)
+    return 0

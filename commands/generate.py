@@ -1,0 +1,135 @@
+"""`specstep generate`."""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..runtime.errors import InputError, SpecstepError
+
+if TYPE_CHECKING:
+    from ..runtime.engine import Engine
+    from ..runtime.generate import Request
+
+HELP = "generate text with an engine"
+EXAMPLES = """examples:
+  specstep generate engines/smol --prompt "Why is the sky blue?" --stats
+  specstep generate engines/smol --prompts questions.jsonl --json --max-new-tokens 256
+  echo "Once upon a time" | specstep generate engines/smol --raw"""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("engine", metavar="DIR", help="engine directory")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--prompt", metavar="TEXT", help="one prompt (default: standard input)")
+    source.add_argument("--prompts", metavar="FILE", help='JSON lines with "id" and "prompt" or "token_ids"')
+    add(
+        "--max-new-tokens", type=int, metavar="N", help="most new tokens per prompt (default: up to the engine's limit)"
+    )
+    style = parser.add_mutually_exclusive_group()
+    style.add_argument("--chat", action="store_true", help="use the chat template (default where the model has one)")
+    style.add_argument("--raw", action="store_true", help="give the prompt to the model as it is")
+    add("--ignore-eos", action="store_true", help="go on past end-of-sequence tokens")
+    add("--json", action="store_true", help="print one JSON line per prompt")
+    add("--stats", action="store_true", help="print speed and acceptance on standard error")
+
+
+def run(options: argparse.Namespace) -> int:
+    entries = _entries(options)
+    from ..runtime.engine import load
+
+    engine = load(options.engine)
+    chat = options.chat or not (options.raw or engine.text is None or engine.text.chat_template is None)
+    requests: list[tuple[Any, Request]] = []
+    failures = 0
+    for name, prompt in entries:
+        try:
+            if isinstance(prompt, SpecstepError):
+                raise prompt
+            request = engine.request(
+                prompt, options.max_new_tokens, chat=chat, ignore_eos=options.ignore_eos, name=f"prompt {name}"
+            )
+            requests.append((name, request))
+        except InputError as error:  # the other prompts still run
+            failures += 1
+            print(f"specstep: {error}", file=sys.stderr)
+    if options.prompts is None and not options.json:
+        _print_stream(engine, requests)
+    else:
+        _print_results(engine, requests, options.json)
+    if options.stats and requests:
+        _print_stats([request for _, request in requests])
+    return 2 if failures else 0
+
+
+def _entries(options: argparse.Namespace) -> list[tuple[Any, Any]]:
+    """(id, prompt) pairs; an InputError in place of a prompt that cannot be read."""
+    if options.prompts is None:
+        return [(0, options.prompt if options.prompt is not None else sys.stdin.read().rstrip("\n"))]
+    try:
+        lines = Path(options.prompts).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"prompts: expected a readable file of JSON lines, got {options.prompts}: {error}") from None
+    return [_entry(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _entry(number: int, line: str) -> tuple[Any, Any]:
+    place = f"prompts: line {number}"
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        return number, InputError(f"{place}: expected a JSON object, got {error}")
+    if not isinstance(entry, dict) or "id" not in entry:
+        return number, InputError(f'{place}: expected an object with "id", got {line[:60]}')
+    text, tokens = entry.get("prompt"), entry.get("token_ids")
+    if isinstance(text, str) and tokens is None:
+        return entry["id"], text
+    if isinstance(tokens, list) and text is None:
+        return entry["id"], tokens
+    return entry["id"], InputError(f'{place}: expected "prompt" (text) or "token_ids" (a list), got {sorted(entry)}')
+
+
+def _print_stream(engine: "Engine", requests: list[tuple[Any, "Request"]]) -> None:
+    """Print the text of one request as it comes."""
+    from ..runtime.generate import run
+    from ..runtime.text import TextStream
+
+    for _, request in requests:
+        pieces = TextStream(engine.tokenizer)
+        for _, tokens in run(engine.session, [request]):
+            print(pieces.push(tokens, last=request.finish_reason is not None), end="", flush=True)
+        print()
+
+
+def _print_results(engine: "Engine", requests: list[tuple[Any, "Request"]], as_json: bool) -> None:
+    """Print each result when it and all before it are done."""
+    from ..runtime.generate import run
+
+    printed = 0
+    for _ in run(engine.session, [request for _, request in requests]):
+        while printed < len(requests) and requests[printed][1].finish_reason:
+            name, request = requests[printed]
+            result = engine.result(request)
+            printed += 1
+            fields = {
+                key: getattr(result, key) for key in ("prompt_token_ids", "token_ids", "text", "finish_reason", "stats")
+            }
+            print(json.dumps({"id": name} | fields) if as_json else f"[{name}] {result.text}", flush=True)
+
+
+def _print_stats(requests: list["Request"]) -> None:
+    tokens, steps = sum(len(r.tokens) for r in requests), sum(r.steps for r in requests)
+    seconds = sum(r.decode_s for r in requests)
+    first = sorted(r.first_token_s for r in requests)[len(requests) // 2]
+    print(
+        f"{tokens} tokens in {seconds:.2f} s: {tokens / max(seconds, 1e-9):.1f} tokens/s, "
+        f"{tokens / max(steps, 1):.2f} tokens per step, time to first token {first * 1000:.0f} ms",
+        file=sys.stderr,
+    )
+    histogram = sum((request.accepted for request in requests), Counter())
+    for depth in range(max(histogram) + 1):
+        share = histogram[depth] / steps
+        print(f"  {depth:3} accepted {'█' * round(40 * share):<40} {share:6.1%}", file=sys.stderr)
