@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..graphs.drafters.draft_model import DraftModel
 from ..graphs.drafters.drafter import Drafter, Scorer
+from ..graphs.drafters.merged import Merged
 from ..graphs.drafters.ngram import Ngram
 from ..graphs.drafters.none import NoDraft
 from ..graphs.static_tree import StaticTree, likely_choices
@@ -18,25 +19,39 @@ from .ngram_file import is_ngram_file, load_tables, shipped_tables
 from .source import Source, check_same_vocabulary, is_model, load_source
 
 NGRAM_TREE = DynamicTree(depth=7, top_k=4, nodes=7)
+MERGED_TREE = DynamicTree(depth=7, top_k=4, nodes=15)
 
 
 def make_drafter(target: Source, config: EngineConfig, first_layer: int) -> Drafter:
     """The drafter that the config asks for, its cache layers from `first_layer` on. Raises BuildError."""
-    scorer, default = _scorer(target, config, first_layer)
+    scorer, default = _scorers(target, config, first_layer)
     try:
         return Drafter(scorer, _shape(config, default)).to(config.device)
     except ValueError as error:
         raise BuildError(str(error)) from None
 
 
-def _scorer(target: Source, config: EngineConfig, first_layer: int) -> tuple[Scorer, TreeShape]:
-    """The scorer that `config.drafter` names, and the tree it grows by default. A new method adds a line here."""
+def _scorers(target: Source, config: EngineConfig, first_layer: int) -> tuple[Scorer, TreeShape]:
+    """The scorer that `config.drafter` asks for, and the tree it grows by default: the one it names, or a mixture of
+    those it lists."""
+    scorers, shapes = [], []
+    for name in config.drafter.split(","):
+        scorer, shape = _scorer(name, target, config, first_layer)
+        first_layer += len(scorer.cache_layers())
+        scorers.append(scorer)
+        shapes.append(shape)
+    if len(scorers) == 1:
+        return scorers[0], shapes[0]
+    return Merged(scorers), MERGED_TREE
+
+
+def _scorer(name: str, target: Source, config: EngineConfig, first_layer: int) -> tuple[Scorer, TreeShape]:
+    """The scorer of one name, and the tree it grows by default. A new method adds a line here."""
     methods: dict[str, Callable[[], tuple[Scorer, TreeShape]]] = {
         "none": lambda: (NoDraft(), chain(0)),
         "ngram": lambda: (Ngram(), NGRAM_TREE),
         "default": lambda: (_shipped_ngram(target), NGRAM_TREE),
     }
-    name = config.drafter
     if name in methods:
         return methods[name]()
     if is_ngram_file(name):
@@ -44,7 +59,7 @@ def _scorer(target: Source, config: EngineConfig, first_layer: int) -> tuple[Sco
     if is_eagle3(name):
         return load_eagle3(name, target, config, first_layer), DynamicTree(depth=4, top_k=4, nodes=12)
     if is_model(name):
-        return _draft_model(target, config, first_layer), chain(4)
+        return _draft_model(name, target, config, first_layer), chain(4)
     raise BuildError(
         f"drafter: expected {', '.join(methods)} or a path to tables, a smaller model or a head, got {name!r}"
     )
@@ -56,8 +71,8 @@ def _shipped_ngram(target: Source) -> Ngram:
     return Ngram(load_tables(tables, target) if tables else None)
 
 
-def _draft_model(target: Source, config: EngineConfig, first_layer: int) -> DraftModel:
-    source = load_source(config.drafter, config.dtype, config.device)
+def _draft_model(name: str, target: Source, config: EngineConfig, first_layer: int) -> DraftModel:
+    source = load_source(name, config.dtype, config.device)
     check_same_vocabulary(target, source)
     layers = cache_layers(source.model)
     vocabulary: int = target.model.get_output_embeddings().weight.shape[0]

@@ -1,11 +1,12 @@
-"""Read an EAGLE-3 head as it is published: config.json and one weights file, under either of the names in use."""
+"""EAGLE-3 heads as they are published: config.json and one weights file, under either of the names in use."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -139,6 +140,37 @@ def _fill(name: str, head: Eagle3Head, tensors: dict[str, Tensor], vocabulary: i
             f"drafter: {name}: d2t: expected target ids below {vocabulary}, got {int(ids.min())} to {int(ids.max())}"
         )
     head.load_state_dict({key: tensors[key] for key in wanted})
+
+
+def save_eagle3(folder: Path, head: Eagle3Head, vocabulary: int) -> None:
+    """Write a head for a target with so many token ids, in bfloat16, as the field publishes them. Raises BuildError
+    when it cannot be written."""
+    layer = {field: value for field in LAYER_FIELDS if (value := getattr(head.config.layer, field, None)) is not None}
+    config = layer | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "rope_theta": head.config.layer.rope_parameters["rope_theta"],
+        "vocab_size": vocabulary,
+        "draft_vocab_size": head.config.draft_vocab_size,
+        "target_hidden_size": head.config.target_hidden_size,
+        "eagle_aux_hidden_state_layer_ids": list(head.config.feature_layers),
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    tensors = {
+        name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).cpu().contiguous()
+        for name, tensor in head.state_dict().items()
+    }
+    ids = tensors["d2t"] + torch.arange(head.config.draft_vocab_size)
+    tensors["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, ids, True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / "new.safetensors")
+        (folder / "new.safetensors").replace(folder / FILES[0])
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    except (OSError, SafetensorError) as error:
+        raise BuildError(f"{folder}: expected room for the head, got {error}") from None
 
 
 def _folder(name: str) -> Path:

@@ -1,0 +1,104 @@
+"""Several scorers that grow one tree: at every node their candidates are mixed.
+
+A linear mixture of the scorers' probabilities, as in interpolated language models (Jelinek and Mercer, 1980), in which
+a scorer counts by how sure it is: by the probability of its best token. A long match of n-grams then goes on at nearly
+its own score, and where n-grams know little the neural scorer speaks. A token that several propose is one candidate.
+Scores stay probabilities, so nodes of all scorers compare.
+
+Letters: B batch, F frontier nodes, K candidates of each scorer, C candidates of all.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import Pass
+from ..state import State, StateTensor
+from ..target import CacheLayer
+from ..tree import Candidates, Expand, TreeShape
+from .drafter import Scorer
+from .ngram import likeliest
+
+
+class Merged(Scorer):
+    """Scores with several scorers at once. Each keeps its own state and cache layers."""
+
+    def __init__(self, scorers: Sequence[Scorer]):
+        super().__init__()
+        self.scorers = nn.ModuleList(scorers)
+        self.feature_layers = tuple(layer for scorer in scorers for layer in scorer.feature_layers)
+
+    def cache_layers(self) -> list[CacheLayer]:
+        return [layer for scorer in self._scorers() for layer in scorer.cache_layers()]
+
+    def state(self, shape: TreeShape) -> dict[str, StateTensor]:
+        return self._named([scorer.state(shape) for scorer in self._scorers()])
+
+    def prefill(
+        self,
+        tokens: Tensor,
+        count: Tensor,
+        where: Pass,
+        state: State,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        features: Tensor | None,
+    ) -> State:
+        own = zip(self._scorers(), self._states(state), self._features(features), strict=True)
+        return self._named([s.prefill(tokens, count, where, its, keys, values, f) for s, its, f in own])
+
+    def begin(
+        self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
+    ) -> tuple[Candidates, Expand, State]:
+        begun = [
+            scorer.begin(its, keys, values, shape)
+            for scorer, its in zip(self._scorers(), self._states(state), strict=True)
+        ]
+
+        def expand(tokens: Tensor, parents: Tensor) -> Candidates:
+            return self._mix([go_on(tokens, parents) for _, go_on, _ in begun], shape.top_k)
+
+        return (
+            self._mix([children for children, _, _ in begun], shape.top_k),
+            expand,
+            self._named([s for *_, s in begun]),
+        )
+
+    def commit(self, path: Tensor, count: Tensor, features: Tensor | None) -> State:
+        own = zip(self._scorers(), self._features(features), strict=True)
+        return self._named([scorer.commit(path, count, its) for scorer, its in own])
+
+    def _mix(self, candidates: Sequence[Candidates], top_k: int) -> Candidates:
+        """[B, F, K] of each scorer -> the K likeliest of all [B, F, K]."""
+        tokens = torch.cat([each.tokens.where(each.log_probs > float("-inf"), -1) for each in candidates], 2)
+        probability = torch.stack([each.log_probs.exp() for each in candidates], 2)  # [B, F, scorers, K]
+        sure = probability.amax(3, keepdim=True)
+        share = (probability * sure / sure.sum(2, keepdim=True).clamp(min=1e-9)).flatten(2)  # [B, F, C]
+        same = tokens[:, :, :, None] == tokens[:, :, None]  # [B, F, C, C]
+        return likeliest(tokens, (same * share[:, :, None]).sum(-1), top_k)
+
+    def _scorers(self) -> list[Any]:
+        return list(self.scorers)
+
+    def _named(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """States of the scorers -> one, each name with its scorer's place ahead."""
+        return {f"{place}.{name}": value for place, state in enumerate(states) for name, value in state.items()}
+
+    def _states(self, state: State) -> list[State]:
+        """What each scorer sees of the state: the step's own tensors and those that it named itself."""
+        return [
+            state
+            | {name.removeprefix(f"{place}."): tensor for name, tensor in state.items() if name.startswith(f"{place}.")}
+            for place in range(len(self.scorers))
+        ]
+
+    def _features(self, features: Tensor | None) -> list[Tensor | None]:
+        """Each scorer's own part of the captured features [B, T, L*H]."""
+        counts = [len(scorer.feature_layers) for scorer in self._scorers()]
+        if features is None:
+            return [None] * len(counts)
+        width = features.shape[-1] // max(sum(counts), 1)
+        parts = features.split([width * count for count in counts], -1)
+        return [part if count else None for part, count in zip(parts, counts, strict=True)]

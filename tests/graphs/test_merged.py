@@ -1,0 +1,67 @@
+"""Merged scorers: the mixture against a dict, and exact output whatever they draft."""
+
+import math
+
+import pytest
+import specstep
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import greedy, save_eagle3, save_model, tiny_model
+from specstep.graphs.drafters.merged import Merged
+from specstep.graphs.drafters.ngram import STEPS_PER_NAT, Ngram
+from specstep.graphs.tree import Candidates
+
+PROMPTS = [[5], [7, 8], [40, 41, 42] * 9, list(range(30, 83))]
+
+scores = st.lists(
+    st.tuples(st.integers(0, 6), st.sampled_from([0.0, 0.05, 0.1, 0.2, 0.25])),
+    min_size=3,
+    max_size=3,
+    unique_by=lambda candidate: candidate[0],
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(scores, min_size=2, max_size=3), st.integers(1, 4))
+def test_a_mixture_is_that_of_a_dict(given_scores, top_k):
+    merged = Merged([Ngram() for _ in given_scores])
+    candidates = [
+        Candidates(torch.tensor([[[token for token, _ in each]]]), torch.tensor([[[p for _, p in each]]]).log())
+        for each in given_scores
+    ]
+    sure = [max(probability for _, probability in each) for each in given_scores]
+    mixture = {}
+    for each, weight in zip(given_scores, sure, strict=True):
+        for token, probability in each:
+            if probability:
+                mixture[token] = mixture.get(token, 0.0) + weight / sum(sure) * probability
+    got = merged._mix(candidates, top_k)
+    found = [(t, s) for t, s in zip(got.tokens[0, 0].tolist(), got.log_probs[0, 0].tolist(), strict=True) if s > -1e9]
+    assert len({token for token, _ in found}) == len(found) == min(top_k, len(mixture))
+    best = sorted(mixture.values(), reverse=True)[:top_k]
+    for (token, score), probability in zip(found, best, strict=True):
+        assert abs(score - math.log(probability)) <= 1 / STEPS_PER_NAT
+        assert abs(mixture[token] - probability) < 1e-6
+
+
+@pytest.mark.parametrize("tree", [{}, {"tree": "chain", "nodes": 3}, {"tree": "static", "nodes": 7}], ids=str)
+@pytest.mark.parametrize("kind", ["ngram,head", "head,small", "ngram,small,head"])
+def test_output_equals_transformers(kind, tree, tmp_path):
+    target = save_model(tmp_path / "target")
+    save_eagle3(tmp_path / "head")
+    save_model(tmp_path / "small", seed=1, num_hidden_layers=2, hidden_size=32)
+    model = tiny_model("Llama")
+    expected = [greedy(model, prompt, 30, [1]) for prompt in PROMPTS]
+    drafter = ",".join(name if name == "ngram" else str(tmp_path / name) for name in kind.split(","))
+    engine = specstep.eager(str(target), drafter=drafter, dtype="float32", max_batch=4, max_seq_len=96, **tree)
+    assert [result.token_ids for result in engine.generate(PROMPTS, 30)] == expected
+
+
+def test_a_merged_tree_takes_from_both(tmp_path):
+    """The target itself as a draft model is right at every node: a mixture with n-grams must keep nearly all of it."""
+    target = str(save_model(tmp_path / "target"))
+    given = {"dtype": "float32", "max_seq_len": 96, "tree": "dynamic", "nodes": 12, "depth": 4, "top_k": 4}
+    alone, both = (specstep.eager(target, drafter=names, **given) for names in (target, f"ngram,{target}"))
+    steps = [sum(result.stats["steps"] for result in engine.generate(PROMPTS, 40)) for engine in (alone, both)]
+    assert steps[1] <= steps[0] * 1.25
