@@ -15,9 +15,10 @@ class Scorer(nn.Module):
 
     `begin` returns the candidates after the root, a function that scores one further frontier after the other
     (`tree.Expand`), and the scorer's own next state. Scorers with a KV cache declare its layers; they sit after the
-    target's.
+    target's. `neural` says that a level costs a pass over weights.
     """
 
+    neural = True
     feature_layers: tuple[int, ...] = ()
 
     def cache_layers(self) -> list[CacheLayer]:

@@ -25,9 +25,11 @@ from .ngram import likeliest
 class Merged(Scorer):
     """Scores with several scorers at once. Each keeps its own state and cache layers."""
 
-    def __init__(self, scorers: Sequence[Scorer]):
+    def __init__(self, scorers: Sequence[Scorer], levels: int = 2):
+        """levels: of the tree, on which neural scorers are asked where there are others too; deeper nodes are rarely
+        reached, and a pass for them costs as much as for the first (bench/LOG.md)."""
         super().__init__()
-        self.scorers = nn.ModuleList(scorers)
+        self.scorers, self.levels = nn.ModuleList(scorers), levels
         self.feature_layers = tuple(layer for scorer in scorers for layer in scorer.feature_layers)
 
     def cache_layers(self) -> list[CacheLayer]:
@@ -52,13 +54,18 @@ class Merged(Scorer):
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
-        begun = [
-            scorer.begin(its, keys, values, shape)
-            for scorer, its in zip(self._scorers(), self._states(state), strict=True)
-        ]
+        scorers = self._scorers()
+        begun = [s.begin(its, keys, values, shape) for s, its in zip(scorers, self._states(state), strict=True)]
+        asked = [go_on for _, go_on, _ in begun]
+        deep = [go_on for scorer, go_on in zip(scorers, asked, strict=True) if not scorer.neural] or asked
+        level = 1
 
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
-            return self._mix([go_on(tokens, parents) for _, go_on, _ in begun], shape.top_k)
+            nonlocal level
+            level += 1
+            return self._mix(
+                [go_on(tokens, parents) for go_on in (asked if level <= self.levels else deep)], shape.top_k
+            )
 
         return (
             self._mix([children for children, _, _ in begun], shape.top_k),

@@ -29,6 +29,8 @@ class Ngram(Scorer):
     """Scores tokens by the matches of a node's last tokens in its row's history, and by count tables where there are
     some."""
 
+    neural = False
+
     def __init__(
         self,
         tables: NgramTables | None = None,

@@ -13,6 +13,8 @@ from .drafter import Scorer
 class NoDraft(Scorer):
     """The scorer of a tree of depth 0. It is never asked; if it is, it has no candidates."""
 
+    neural = False
+
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:

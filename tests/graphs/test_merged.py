@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import greedy, save_eagle3, save_model, tiny_model
+from specstep.graphs.drafters.drafter import Drafter
 from specstep.graphs.drafters.merged import Merged
 from specstep.graphs.drafters.ngram import STEPS_PER_NAT, Ngram
-from specstep.graphs.tree import Candidates
+from specstep.graphs.tree import Candidates, DynamicTree
 
 PROMPTS = [[5], [7, 8], [40, 41, 42] * 9, list(range(30, 83))]
 
@@ -65,3 +66,21 @@ def test_a_merged_tree_takes_from_both(tmp_path):
     alone, both = (specstep.eager(target, drafter=names, **given) for names in (target, f"ngram,{target}"))
     steps = [sum(result.stats["steps"] for result in engine.generate(PROMPTS, 40)) for engine in (alone, both)]
     assert steps[1] <= steps[0] * 1.25
+
+
+def test_neural_scorers_are_asked_on_the_first_levels_alone():
+    class Counting(Ngram):
+        def __init__(self, neural):
+            super().__init__()
+            self.neural, self.levels = neural, 0
+
+        def _score(self, *given):
+            self.levels += 1
+            return super()._score(*given)
+
+    state = {"history": torch.arange(64)[None] % 5, "lengths": torch.tensor([40])}
+    cache, shape = [torch.zeros(1, 1, 64, 1)], DynamicTree(5, 3, 9)
+    for kinds, expected in (([False, True], [5, 2]), ([True, True], [5, 5])):
+        scorers = [Counting(neural) for neural in kinds]
+        Drafter(Merged(scorers), shape)(state, cache, cache)
+        assert [scorer.levels for scorer in scorers] == expected
