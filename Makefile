@@ -9,9 +9,10 @@ OUT     ?= engines/$(notdir $(MODEL))-$(notdir $(DRAFTER))
 PROMPT  ?= Explain in a few sentences why the sky is blue, then list three facts about light.
 BIN     := $(VENV)/bin
 DEMO    := engines/demo
+ONNX    ?= engines/onnx
 FOLDERS := commands graphs kernels compile runtime train
 
-.PHONY: help install demo engine generate test test-slow lint typecheck size bench gpu-check clean
+.PHONY: help install demo engine generate test test-slow lint typecheck check-onnx size bench gpu-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -49,6 +50,10 @@ typecheck: install  ## mypy
 	@links=$$(mktemp -d) && ln -s "$(CURDIR)" $$links/specstep && cd $$links && "$(CURDIR)/$(BIN)/mypy" \
 	  --config-file "$(CURDIR)/pyproject.toml" -m specstep -m specstep.cli $(addprefix -p specstep.,$(FOLDERS)); \
 	  status=$$?; rm -rf $$links; exit $$status
+
+check-onnx: install  ## compare torch and ONNX Runtime on a real generation: MODEL=... DRAFTER=... ONNX=...
+	@test -f "$(ONNX)/manifest.json" || $(BIN)/specstep build "$(MODEL)" -o "$(ONNX)" --drafter "$(DRAFTER)" --backend onnx
+	$(BIN)/specstep check "$(ONNX)" $(ARGS)
 
 size:  ## the longest files and functions
 	@$(PYTHON) bench/size.py

@@ -5,10 +5,20 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .commands import build, count, generate, inspect
+from .commands import bench_acceptance, build, check, collect, count, generate, inspect, train_drafter, tune
 from .runtime.errors import SpecstepError
 
-COMMANDS = {"build": build, "generate": generate, "count": count, "inspect": inspect}
+COMMANDS = {
+    "build": build,
+    "generate": generate,
+    "bench-acceptance": bench_acceptance,
+    "check": check,
+    "collect": collect,
+    "count": count,
+    "inspect": inspect,
+    "train-drafter": train_drafter,
+    "tune": tune,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """What a drafter earns: tokens per step over recorded greedy answers, for one tree after another, without the target.
 
-    specstep generate ENGINE --prompts FILE --json > answers.jsonl     (ids as CATEGORY/NUMBER give a column per category)
+    specstep generate ENGINE --prompts FILE --json > answers.jsonl   (ids as CATEGORY/NUMBER give a column per category)
     python bench/bench_drafter.py answers.jsonl --model MODEL --drafter default --tree 7,4,7 --tree 8,4,15
 
 What it costs is another matter: `specstep tune` and bench_step.py time whole engines.

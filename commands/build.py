@@ -8,7 +8,8 @@ HELP = "compile a model and a drafter into an engine directory"
 EXAMPLES = """examples:
   specstep build smollm2-135m -o engines/smol
   specstep build ./Qwen3-0.6B -o engines/qwen --dtype bfloat16 --max-seq-len 4096 --max-batch 4
-  specstep build ./big -o engines/big --drafter ./small --nodes 5"""
+  specstep build ./big -o engines/big --drafter ./small --nodes 5
+  specstep build ./Qwen3-0.6B -o engines/rtx --backend tensorrt-rtx --compute-capability 8.9 12.0"""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -23,10 +24,12 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--tree-choices", metavar="FILE", help="JSON list of paths of a static tree, as [[0], [1], [0, 0]]")
     add("--dtype", help="bfloat16, float32 or float16 (default: bfloat16)")
     add("--device", help="cpu or cuda (default: cpu)")
-    add("--backend", help="inductor (default)")
+    add("--backend", help="inductor (default), onnx, tensorrt or tensorrt-rtx")
     add("--max-batch", type=int, metavar="B", help="rows that run at once (default: 1)")
     add("--max-seq-len", type=int, metavar="S", help="most tokens of a row, prompt included (default: 2048)")
     add("--prefill-chunk", type=int, metavar="C", help="most prompt tokens per prefill call (default: 512)")
+    add("--compute-capability", nargs="+", metavar="X.Y", help="GPUs that tensorrt-rtx builds for (default: this one)")
+    add("--no-plugins", dest="plugins", action="store_false", default=None, help="TensorRT: its own layers only")
 
 
 def run(options: argparse.Namespace) -> int:

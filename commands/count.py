@@ -13,8 +13,8 @@ EXAMPLES = """examples:
 
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    text = 'JSON lines, plain or .gz, with "prompt" and "response", or "token_ids" as `generate --json` prints them'
-    add("data", metavar="DATA", nargs="+", help=text)
+    lines = 'JSON lines, plain or .gz, with "prompt" and "response", or "token_ids" as `generate --json` prints them'
+    add("data", metavar="DATA", nargs="+", help=f"directories that `collect` wrote, or {lines}")
     add("-o", "--output", metavar="TABLES", required=True, help="file to write, for `build --drafter TABLES`")
     add("--model", metavar="MODEL", help="whose tokenizer reads the text, and for whom the tables are")
     add("--top", type=int, metavar="K", default=8, help="continuations kept per context (default: 8)")

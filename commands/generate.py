@@ -4,10 +4,9 @@ import argparse
 import json
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.errors import InputError, SpecstepError
+from .prompts import LINES, Entry, make_requests, read_prompts
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine
@@ -25,7 +24,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("engine", metavar="DIR", help="engine directory")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", metavar="TEXT", help="one prompt (default: standard input)")
-    source.add_argument("--prompts", metavar="FILE", help='JSON lines with "id" and "prompt" or "token_ids"')
+    source.add_argument("--prompts", metavar="FILE", help=LINES)
     add(
         "--max-new-tokens", type=int, metavar="N", help="most new tokens per prompt (default: up to the engine's limit)"
     )
@@ -38,58 +37,23 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    entries = _entries(options)
+    if options.prompts is None:
+        entries = [Entry(0, options.prompt if options.prompt is not None else sys.stdin.read().rstrip("\n"))]
+    else:
+        entries = read_prompts(options.prompts)
     from ..runtime.engine import load
 
     engine = load(options.engine)
     chat = options.chat or not (options.raw or engine.text is None or engine.text.chat_template is None)
-    requests: list[tuple[Any, Request]] = []
-    failures = 0
-    for name, prompt in entries:
-        try:
-            if isinstance(prompt, SpecstepError):
-                raise prompt
-            request = engine.request(
-                prompt, options.max_new_tokens, chat=chat, ignore_eos=options.ignore_eos, name=f"prompt {name}"
-            )
-            requests.append((name, request))
-        except InputError as error:  # the other prompts still run
-            failures += 1
-            print(f"specstep: {error}", file=sys.stderr)
+    made = make_requests(engine, entries, options.max_new_tokens, chat=chat, ignore_eos=options.ignore_eos)
+    requests = [(entry.id, request) for entry, request in made]
     if options.prompts is None and not options.json:
         _print_stream(engine, requests)
     else:
         _print_results(engine, requests, options.json)
     if options.stats and requests:
         _print_stats([request for _, request in requests])
-    return 2 if failures else 0
-
-
-def _entries(options: argparse.Namespace) -> list[tuple[Any, Any]]:
-    """(id, prompt) pairs; an InputError in place of a prompt that cannot be read."""
-    if options.prompts is None:
-        return [(0, options.prompt if options.prompt is not None else sys.stdin.read().rstrip("\n"))]
-    try:
-        lines = Path(options.prompts).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"prompts: expected a readable file of JSON lines, got {options.prompts}: {error}") from None
-    return [_entry(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _entry(number: int, line: str) -> tuple[Any, Any]:
-    place = f"prompts: line {number}"
-    try:
-        entry = json.loads(line)
-    except ValueError as error:
-        return number, InputError(f"{place}: expected a JSON object, got {error}")
-    if not isinstance(entry, dict) or "id" not in entry:
-        return number, InputError(f'{place}: expected an object with "id", got {line[:60]}')
-    text, tokens = entry.get("prompt"), entry.get("token_ids")
-    if isinstance(text, str) and tokens is None:
-        return entry["id"], text
-    if isinstance(tokens, list) and text is None:
-        return entry["id"], tokens
-    return entry["id"], InputError(f'{place}: expected "prompt" (text) or "token_ids" (a list), got {sorted(entry)}')
+    return 2 if len(requests) < len(entries) else 0
 
 
 def _print_stream(engine: "Engine", requests: list[tuple[Any, "Request"]]) -> None:

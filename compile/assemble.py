@@ -3,9 +3,11 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from ..graphs.drafters.drafter import Drafter
 from ..graphs.prefill import Prefill
@@ -31,6 +33,18 @@ class Graphs:
     spec: EngineSpec
 
 
+@dataclass(frozen=True)
+class Lowered:
+    """What a backend made of the graphs, its files written: the programs, the exported step, and what a machine needs
+    to run them (see `engine_file.check_machine`). details: more of what the manifest says about the engine."""
+
+    programs: dict[str, ProgramSpec]
+    step: ExportedProgram
+    requires: dict[str, Any]
+    versions: dict[str, str]
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
 class FlatProgram(nn.Module):
     """A graph with flat tensors in and out, in the order of its names: what every backend compiles and the session
     calls."""
@@ -48,6 +62,7 @@ class FlatProgram(nn.Module):
         self.module = module
         self.lead, self.state, self.caches = tuple(lead), tuple(state), tuple(caches)
         self.inputs, self.outputs = (*lead, *state, *caches), tuple(outputs)
+        self.written = {"history", *caches}  # in place
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Tensors named `self.inputs` -> tensors named `self.outputs`."""

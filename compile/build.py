@@ -1,24 +1,23 @@
-"""The whole pipeline on one page: load, assemble, check, export, compile, write."""
+"""The whole pipeline on one page: load, assemble, check, lower, write."""
 
 import dataclasses
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..runtime.aoti import machine
-from ..runtime.engine_file import ProgramSpec
 from ..runtime.errors import BuildError
 from .assemble import assemble
-from .config import EngineConfig
-from .export import export_program
+from .config import DEFAULT_DTYPES, EngineConfig
 from .faithful import check_faithful
-from .inductor import compile_programs, constant_names, copy_libraries
 from .source import load_source, model_summary
 from .stages import describe_tree, stage_shares
-from .writer import engine_directory, write_manifest, write_tokenizer, write_weights
+from .tuned import with_tuned
+from .writer import engine_directory, write_manifest, write_tokenizer
 
 Report = Callable[[str], None]
 
@@ -32,40 +31,28 @@ def build(model: str, output: str | Path, *, report: Report = lambda message: No
     config = make_config(options)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise BuildError("device: expected cpu, got cuda on a machine without a usable NVIDIA GPU")
+    backend = _backend(config.backend)
     with engine_directory(Path(output)) as directory:
         report(f"loading {model}")
         source = load_source(model, config.dtype, config.device)
+        config = with_tuned(source, config, options, report)
         graphs = assemble(source, config)
         report("comparing the traced model with transformers")
         check_faithful(source, graphs)
 
-        exported, programs = {}, {}
-        for name, program in (("prefill", graphs.prefill), ("step", graphs.step)):
-            report(f"tracing the {name}")
-            exported[name] = export_program(program, graphs.spec)
-        report(f"compiling {' and '.join(f'{name} ({len(e.graph.nodes)} nodes)' for name, e in exported.items())}")
-        compile_programs(exported, directory, config.device)
-
-        report("writing weights")
-        if config.device == "cpu":
-            copy_libraries(directory)
-        wanted = {name: constant_names(directory / f"{name}.pt2", config.device) for name in exported}
-        constants = write_weights(directory, {name: (exported[name], wanted[name]) for name in exported})
-        for name in exported:
-            spec: ProgramSpec = getattr(graphs.spec, name)
-            programs[name] = dataclasses.replace(spec, file=f"{name}.pt2", constants=constants[name])
+        lowered = backend.lower(graphs, directory, report)
         write_tokenizer(directory, source)
         special = source.tokenizer.special_tokens_map if source.tokenizer else {}
         about = {
             "model": model_summary(source),
             "tree": describe_tree(graphs.step),
-            "stages": stage_shares(exported["step"]),
-            "versions": {"torch": torch.__version__} | _versions(),
+            "stages": stage_shares(lowered.step),
+            "versions": {"torch": torch.__version__} | _versions() | lowered.versions,
             "built_on": {key: value for key, value in machine().items() if key != "instructions"},
             "build_s": round(time.perf_counter() - started, 1),
             "special_tokens": {name: token for name, token in special.items() if isinstance(token, str)},
-        }
-        write_manifest(directory, graphs.spec, programs, about)
+        } | lowered.details
+        write_manifest(directory, graphs.spec, lowered, about)
     report(f"engine written to {output} in {time.perf_counter() - started:.0f} s")
     return Path(output)
 
@@ -76,7 +63,20 @@ def make_config(options: dict[str, Any]) -> EngineConfig:
     unknown = sorted(set(options) - known)
     if unknown:
         raise BuildError(f"options: expected some of {', '.join(sorted(known))}, got {', '.join(unknown)}")
+    if options.get("backend") in DEFAULT_DTYPES:
+        options = {"dtype": DEFAULT_DTYPES[options["backend"]]} | options
     return EngineConfig(**options)
+
+
+def _backend(name: str) -> Any:
+    """The module of this package that lowers graphs for a backend. Raises BuildError if what it needs is missing."""
+    try:
+        return import_module(f".{name.removesuffix('-rtx')}", __package__)
+    except ModuleNotFoundError as error:
+        raise BuildError(
+            f"backend {name}: expected the package {error.name}, which is not installed; "
+            f"run `pip install 'specstep[{name}]'`"
+        ) from None
 
 
 def _versions() -> dict[str, str]:

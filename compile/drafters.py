@@ -14,7 +14,7 @@ from ..graphs.target import CausalLM, cache_layers
 from ..graphs.tree import DynamicTree, TreeShape, chain
 from ..runtime.errors import BuildError
 from .config import EngineConfig
-from .eagle3_file import is_eagle3, load_eagle3
+from .eagle3_file import is_eagle3, load_eagle3, shipped_head
 from .ngram_file import is_ngram_file, load_tables, shipped_tables
 from .source import Source, check_same_vocabulary, is_model, load_source
 
@@ -34,15 +34,24 @@ def make_drafter(target: Source, config: EngineConfig, first_layer: int) -> Draf
 def _scorers(target: Source, config: EngineConfig, first_layer: int) -> tuple[Scorer, TreeShape]:
     """The scorer that `config.drafter` asks for, and the tree it grows by default: the one it names, or a mixture of
     those it lists."""
+    names = [
+        part
+        for name in config.drafter.split(",")
+        for part in (default_drafters(target) if name == "default" else [name])
+    ]
     scorers, shapes = [], []
-    for name in config.drafter.split(","):
+    for name in names:
         scorer, shape = _scorer(name, target, config, first_layer)
         first_layer += len(scorer.cache_layers())
         scorers.append(scorer)
         shapes.append(shape)
-    if len(scorers) == 1:
-        return scorers[0], shapes[0]
-    return Merged(scorers), MERGED_TREE
+    return (scorers[0], shapes[0]) if len(scorers) == 1 else (Merged(scorers), MERGED_TREE)
+
+
+def default_drafters(target: Source) -> list[str]:
+    """What stands for "default": this package's count tables and head where they were made for the target, else the
+    row's own history."""
+    return [str(path) for path in (shipped_tables(target), shipped_head(target)) if path] or ["ngram"]
 
 
 def _scorer(name: str, target: Source, config: EngineConfig, first_layer: int) -> tuple[Scorer, TreeShape]:
@@ -50,7 +59,6 @@ def _scorer(name: str, target: Source, config: EngineConfig, first_layer: int) -
     methods: dict[str, Callable[[], tuple[Scorer, TreeShape]]] = {
         "none": lambda: (NoDraft(), chain(0)),
         "ngram": lambda: (Ngram(), NGRAM_TREE),
-        "default": lambda: (_shipped_ngram(target), NGRAM_TREE),
     }
     if name in methods:
         return methods[name]()
@@ -60,15 +68,8 @@ def _scorer(name: str, target: Source, config: EngineConfig, first_layer: int) -
         return load_eagle3(name, target, config, first_layer), DynamicTree(depth=4, top_k=4, nodes=12)
     if is_model(name):
         return _draft_model(name, target, config, first_layer), chain(4)
-    raise BuildError(
-        f"drafter: expected {', '.join(methods)} or a path to tables, a smaller model or a head, got {name!r}"
-    )
-
-
-def _shipped_ngram(target: Source) -> Ngram:
-    """With the tables of this package where they were made for the target, else from the row's history alone."""
-    tables = shipped_tables(target)
-    return Ngram(load_tables(tables, target) if tables else None)
+    known = ", ".join((*methods, "default"))
+    raise BuildError(f"drafter: expected {known} or a path to tables, a smaller model or a head, got {name!r}")
 
 
 def _draft_model(name: str, target: Source, config: EngineConfig, first_layer: int) -> DraftModel:

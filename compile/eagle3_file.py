@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -14,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from ..graphs.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Head
 from ..runtime.errors import BuildError
 from .config import EngineConfig
+from .ngram_file import SHIPPED, tokenizer_hash
 from .source import Source
 
 FILES = ("model.safetensors", "pytorch_model.bin")
@@ -38,6 +38,7 @@ def is_eagle3(name: str) -> bool:
 def load_eagle3(name: str, target: Source, config: EngineConfig, first_layer: int) -> Eagle3:
     """A head from a directory, or from a weights file with config.json beside it -> its scorer, in the engine's
     dtype and on its device. Raises BuildError naming every field or tensor that does not fit."""
+    check_target(name, target)
     text = target.model.config.get_text_config()
     head_config = read_config(
         name, text.hidden_size, text.num_hidden_layers, target.model.get_input_embeddings().num_embeddings
@@ -56,6 +57,35 @@ def load_eagle3(name: str, target: Source, config: EngineConfig, first_layer: in
     head = head.to(device=config.device, dtype=getattr(torch, config.dtype))
     head.rotary = LlamaRotaryEmbedding(head_config.layer).to(config.device)  # its frequencies stay float32
     return Eagle3(head, embed.to(head.fc.weight), first_layer).eval().requires_grad_(False)
+
+
+def describe_target(target: Source) -> dict[str, Any]:
+    """What a head of ours says of the target it was trained for."""
+    text = target.model.config.get_text_config()
+    return {
+        "tokenizer": tokenizer_hash(target.tokenizer) if target.tokenizer else None,
+        "hidden_size": text.hidden_size,
+        "num_hidden_layers": text.num_hidden_layers,
+    }
+
+
+def check_target(name: str, target: Source) -> None:
+    """Refuse a head of ours that was trained for another tokenizer or another size. Heads of others do not say."""
+    said = json.loads((_folder(name) / "config.json").read_text()).get("specstep") or {}
+    for field, expected in describe_target(target).items():
+        got = said.get(field)
+        if None not in (expected, got) and got != expected:
+            raise BuildError(
+                f"drafter: {name}: {field}: expected the target's {expected}, got {got}; train a head for {target.name}"
+            )
+
+
+def shipped_head(target: Source) -> Path | None:
+    """The head in this package that was trained for a target like this one, if there is any."""
+    for path in sorted(SHIPPED.glob("*/config.json")):
+        if json.loads(path.read_text()).get("specstep") == describe_target(target):
+            return path.parent
+    return None
 
 
 def read_config(name: str, target_hidden: int, target_layers: int, vocabulary: int) -> Eagle3Config:
@@ -142,9 +172,9 @@ def _fill(name: str, head: Eagle3Head, tensors: dict[str, Tensor], vocabulary: i
     head.load_state_dict({key: tensors[key] for key in wanted})
 
 
-def save_eagle3(folder: Path, head: Eagle3Head, vocabulary: int) -> None:
-    """Write a head for a target with so many token ids, in bfloat16, as the field publishes them. Raises BuildError
-    when it cannot be written."""
+def save_eagle3(folder: Path, head: Eagle3Head, target: Source) -> None:
+    """Write a head in bfloat16, as the field publishes them. Raises BuildError when it cannot be written."""
+    vocabulary = target.model.get_output_embeddings().weight.shape[0]
     layer = {field: value for field in LAYER_FIELDS if (value := getattr(head.config.layer, field, None)) is not None}
     config = layer | {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -157,6 +187,7 @@ def save_eagle3(folder: Path, head: Eagle3Head, vocabulary: int) -> None:
         "eagle_aux_hidden_state_layer_ids": list(head.config.feature_layers),
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
+        "specstep": describe_target(target),
     }
     tensors = {
         name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).cpu().contiguous()
@@ -166,10 +197,10 @@ def save_eagle3(folder: Path, head: Eagle3Head, vocabulary: int) -> None:
     tensors["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, ids, True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / "new.safetensors")
+        (folder / "new.safetensors").write_bytes(save(tensors))
         (folder / "new.safetensors").replace(folder / FILES[0])
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise BuildError(f"{folder}: expected room for the head, got {error}") from None
 
 

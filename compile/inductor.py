@@ -1,8 +1,10 @@
 """Lower an exported graph with AOTInductor."""
 
+import dataclasses
 import multiprocessing
 import shutil
 import warnings
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,14 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from ..kernels.linear import LIBRARY_NAME, build_library, c_shims
+from ..kernels.linear import LIBRARY_NAME, build_library, c_shims, detect_instruction_set
+from ..runtime.aoti import machine
+from ..runtime.engine_file import ProgramSpec
 from ..runtime.errors import BuildError
-from .passes import use_small_linear
+from .assemble import Graphs, Lowered
+from .export import export_program
+from .passes import share_masks, use_small_linear
+from .writer import write_weights
 
 CONFIG: dict[str, Any] = {
     # The weights stay out of the package and keep their names: both programs are lent the same mapped file.
@@ -23,17 +30,42 @@ CONFIG: dict[str, Any] = {
 }
 
 
+def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Lowered:
+    """Write NAME.pt2 for each program, the weights file and, on a CPU, the library of our ops."""
+    exported, programs = {}, {}
+    for name, program in (("prefill", graphs.prefill), ("step", graphs.step)):
+        report(f"tracing the {name}")
+        exported[name] = export_program(program, graphs.spec)
+    report(f"compiling {' and '.join(f'{name} ({len(e.graph.nodes)} nodes)' for name, e in exported.items())}")
+    device = graphs.spec.device
+    compile_programs(exported, directory, device)
+
+    report("writing weights")
+    if device == "cpu":
+        shutil.copy(build_library(), directory / LIBRARY_NAME)
+    held = {name: {**program.state_dict, **program.constants} for name, program in exported.items()}
+    wanted = {name: constant_names(directory / f"{name}.pt2", device) for name in exported}
+    constants = write_weights(directory, {name: {key: held[name][key] for key in wanted[name]} for name in exported})
+    for name in exported:
+        spec: ProgramSpec = getattr(graphs.spec, name)
+        programs[name] = dataclasses.replace(spec, file=f"{name}.pt2", constants=constants[name])
+    return Lowered(programs, exported["step"], requires(device), {})
+
+
 def compile_programs(exported: dict[str, ExportedProgram], directory: Path, device: str) -> None:
     """Compile each program to `directory/NAME.pt2`: the graph, without weights. Raises BuildError.
 
-    On a CPU the linear layers become ours (`kernels.linear`), and each program is compiled in a process of its own, at
-    the same time: compiling is one thread of Python, then one of g++. The processes are forked and share the weights.
+    On a CPU layers share their masks, the linear layers become ours (`kernels.linear`), and each program is compiled in
+    a process of its own, at the same time: compiling is one thread of Python, then one of g++. The processes are forked
+    and share the weights.
     """
     config, paths = dict(CONFIG), {name: directory / f"{name}.pt2" for name in exported}
     if device == "cuda":  # CUDA does not survive a fork
         for name, program in exported.items():
             _compile(program, paths[name], config)
         return
+    for program in exported.values():
+        share_masks(program)
     if sum(use_small_linear(program) for program in exported.values()):
         config["aot_inductor.custom_ops_to_c_shims"] = c_shims()
     children = [_Child(name, program, paths[name], config) for name, program in exported.items()]
@@ -83,12 +115,30 @@ class _Child:
             raise BuildError(f"compile: {self.name}: {failure}")
 
 
-def copy_libraries(directory: Path) -> None:
-    """Put the library of our CPU ops beside the programs that call it."""
-    shutil.copy(build_library(), directory / LIBRARY_NAME)
-
-
 def constant_names(path: Path, device: str) -> list[str]:
     """Names of the weights that a compiled graph must be lent."""
     index = torch.cuda.current_device() if device == "cuda" else -1
     return list(torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index).get_constant_fqns())
+
+
+def requires(device: str) -> dict[str, Any]:
+    """What a machine needs to run what is compiled on this one."""
+    here = machine()
+    needs = {"torch": here["torch"], "architecture": here["architecture"]}
+    if device == "cuda":
+        return needs | {"cuda_capability": here["cuda_capability"], "cuda": here["cuda"]}
+    isa = [*str(torch._inductor.cpu_vec_isa.pick_vec_isa()).split(), detect_instruction_set()]
+    return needs | {"instructions": [flag for flag in here["instructions"] if flag in instruction_flags(isa)]}
+
+
+def instruction_flags(isa: list[str]) -> set[str]:
+    """The operating system's names of the instructions that a vector ISA, as Inductor and we name them, stands for."""
+    wide = {"avx512f", "avx512dq", "avx512vl", "avx512bw", "avx2", "fma"}
+    flags = {
+        "avx2": {"avx2", "fma"},
+        "avx512": wide,
+        "avx512_vnni": {"avx512_vnni"},
+        "avx512_bf16": wide | {"avx512_bf16"},
+    }
+    flags |= {"amx_tile": {"amx_tile", "amx_int8", "amx_bf16"}, "asimd": {"asimd"}}
+    return set().union(*(flags.get(name, set()) for name in isa))

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..runtime.engine import Engine
-from ..runtime.session import Program, Session
 from ..runtime.text import Text
+from ..runtime.torch_session import Program, TorchSession
 from .assemble import FlatProgram, assemble
 from .build import make_config
 from .faithful import check_faithful
@@ -31,7 +31,7 @@ def in_process(model: str, lower: Callable[[FlatProgram], Program], options: dic
     source = load_source(model, config.dtype, config.device)
     graphs = assemble(source, config)
     check_faithful(source, graphs)
-    session = Session(graphs.spec, lower(graphs.prefill), lower(graphs.step))
+    session = TorchSession(graphs.spec, lower(graphs.prefill), lower(graphs.step))
     return Engine(session, _text(source))
 
 

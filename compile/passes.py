@@ -1,11 +1,17 @@
 """Rewrites of an exported graph, before it is decomposed and compiled."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
+from ..kernels.compact.op import compact, compacted
 from ..kernels.linear import load_library
+from ..kernels.tree_attention.op import masked_attention, tree_attention, visible_slots
 
 SMALL_LINEAR_DTYPES = (torch.bfloat16, torch.float32)
 
@@ -48,3 +54,51 @@ def _fits(node: Node) -> bool:
         and values[1].dim() == 2
         and values[1].is_contiguous()
     )
+
+
+def share_masks(exported: ExportedProgram) -> None:
+    """Replaces `specstep::tree_attention` on the CPU by its two halves, in place, with one mask for all layers of a
+    pass that have the same window: the compiler does not merge equal subgraphs and would rebuild it in each layer.
+    """
+    graph = exported.graph_module.graph
+    masks: dict[tuple[Any, ...], Node] = {}
+    for node in graph.find_nodes(op="call_function", target=tree_attention._opoverload):
+        left_out = tree_attention._opoverload._schema.arguments[len(node.args) :]
+        arguments: list[Any] = [*node.args, *(argument.default_value for argument in left_out)]
+        q, k, v, *where, scale, window, softcap, sinks = arguments
+        if q.meta["val"].device.type != "cpu":
+            continue
+        with graph.inserting_before(node):
+            if (*where, window) not in masks:  # all layers have the same slots
+                slots = insert_call(node, torch.ops.aten.sym_size.int, (k, 2))
+                masks[*where, window] = insert_call(node, visible_slots._opoverload, (*where, slots, window))
+            halves = (q, k, v, masks[*where, window], scale, softcap, sinks)
+            node.replace_all_uses_with(insert_call(node, masked_attention._opoverload, halves))
+        graph.erase_node(node)
+    exported.graph_module.recompile()
+
+
+def copy_compacted(exported: ExportedProgram) -> None:
+    """Replaces `specstep::compact` by `specstep::compacted` and a copy for each cache, in place: a form that still is
+    one node of our own once writes in place are gone. A path of the root alone moves nothing: its compaction goes."""
+    graph = exported.graph_module.graph
+    for node in graph.find_nodes(op="call_function", target=compact._opoverload):
+        arguments: list[Any] = list(node.args)
+        caches, lengths, path, accepted = arguments
+        with graph.inserting_before(node):
+            for cache in caches if path.meta["val"].shape[1] > 1 else ():
+                new = insert_call(node, compacted._opoverload, (cache, lengths, path, accepted))
+                insert_call(node, torch.ops.aten.copy_.default, (cache, new))
+        graph.erase_node(node)
+    exported.graph_module.recompile()
+
+
+def insert_call(place: Node, op: Any, arguments: Sequence[Any]) -> Node:
+    """Adds a call at the graph's insertion point, with the module and source line of `place`, its value known."""
+    new = place.graph.call_function(op, tuple(arguments))
+    values = torch.fx.map_arg(new.args, lambda argument: argument.meta["val"])
+    mode = detect_fake_mode(values)
+    assert mode is not None
+    with mode:
+        new.meta = {**place.meta, "val": op(*values)}
+    return new

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.utils import logging as hub_logging
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from ..runtime.errors import BuildError
@@ -44,15 +44,31 @@ class Source:
 def load_source(name: str, dtype: str, device: str) -> Source:
     """Load weights and tokenizer. `name`: an alias of ALIASES, an HF directory, a .gguf file, or a hub id. Raises
     BuildError."""
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    hub_logging.set_verbosity_error()
+    _quiet()
     location, options = _locate(name)
     try:
         model = AutoModelForCausalLM.from_pretrained(location, dtype=getattr(torch, dtype), **_gguf(options), **options)
     except Exception as error:  # loaders raise anything
         raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
     return Source(name, model.to(device).eval(), _tokenizer(location, options))
+
+
+def load_tokenizer(name: str) -> tuple[Any, int]:
+    """A model's tokenizer, None where it has none, and the size of its vocabulary, without its weights. Raises
+    BuildError."""
+    _quiet()
+    location, options = _locate(name)
+    try:
+        config = AutoConfig.from_pretrained(location, **options)
+    except Exception as error:  # loaders raise anything
+        raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
+    return _tokenizer(location, options), config.get_text_config().vocab_size
+
+
+def _quiet() -> None:
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()
 
 
 def _gguf(options: dict[str, str]) -> dict[str, Any]:

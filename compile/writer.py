@@ -9,17 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.export import ExportedProgram
 
-from ..kernels.linear import detect_instruction_set
-from ..runtime.aoti import machine
-from ..runtime.engine_file import MANIFEST, WEIGHTS, EngineSpec, Manifest, ProgramSpec, file_entry
+from ..runtime.engine_file import MANIFEST, WEIGHTS, EngineSpec, Manifest, file_entry
 from ..runtime.errors import BuildError
 from ..runtime.text import CHAT_TEMPLATE, TOKENIZER
+from .assemble import Lowered
 from .source import Source
 
 
@@ -51,27 +48,21 @@ def engine_directory(output: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def write_weights(directory: Path, programs: dict[str, tuple[ExportedProgram, list[str]]]) -> dict[str, dict[str, str]]:
-    """Write each tensor once -> for each program, {constant: name in the file}.
-
-    programs: name -> (exported graph, the constants that its compiled form wants).
-    """
+def write_weights(directory: Path, programs: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, str]]:
+    """Write each tensor once -> for each program, {constant: name in the file}. programs: name -> constants by name."""
     stored: dict[tuple[Any, ...], str] = {}
     tensors: dict[str, Tensor] = {}
-    names: dict[str, dict[str, str]] = {}
-    for program, (exported, wanted) in programs.items():
-        held = {**exported.state_dict, **exported.constants}
-        names[program] = {}
-        for constant in wanted:
-            tensor = held[constant].detach()
-            shared = constant in exported.state_dict
+    names: dict[str, dict[str, str]] = {name: {} for name in programs}
+    for program, constants in programs.items():
+        for constant, held in constants.items():
+            tensor = held.detach()
             key = (
                 (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
                 if tensor.numel()
                 else (constant, program)
             )
             if key not in stored:
-                stored[key] = constant if shared else f"{program}/{constant}"
+                stored[key] = f"{program}/{constant}" if constant in tensors else constant
                 tensors[stored[key]] = tensor.cpu().contiguous()
             names[program][constant] = stored[key]
     save_file(tensors, str(directory / WEIGHTS))
@@ -87,35 +78,12 @@ def write_tokenizer(directory: Path, source: Source) -> None:
         (directory / CHAT_TEMPLATE).write_text(source.tokenizer.chat_template)
 
 
-def write_manifest(directory: Path, spec: EngineSpec, programs: dict[str, ProgramSpec], about: dict[str, Any]) -> None:
+def write_manifest(directory: Path, spec: EngineSpec, lowered: Lowered, about: dict[str, Any]) -> None:
     """Write manifest.json, last of all: a directory without it is no engine."""
     files = {path.name: file_entry(path) for path in sorted(directory.iterdir())}
-    spec = dataclasses.replace(spec, **programs)  # type: ignore[arg-type]
-    manifest = Manifest(spec, requires(spec.device), about, files)
+    spec = dataclasses.replace(spec, **lowered.programs)  # type: ignore[arg-type]
+    manifest = Manifest(spec, lowered.requires, about, files)
     with (directory / MANIFEST).open("w") as file:
         file.write(manifest.to_json())
         file.flush()
         os.fsync(file.fileno())
-
-
-def requires(device: str) -> dict[str, Any]:
-    """What a machine needs to run what is compiled on this one."""
-    here = machine()
-    needs = {"torch": here["torch"], "architecture": here["architecture"]}
-    if device == "cuda":
-        return needs | {"cuda_capability": here["cuda_capability"], "cuda": here["cuda"]}
-    isa = [*str(torch._inductor.cpu_vec_isa.pick_vec_isa()).split(), detect_instruction_set()]
-    return needs | {"instructions": [flag for flag in here["instructions"] if flag in instruction_flags(isa)]}
-
-
-def instruction_flags(isa: list[str]) -> set[str]:
-    """The operating system's names of the instructions that a vector ISA, as Inductor and we name them, stands for."""
-    wide = {"avx512f", "avx512dq", "avx512vl", "avx512bw", "avx2", "fma"}
-    flags = {
-        "avx2": {"avx2", "fma"},
-        "avx512": wide,
-        "avx512_vnni": {"avx512_vnni"},
-        "avx512_bf16": wide | {"avx512_bf16"},
-    }
-    flags |= {"amx_tile": {"amx_tile", "amx_int8", "amx_bf16"}, "asimd": {"asimd"}}
-    return set().union(*(flags.get(name, set()) for name in isa))

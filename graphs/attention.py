@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..kernels.tree_attention.op import tree_attention
-from ..kernels.tree_attention.reference import masked_attention, visible_slots
 from ..kernels.tree_layout.reference import chain_bits, word_count
 
 ATTENTION_NAME = "specstep"
@@ -29,7 +28,6 @@ class Pass:
         itself writes the keys `first_key .. first_key + T` of the M."""
         self.lengths, self.depths, self.ancestors, self.key_depths = lengths, depths, ancestors, key_depths
         self.first_key = first_key
-        self._visible: dict[int, Tensor] = {}  # by window; all layers have the same slots
 
     @property
     def positions(self) -> Tensor:
@@ -45,18 +43,9 @@ class Pass:
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float, sinks: Tensor | None
     ) -> Tensor:
-        """query [B, H, T, D], key and value [B, H_kv, S, D] -> [B, T, H, D]; 0 stands for no window and no softcap.
-
-        On a GPU one kernel that reads the packed bits. On a CPU the same in two parts, so that one mask serves all
-        layers of a kind: the compiler would rebuild it in each.
-        """
-        if query.is_cuda:
-            where = (self.lengths, self.depths, self.ancestors, self.key_depths)
-            return tree_attention(query, key, value, *where, scale, window, softcap, sinks)
-        if window not in self._visible:
-            where = (self.lengths, self.depths, self.ancestors, self.key_depths)
-            self._visible[window] = visible_slots(*where, key.shape[2], window)
-        return masked_attention(query, key, value, self._visible[window], scale, softcap, sinks)
+        """query [B, H, T, D], key and value [B, H_kv, S, D] -> [B, T, H, D]; 0 stands for no window and no softcap."""
+        where = (self.lengths, self.depths, self.ancestors, self.key_depths)
+        return tree_attention(query, key, value, *where, scale, window, softcap, sinks)
 
 
 def chain_pass(lengths: Tensor, width: int, most: int) -> Pass:
@@ -82,10 +71,11 @@ class LayerCache:
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """key, value [B, H_kv, T, D] of one layer -> that layer's whole cache."""
-        rows = torch.arange(key.shape[0], device=key.device)[:, None]
+        row = torch.arange(key.shape[0], device=key.device)[:, None, None]
+        head = torch.arange(key.shape[1], device=key.device)[:, None]
         caches = self.keys[self.first_layer + layer_idx], self.values[self.first_layer + layer_idx]
         for cache, new in zip(caches, (key, value), strict=True):
-            cache[rows, :, self.slots] = new.transpose(1, 2).to(cache.dtype)
+            cache[row, head, self.slots[:, None]] = new.to(cache.dtype)
         return caches
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -13,13 +13,14 @@ from .drafters.drafter import Drafter
 from .emit import emit
 from .state import State
 from .target import CausalLM
+from .tree import sibling_ranks
 
 
 class SpeculativeStep(nn.Module):
     """state, KV tensors -> report, next state. Every row moves by 1 to D + 1 tokens; finished rows stand still.
 
-    The report [B, D + 4] int64 is all the host reads: the number of new tokens, the finish code, the accepted
-    depth, the new tokens.
+    The report [B, 3 + 3 * (D + 1)] int64 is all the host reads: the number of new tokens, the finish code, the accepted
+    depth, the new tokens, the accepted path as nodes of the tree, root first, and each node's rank among its siblings.
     """
 
     def __init__(self, target: CausalLM, drafter: Drafter):
@@ -43,7 +44,8 @@ class SpeculativeStep(nn.Module):
         compact([*keys[:layers], *values[:layers]], state["lengths"], path, accepted)
         put(state["history"], state["lengths"] + 1, tokens)
         drafter_state |= self.drafter.scorer.commit(path, count, features)
-        report = torch.cat([torch.stack([count, finish, accepted.where(count > 0, 0)], 1), tokens], 1)
+        counts = torch.stack([count, finish, accepted.where(count > 0, 0)], 1)
+        report = torch.cat([counts, tokens, path, sibling_ranks(tree).gather(1, path)], 1)
         return report, {"lengths": state["lengths"] + count, "finish": finish} | drafter_state
 
 

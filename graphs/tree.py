@@ -54,8 +54,7 @@ class TreeShape(Protocol):
 
 
 def top(scores: Tensor, k: int) -> Tensor:
-    """Indices [..., k] of the k largest scores, the lowest index first among equals, in no particular order beyond
-    that.
+    """Indices [..., k] of the k largest scores, the largest first, the lowest index first among equals.
 
     Scores are log-probabilities of at least -4096; ties are broken inside an integer key, because `topk` breaks them
     differently on every backend. A child never outranks its parent: scores fall along a path, indices rise.
@@ -111,8 +110,9 @@ class DynamicTree:
         return self._best(root, torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1))
 
     def _best(self, root: Tensor, tokens: Tensor, scores: Tensor, parents: Tensor) -> DraftTree:
-        """The `nodes` best of all candidates [B, C] as a tree; it is connected because ties favour the parent."""
-        chosen = top(scores, self.nodes).sort(dim=1).values  # [B, N] ascending, so parents come before children
+        """The `nodes` best of all candidates [B, C] as a tree, the best first; it is connected, and parents come before
+        children, because ties favour the parent. So the first n nodes are the tree of n nodes."""
+        chosen = top(scores, self.nodes)  # [B, N]
         parent = parents.gather(1, chosen)
         found = chosen[:, None, :] == parent[:, :, None]  # [B, N, N]: which chosen node is the parent
         place = torch.arange(1, self.nodes + 1, device=root.device)
@@ -129,6 +129,13 @@ def bare_root(root: Tensor) -> DraftTree:
     """root [B] -> the tree with no draft."""
     empty = root[:, None][:, :0]
     return with_root(root, empty, empty, empty.to(torch.bool))
+
+
+def sibling_ranks(tree: DraftTree) -> Tensor:
+    """[B, T] how many siblings come before each node, 0 for the root."""
+    node = torch.arange(tree.parents.shape[1], device=tree.parents.device)
+    sibling = (tree.parents[:, None, :] == tree.parents[:, :, None]) & tree.valid[:, None, :]
+    return (sibling & (node < node[:, None])).sum(-1)
 
 
 def with_root(root: Tensor, tokens: Tensor, parents: Tensor, valid: Tensor) -> DraftTree:

@@ -28,6 +28,7 @@ class Case:
     pointers: dict[str, str]
     constants: dict[str, Any]
     options: dict[str, int] = field(default_factory=dict)
+    aligned_strides: bool = True  # strides are multiples of 16 elements
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,14 @@ def _merge_case(dtype: str, head_dim: int) -> Case:
 
 
 def compile_case(case: Case, arch: int) -> Usage:
-    """Compile one case for one architecture, e.g. 90 for sm_90."""
+    """Compile one case for one architecture, e.g. 90 for sm_90, and measure it."""
+    compiled = compile_kernel(case, arch)
+    registers, stack = _resources(compiled.asm["cubin"])
+    return Usage(case.name, arch, registers, stack, compiled.metadata.shared, compiled.asm["cubin"])
+
+
+def compile_kernel(case: Case, arch: int) -> Any:
+    """Triton's compiled kernel: `asm["ptx"]`, `asm["cubin"]`, `metadata`."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -101,17 +109,14 @@ def compile_case(case: Case, arch: int) -> Usage:
         raise RuntimeError("TRITON_INTERPRET: expected unset, got 1; the interpreter replaces the compiler, unset it")
     names = case.kernel.arg_names
     kinds = {name: "constexpr" if name in case.constants else case.pointers.get(name, "i32") for name in names}
-    # As at a launch: tensors start at a multiple of 16 bytes, and strides are multiples of 16 elements.
-    aligned = [name in case.pointers or name.startswith("stride_") for name in names]
+    # As at a launch: tensors start at a multiple of 16 bytes, and most strides are multiples of 16 elements.
+    aligned = [name in case.pointers or (case.aligned_strides and name.startswith("stride_")) for name in names]
     attributes = {
         (i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if aligned[i] and kinds[name] != "constexpr"
     }
     source = ASTSource(fn=case.kernel, signature=kinds, constexprs=case.constants, attrs=attributes)
     options = {"num_warps": 4, "ptx_version": PTX_VERSION, "enable_fp_fusion": True, **case.options}
-    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    cubin = compiled.asm["cubin"]
-    registers, stack = _resources(cubin)
-    return Usage(case.name, arch, registers, stack, compiled.metadata.shared, cubin)
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

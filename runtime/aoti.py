@@ -15,7 +15,8 @@ from torch import Tensor
 from ..kernels.linear import LIBRARY_NAME, load_library
 from .engine_file import REBUILD, WEIGHTS, EngineSpec, Manifest, ProgramSpec
 from .errors import EngineError
-from .session import Program
+from .session import Session
+from .torch_session import Program, TorchSession
 
 Weights = dict[str, Tensor]
 
@@ -38,6 +39,16 @@ def cpu_instructions() -> list[str]:
     lines = path.read_text().splitlines() if path.is_file() else []
     flags = (line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features")))
     return next(flags, [])
+
+
+def open_session(directory: Path, manifest: Manifest) -> Session:
+    """Load both programs, lend them the mapped weights. Raises EngineError for what does not load here."""
+    spec = manifest.spec
+    load_libraries(directory, manifest)
+    weights = open_weights(directory, spec)
+    return TorchSession(
+        spec, *(load_program(directory, program, weights, spec.device) for program in (spec.prefill, spec.step))
+    )
 
 
 def load_libraries(directory: Path, manifest: Manifest) -> None:

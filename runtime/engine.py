@@ -2,16 +2,24 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .engine_file import EngineSpec, check_files, check_machine, read_manifest
-from .errors import InputError
+from .engine_file import REBUILD, EngineSpec, Manifest, check_files, check_machine, read_manifest
+from .errors import EngineError, InputError
 from .generate import Request, run
 from .session import Session
 from .text import Text, TextStream
 
 Prompt = str | Sequence[int]
+
+BACKENDS = {
+    "inductor": "aoti",
+    "onnx": "onnx_session",
+    "tensorrt": "tensorrt_session",
+    "tensorrt-rtx": "tensorrt_session",
+}  # backend -> its module, with `machine` and `open_session`
 
 
 @dataclass(frozen=True)
@@ -132,17 +140,25 @@ def load(directory: str | Path, deep_check: bool = False) -> Engine:
 
     `deep_check` also hashes the weights file.
     """
-    from . import aoti  # torch's loader; importing it later keeps `specstep.inspect` and the checks light
-
     directory = Path(directory)
     manifest = read_manifest(directory)
     check_files(directory, manifest, deep_check)
-    check_machine(manifest, aoti.machine())
-    spec = manifest.spec
-    aoti.load_libraries(directory, manifest)
-    weights = aoti.open_weights(directory, spec)
-    programs = [aoti.load_program(directory, program, weights, spec.device) for program in (spec.prefill, spec.step)]
+    backend = _backend(manifest)
+    check_machine(manifest, backend.machine())
+    session = backend.open_session(directory, manifest)
     special = manifest.about.get("special_tokens", {})
-    return Engine(
-        Session(spec, *programs), Text.load(directory, special) if "tokenizer.json" in manifest.files else None
-    )
+    return Engine(session, Text.load(directory, special) if "tokenizer.json" in manifest.files else None)
+
+
+def _backend(manifest: Manifest) -> Any:
+    """The module that runs an engine, imported when an engine needs it. Raises EngineError."""
+    name = manifest.spec.config.get("backend")
+    if name not in BACKENDS:
+        raise EngineError(f"engine: backend: expected one of {', '.join(BACKENDS)}, got {name!r}; {REBUILD}")
+    try:
+        return import_module(f".{BACKENDS[name]}", __package__)
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            f"engine: backend {name}: expected the package {error.name}, which is not installed; "
+            f"run `pip install 'specstep[{name}]'`"
+        ) from None

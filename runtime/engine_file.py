@@ -1,7 +1,8 @@
 """The engine directory: what its manifest says, and how it is checked before anything of it is run.
 
-manifest.json            format version, configuration, programs with their inputs and outputs, state layout, sha256
-of each file prefill.pt2, step.pt2    the compiled graphs, without weights
+manifest.json            format version, configuration, programs with their inputs and outputs, state layout, sha256 of
+                         each file
+prefill.pt2, step.pt2    the compiled graphs, without weights; prefill.onnx, step.onnx for the backend onnx
 weights.safetensors      all weights once, memory-mapped and shared by both
 tokenizer.json, chat_template.jinja
 """
@@ -15,9 +16,10 @@ from typing import Any
 
 from .errors import EngineError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
+NEXT = "next."  # in a program that writes nothing in place, `next.X` is the output that input X becomes
 REBUILD = "build the engine again with `specstep build`"
 
 
@@ -64,6 +66,11 @@ class EngineSpec:
     caches: tuple[TensorSpec, ...]
     prefill: ProgramSpec
     step: ProgramSpec
+
+    @property
+    def most_slots(self) -> int:
+        """The most slots that a program may be given."""
+        return self.capacity - self.slot_step
 
 
 @dataclass(frozen=True)

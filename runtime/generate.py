@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .session import RowReport, Session
+from .session import AcceptedNode, RowReport, Session
+
+Path = tuple[AcceptedNode, ...]  # the drafted tokens that a step accepted
 
 REASONS = {1: "stop", 2: "length"}
 
@@ -20,7 +22,7 @@ class Request:
     stop_ids: Sequence[int]
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
-    accepted: Counter[int] = field(default_factory=Counter)  # accepted depth -> steps
+    paths: Counter[Path] = field(default_factory=Counter)  # accepted path -> steps
     prefill_s: float = 0.0
     first_token_s: float = 0.0
     decode_s: float = 0.0
@@ -28,7 +30,15 @@ class Request:
     @property
     def steps(self) -> int:
         """Steps the row took part in."""
-        return self.accepted.total()
+        return self.paths.total()
+
+    @property
+    def accepted(self) -> Counter[int]:
+        """Accepted depth -> steps."""
+        depths: Counter[int] = Counter()
+        for path, steps in self.paths.items():
+            depths[len(path)] += steps
+        return depths
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -36,7 +46,7 @@ class Request:
         prefill_s, decode_s from the end of prefill to the last token, time_to_first_token_s from its start."""
         return {
             "steps": self.steps,
-            "accepted": {str(depth): self.accepted[depth] for depth in sorted(self.accepted)},
+            "accepted": {str(depth): steps for depth, steps in sorted(self.accepted.items())},
             "new_tokens": len(self.tokens),
             "tokens_per_step": round(len(self.tokens) / max(self.steps, 1), 3),
             "prefill_s": round(self.prefill_s, 6),
@@ -82,5 +92,5 @@ def _advance(request: Request, report: RowReport, started: float) -> None:
     if not request.tokens:
         request.first_token_s = request.prefill_s + request.decode_s
     request.tokens += report.tokens
-    request.accepted[report.accepted] += 1
+    request.paths[report.path] += 1
     request.finish_reason = REASONS.get(report.finish)

@@ -17,7 +17,7 @@ def describe(manifest: Manifest) -> str:
         *_tree(about["tree"]),
         *_stages(about["stages"]),
         f"limits      {spec.max_batch} rows of {spec.max_seq_len} tokens, prompts in chunks of {spec.prefill_chunk}",
-        f"runs on     {spec.device}; "
+        f"runs on     {'cuda' if 'plans' in about else spec.device}; "
         + "; ".join(f"{key} {_short(value)}" for key, value in manifest.requires.items()),
         f"KV cache    {len(spec.caches) // 2} layers, {caches / 2**20:.0f} MiB at most",
         "built with  " + ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
@@ -34,6 +34,8 @@ def describe(manifest: Manifest) -> str:
             f"  {name:<10}{len(p.inputs)} inputs -> {', '.join(p.outputs)}"
             for name, p in (("prefill", spec.prefill), ("step", spec.step))
         ),
+        *_models(about),
+        *_plans(about),
     ]
     return "\n".join(lines)
 
@@ -45,6 +47,33 @@ def _tree(tree: dict[str, Any]) -> list[str]:
         lines += [
             "            root",
             *(f"            {'    ' * len(path)}{path[-1]}" for path in sorted(tree["paths"])),
+        ]
+    return lines
+
+
+def _models(about: dict[str, Any]) -> list[str]:
+    """ONNX models: opset and every tensor."""
+    lines = []
+    for name, model in about.get("models", {}).items():
+        lines.append(f"model {name}.onnx, opset {model['opset']}")
+        lines += [f"  {tensor:<22}{kind['dtype']:<10}{kind['shape']}" for tensor, kind in model["tensors"].items()]
+    return lines
+
+
+def _plans(about: dict[str, Any]) -> list[str]:
+    """TensorRT plans: what they are built for, layers and plugins, the shapes they are tuned for, every tensor."""
+    lines = []
+    for name, plan in about.get("plans", {}).items():
+        plugins = ", ".join(f"{count} {plugin}" for plugin, count in plan["plugins"].items()) or "no plugins"
+        lines += [
+            f"plan {name} for compute capability {', '.join(about['compute_capability'])}: {plan['layers']} layers, "
+            f"{plugins}",
+            *(
+                f"  profile {tensor} {least} to {greatest}, best at {best}"
+                for profile in plan["profiles"]
+                for tensor, (least, best, greatest) in profile.items()
+            ),
+            *(f"  {tensor:<22}{kind['dtype']:<10}{kind['shape']}" for tensor, kind in plan["tensors"].items()),
         ]
     return lines
 

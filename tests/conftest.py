@@ -18,6 +18,12 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path_factory):
+    """What a user's own cache holds, as a tuned choice, must not change a test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
     """A tiny Llama with a tokenizer."""
@@ -32,6 +38,16 @@ def drafter_folder(tmp_path_factory):
     from models import save_model
 
     return save_model(tmp_path_factory.mktemp("drafter"), tokenizer=True, seed=1, num_hidden_layers=2, hidden_size=32)
+
+
+@pytest.fixture(scope="session")
+def onnx_folder(model_folder, tmp_path_factory):
+    """The same engine as `engine_folder`, for ONNX Runtime."""
+    import specstep
+
+    folder = tmp_path_factory.mktemp("engines") / "onnx"
+    options = {"max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
+    return specstep.build(str(model_folder), folder, drafter="ngram", backend="onnx", **options)
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,16 @@
-"""Text to learn from: JSON lines of dialogues or of token ids, plain or gzipped, as sequences of token ids."""
+"""Text to learn from, as sequences of token ids: JSON lines of dialogues or of token ids, plain or gzipped, and what
+`specstep collect` wrote."""
 
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..compile.ngram_file import tokenizer_hash
 from ..runtime.errors import InputError
+from .data import Data
 
 BATCH = 512  # dialogues that go through the tokenizer at a time
 
@@ -20,29 +23,48 @@ class Text(NamedTuple):
 
 
 def read(files: Sequence[str], tokenizer: Any, vocabulary: int | None) -> Iterator[Text]:
-    """Sequences of JSON-lines files, in order. A line is a dialogue ("prompt", "response": text), what `specstep
-    generate --json` prints, or plain "token_ids". Raises InputError naming file and line."""
+    """Sequences of data directories and of JSON-lines files, in order. A line is a dialogue ("prompt", "response":
+    text), what `specstep generate --json` prints, or plain "token_ids". Raises InputError naming file and line."""
     for file in files:
-        dialogues: list[dict[str, str]] = []
-        for place, entry in _lines(file):
-            if isinstance(entry.get("prompt"), str) and isinstance(entry.get("response"), str):
-                if tokenizer is None:
-                    raise InputError(f"{place}: expected --model, whose tokenizer reads text, got none")
-                dialogues.append(entry)
-                if len(dialogues) == BATCH:
-                    yield from _encode(dialogues, tokenizer)
-                    dialogues = []
-            else:
-                yield _ids(place, entry, vocabulary)
-        yield from _encode(dialogues, tokenizer)
+        if Path(file).is_dir():
+            yield from _collected(file, tokenizer, vocabulary)
+        else:
+            yield from encode_lines(lines(file), tokenizer, vocabulary)
 
 
-def _lines(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, object) of each line that is not empty."""
+def encode_lines(
+    entries: Iterable[tuple[str, dict[str, Any]]], tokenizer: Any, vocabulary: int | None
+) -> Iterator[Text]:
+    """What `lines` yields -> the sequences. Raises InputError naming the place of a bad one."""
+    dialogues: list[dict[str, str]] = []
+    for place, entry in entries:
+        if isinstance(entry.get("prompt"), str) and isinstance(entry.get("response"), str):
+            if tokenizer is None:
+                raise InputError(f"{place}: expected --model, whose tokenizer reads text, got none")
+            dialogues.append(entry)
+            if len(dialogues) == BATCH:
+                yield from encode(dialogues, tokenizer)
+                dialogues = []
+        else:
+            yield _ids(place, entry, vocabulary)
+    yield from encode(dialogues, tokenizer)
+
+
+def _collected(folder: str, tokenizer: Any, vocabulary: int | None) -> Iterator[Text]:
+    """Sequences of a data directory, once it is known to be of the tokenizer."""
+    data = Data(folder)
+    if tokenizer is not None and vocabulary is not None:
+        data.manifest.check_same(folder, vocabulary, tokenizer_hash(tokenizer))
+    for tokens, prompt in data.texts():
+        yield Text(tokens.tolist(), prompt)
+
+
+def lines(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, object) of each line of a file, plain or gzipped, that is not empty. Raises InputError."""
     path = Path(file)
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as text:
+            for number, line in enumerate(text, 1):
                 if line.strip():
                     yield f"{path}: line {number}", _object(f"{path}: line {number}", line)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
@@ -72,7 +94,7 @@ def _ids(place: str, entry: dict[str, Any], vocabulary: int | None) -> Text:
     return Text([*prompt, *tokens], len(prompt))
 
 
-def _encode(dialogues: list[dict[str, str]], tokenizer: Any) -> Iterator[Text]:
+def encode(dialogues: list[dict[str, str]], tokenizer: Any) -> Iterator[Text]:
     """The prompt in the chat template, if the tokenizer has one, and the response as the model would go on."""
     if not dialogues:
         return

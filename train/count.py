@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..compile.ngram_file import save_tables, tokenizer_hash
-from ..compile.source import load_source
+from ..compile.source import load_tokenizer
 from ..graphs.drafters.ngram_tables import EMPTY, pack
 from ..runtime.errors import InputError
 from .corpus import Text, read
@@ -36,8 +36,8 @@ def count(
     min_count: int = 3,
     report: Report = lambda message: None,
 ) -> Path:
-    """Count JSON-lines files (see `corpus.read`) into a file of tables -> its path. Raises InputError for data that
-    cannot be counted and BuildError for a model or an output that cannot be used.
+    """Count data directories and JSON-lines files (see `corpus.read`) into a file of tables -> its path. Raises
+    InputError for data that cannot be counted and BuildError for a model or an output that cannot be used.
 
     model: whose tokenizer reads text, and for whom the tables are; None takes token ids only and notes no tokenizer.
     top: continuations kept per context; min_count: occurrences that make a pair of tokens a context.
@@ -47,9 +47,8 @@ def count(
             raise InputError(f"{name}: expected 1 to {most}, got {value}")
     tokenizer, vocabulary, about = None, None, {}
     if model is not None:
-        report(f"loading {model}")
-        source = load_source(model, "bfloat16", "cpu")
-        tokenizer, vocabulary = source.tokenizer, source.model.get_output_embeddings().weight.shape[0]
+        report(f"loading the tokenizer of {model}")
+        tokenizer, vocabulary = load_tokenizer(model)
         about = {"model": Path(model).name} | ({"tokenizer": tokenizer_hash(tokenizer)} if tokenizer else {})
     counts = Counts(vocabulary or MOST_IDS)
     for text in with_progress(read(data, tokenizer, vocabulary or MOST_IDS), counts, report):

@@ -26,3 +26,9 @@ def compact(caches: list[Tensor], lengths: Tensor, path: Tensor, accepted: Tenso
 
         return triton.compact(caches, lengths, path, accepted)
     return reference.compact(caches, lengths, path, accepted)
+
+
+@traced_op("specstep::compacted")
+def compacted(cache: Tensor, lengths: Tensor, path: Tensor, accepted: Tensor) -> Tensor:
+    """One cache after `compact`, as a new tensor: what ONNX is given, which has no writes in place."""
+    return reference.compacted(cache, lengths, path, accepted)

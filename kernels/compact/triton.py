@@ -54,6 +54,18 @@ def compact_kernel(
         tl.store(cache + (length + depth)[:, None] * stride_s + column * stride_d, rows, mask=mask)
 
 
+@triton.jit
+def compact_cache_kernel(
+    cache, lengths, path, accepted, path_length, slots, stride_b, stride_h, stride_s, compacted,
+    D: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One cache, as a TensorRT plugin passes it: an input, and the output that shares its memory."""
+    compact_kernel(
+        lengths, path, accepted, path_length, slots, stride_b, stride_h, stride_s, 1,
+        compacted, None, None, None, None, None, None, None, 1, D, BLOCK_P, BLOCK_D,
+    )  # fmt: skip
+
+
 def _alike(a: Tensor, b: Tensor) -> bool:
     """Whether two caches can share a launch. Never guards on a symbolic size: unknown counts as different."""
     sizes = zip((*a.shape, *a.stride()), (*b.shape, *b.stride()), strict=True)

@@ -56,3 +56,20 @@ def tree_attention(
 
         return triton.tree_attention(q, k, v, lengths, depths, ancestors, key_depths, scale, window, softcap, sinks)
     return reference.tree_attention(q, k, v, lengths, depths, ancestors, key_depths, scale, window, softcap, sinks)
+
+
+@traced_op("specstep::visible_slots")
+def visible_slots(
+    lengths: Tensor, depths: Tensor, ancestors: Tensor, key_depths: Tensor, slots: int, window: int = 0
+) -> Tensor:
+    """The first half of `tree_attention` on a CPU: which slots each node attends to, bool [B, T, S]. The compiler puts
+    it and `masked_attention` in place of the op, so that one mask serves all layers (`compile/passes.py`)."""
+    return reference.visible_slots(lengths, depths, ancestors, key_depths, slots, window)
+
+
+@traced_op("specstep::masked_attention")
+def masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, softcap: float = 0.0, sinks: Tensor | None = None
+) -> Tensor:
+    """The second half of `tree_attention` on a CPU: [B, T, H, D] from the mask [B, T, S]."""
+    return reference.masked_attention(q, k, v, visible, scale, softcap, sinks)

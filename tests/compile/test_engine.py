@@ -7,27 +7,11 @@ import pytest
 import specstep
 from models import greedy, save_eagle3, save_model, tiny_model
 from safetensors import SafetensorError
-from specstep.compile import build as build_module
+from sessions import PROMPTS, agree
+from specstep.compile import inductor
 from specstep.compile.build import build
 from specstep.runtime import aoti
 from specstep.runtime.engine_file import FORMAT_VERSION, MANIFEST
-
-PROMPTS = [[40, 41, 42] * 9, [5], list(range(30, 83)), [9, 9, 9, 9]]
-
-
-def steps(engine, prompts, new_tokens=40):
-    """Every integer a session produces: report after report, state after state."""
-    session = engine.session
-    for row, prompt in enumerate(prompts):
-        session.admit(row, prompt, len(prompt) + new_tokens, [1])
-    seen = []
-    while any(finish == 0 for finish in session.state["finish"].tolist()):
-        seen.append([tuple(report) for report in session.step()])
-        seen.append({name: session.state[name].tolist() for name in ("lengths", "finish")})
-    for row in range(len(prompts)):
-        session.release(row)
-    return seen
-
 
 OPTIONS = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
 
@@ -49,13 +33,6 @@ def test_eager_and_engine_agree_for_neural_drafters(drafter, tree, model_folder,
     name = str(drafter_folder) if drafter == "model" else str(save_eagle3(tmp_path / "head"))
     folder = build(str(model_folder), tmp_path / "engine", drafter=name, **tree, **OPTIONS)
     agree([specstep.eager(str(model_folder), drafter=name, **tree, **OPTIONS), specstep.load(folder)])
-
-
-def agree(engines):
-    for pair in (PROMPTS[:2], PROMPTS[2:]):
-        first, *others = [steps(engine, pair) for engine in engines]
-        assert len(first) > 4
-        assert all(other == first for other in others)
 
 
 def test_engine_equals_transformers_row_by_row(engine_folder):
@@ -153,7 +130,7 @@ def test_a_failed_build_leaves_nothing(error, model_folder, tmp_path, monkeypatc
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(build_module, "compile_programs", fail)
+    monkeypatch.setattr(inductor, "compile_programs", fail)
     expected = specstep.BuildError if error in FULL_DISK else type(error)
     with pytest.raises(expected, match="No space left" if error in FULL_DISK else ""):
         build(str(model_folder), tmp_path / "engine", dtype="float32", max_seq_len=64)

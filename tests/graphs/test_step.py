@@ -11,6 +11,7 @@ from specstep.graphs.state import FULL, RUNNING, STOPPED, row_state
 from specstep.graphs.step import SpeculativeStep
 from specstep.graphs.tree import DraftTree
 from specstep.kernels.tree_attention.reference import visible_slots
+from specstep.runtime.session import AcceptedNode, RowReport
 
 VOCABULARY, SLOTS = 7, 64
 
@@ -102,6 +103,16 @@ def decode(prefix: list[int], tree: tuple[list[int], list[int], list[bool]]) -> 
         node = children[0]
 
 
+def check_path(tree: tuple[list[int], list[int], list[bool]], path: tuple[AcceptedNode, ...]) -> None:
+    """Nodes of a reported path hang below each other, and their ranks count the valid siblings before them."""
+    _, parents, valid = tree
+    above = 0
+    for node, rank in path:
+        assert parents[node] == above
+        assert rank == sum(valid[other] and parents[other] == above for other in range(1, node))
+        above = node
+
+
 def cut(out: list[int], room: int, stop: int) -> tuple[list[int], int]:
     """Stop token and limit."""
     end = out.index(stop) + 1 if stop in out else len(out)
@@ -144,9 +155,10 @@ def test_step_equals_the_plain_decoder(plan):
             if ended[row] == RUNNING:
                 room = len(rows[row]["prompt"]) + rows[row]["room"] - len(texts[row])
                 expected, ended[row] = cut(out, room, rows[row]["stop"])
-            count, finish, accepted, *tokens = report[row].tolist()
-            assert (tokens[:count], finish) == (expected, ended[row])
-            assert accepted == (len(out) - 1 if expected else 0)
+            got = RowReport.read(report[row].tolist())
+            assert (got.tokens, got.finish) == (expected, ended[row])
+            assert [tree[0][node] for node, _ in got.path] == (out[:-1] if expected else [])
+            check_path(tree, got.path)
             texts[row] += expected
             length = len(texts[row]) - 1
             assert after["lengths"][row] == length and after["finish"][row] == ended[row]

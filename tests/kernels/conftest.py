@@ -1,4 +1,5 @@
-"""One parametrised test, several backends: the reference, Triton under its interpreter, Triton on a GPU."""
+"""One parametrised test, several backends: the reference, the ONNX function in ONNX Runtime, Triton under its
+interpreter, Triton on a GPU."""
 
 import importlib
 import os
@@ -45,6 +46,8 @@ class Backend:
 
     def op(self, kernel: str) -> Callable[..., Any]:
         """This backend's implementation of a kernel, for tensors on `device`."""
+        if self.name == "onnx":
+            return getattr(importlib.import_module("onnx_kernels"), kernel)
         file = "reference" if self.name == "reference" else "triton"
         module = importlib.import_module(f"specstep.kernels.{kernel}.{file}")
         function = getattr(module, kernel)
@@ -59,14 +62,18 @@ class Backend:
         return run
 
 
-@pytest.fixture(scope="session", params=["reference", "interpreter", pytest.param("gpu", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    scope="session", params=["reference", "onnx", "interpreter", pytest.param("gpu", marks=pytest.mark.gpu)]
+)
 def backend(request: pytest.FixtureRequest) -> Backend:
     has_gpu = torch.cuda.is_available()
     if request.param == "gpu" and not has_gpu:
         pytest.skip("needs an NVIDIA GPU")
     if request.param == "interpreter" and has_gpu:
         pytest.skip("the kernels run on the GPU here; one process cannot do both")
-    if request.param != "reference":
+    if request.param == "onnx":
+        pytest.importorskip("onnxruntime")
+    elif request.param != "reference":
         pytest.importorskip("triton")
     return Backend(request.param, "cuda" if request.param == "gpu" else "cpu")
 

@@ -109,6 +109,8 @@ def test_largest_tree(backend: Any, random_trees: Any) -> None:
 def test_bfloat16(backend: Any, random_trees: Any) -> None:
     if backend.name == "interpreter":
         pytest.skip("the interpreter's bfloat16 arithmetic is wrong")
+    if backend.name == "onnx":
+        pytest.skip("ONNX Runtime has no bfloat16 MatMul on a CPU")
     check(backend, make_case(random_trees, dtype=torch.bfloat16))
 
 
@@ -180,7 +182,7 @@ def test_long_row_beside_short_ones(
     backend: Any, random_trees: Any, monkeypatch: pytest.MonkeyPatch, programs: int, window: int
 ) -> None:
     """From one split that takes all blocks to more splits than blocks."""
-    if backend.name != "reference":
+    if backend.name not in ("reference", "onnx"):
         monkeypatch.setattr("specstep.kernels.tree_attention.triton.PROGRAMS", programs)
     case = make_case(random_trees, nodes=36, heads=2, kv_heads=1, lengths=(700, 0, 7))
     check(backend, replace(case, window=window))

@@ -1,0 +1,103 @@
+"""`specstep bench-acceptance`."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..runtime.errors import InputError
+from .files import write
+from .progress import report
+from .prompts import LINES, Entry, make_requests, read_prompts
+
+if TYPE_CHECKING:
+    from ..runtime.acceptance import Acceptance
+    from ..runtime.engine import Engine
+    from ..runtime.generate import Request
+
+HELP = "measure how many drafted tokens an engine's target accepts"
+EXAMPLES = """examples:
+  specstep bench-acceptance engines/smol --prompts questions.jsonl
+  specstep bench-acceptance engines/smol --prompts questions.jsonl --max-new-tokens 200 --png acceptance.png"""
+REPORT_EVERY = 2.0  # seconds
+WIDEST = 16  # columns of a line of shares
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("engine", metavar="ENGINE", help="engine directory")
+    add("--prompts", metavar="FILE", required=True, help=LINES)
+    add("--max-new-tokens", type=int, metavar="N", default=200, help="most new tokens per prompt (default: 200)")
+    add("--raw", action="store_true", help="give the prompts to the model as they are, not in its chat template")
+    add("--json", metavar="FILE", help="write the figures as JSON")
+    add("--png", metavar="FILE", help="draw them (needs matplotlib, of the extra `bench`)")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.png:
+        from .acceptance_plot import draw, require_matplotlib
+
+        require_matplotlib()
+    entries = read_prompts(options.prompts)
+    from ..runtime.acceptance import Acceptance
+    from ..runtime.engine import load
+
+    engine = load(options.engine)
+    chat = not options.raw and engine.text is not None and engine.text.chat_template is not None
+    requests = make_requests(engine, entries, options.max_new_tokens, chat=chat)
+    if not requests:
+        raise InputError(f"prompts: expected at least one that the engine can take, got none in {options.prompts}")
+    run_all(engine, requests)
+    groups = {"all": Acceptance.of(request for _, request in requests)}
+    for category in sorted({entry.category for entry, _ in requests} - {""}):
+        groups[category] = Acceptance.of(request for entry, request in requests if entry.category == category)
+    print(table(groups))
+    config = {name: engine.spec.config[name] for name in ("drafter", "nodes", "depth", "top_k", "dtype")}
+    if options.json:
+        figures = {name: group.to_dict() for name, group in groups.items()}
+        whole = {"engine": Path(options.engine).name, "temperature": 0.0} | config | {"groups": figures}
+        write(options.json, json.dumps(whole, indent=1) + "\n")
+    if options.png:
+        drafter = f"drafter {config['drafter']}, {config['nodes']} nodes"
+        draw(options.png, groups, f"{Path(options.engine).name}: {drafter}, greedy")
+    return 2 if len(requests) < len(entries) else 0
+
+
+def run_all(engine: "Engine", requests: list[tuple[Entry, "Request"]]) -> None:
+    """Run requests to their end, with a line now and then about how far it is."""
+    from ..runtime.generate import run
+
+    done, tokens, steps, reported = 0, 0, 0, time.monotonic()
+    for request, _ in run(engine.session, [request for _, request in requests]):
+        if request.finish_reason:
+            done, tokens, steps = done + 1, tokens + len(request.tokens), steps + request.steps
+        if time.monotonic() - reported > REPORT_EVERY:
+            reported = time.monotonic()
+            report(f"{done} of {len(requests)} prompts, {tokens / max(steps, 1):.2f} tokens per step")
+
+
+def table(groups: dict[str, "Acceptance"]) -> str:
+    """The figures for a terminal."""
+    lines = [f"{'':<16}{'prompts':>8}{'tokens':>8}{'steps':>8}  tokens per step"]
+    for name, group in groups.items():
+        lines.append(f"{name:<16}{group.requests:>8}{group.tokens:>8}{group.steps:>8}{group.tokens_per_step:>17.2f}")
+    whole = groups["all"]
+    if not whole.by_depth():
+        return "\n".join([*lines, "", "no drafted token was accepted"])
+    lines += ["", "steps that accept ..."]
+    lines += _shares("  a path of depth", whole.by_depth())
+    lines += _shares("  node of the tree", whole.by_node())
+    lines += ["accepted tokens that were ..."]
+    lines += _shares("  choice", whole.by_rank())
+    return "\n".join(lines)
+
+
+def _shares(name: str, shares: list[float]) -> list[str]:
+    """Places and their shares, in as many pairs of lines as it takes."""
+    lines = []
+    for first in range(0, len(shares), WIDEST):
+        part = shares[first : first + WIDEST]
+        lines.append(f"{name:<20}" + "".join(f"{first + place:>6}" for place in range(1, len(part) + 1)))
+        lines.append(f"{'':<20}" + "".join(f"{share:>6.1%}" for share in part))
+    return lines

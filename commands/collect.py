@@ -1,0 +1,49 @@
+"""`specstep collect`."""
+
+import argparse
+
+from .progress import report
+
+HELP = "collect what a model writes, to train drafters on"
+EXAMPLES = """examples:
+  specstep collect smollm2-135m -o data/own --tokens 2000000
+  specstep collect smollm2-135m -o data/answers --prompts questions.jsonl --hidden-states
+  specstep collect ./Qwen3-0.6B -o data/dialogues --prompts dialogues.jsonl.gz
+
+A run that was interrupted goes on when the same command is run again."""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="HF directory, .gguf file, hub id, or smollm2-135m")
+    add("-o", "--output", metavar="DATA", required=True, help="directory to write, or to add to")
+    lines = (
+        'JSON lines, plain or .gz: "prompt" is answered; "prompt" and "response", or "token_ids", are taken as they are'
+    )
+    add("--prompts", metavar="FILE", help=f"{lines} (default: the model asks itself)")
+    add("--tokens", type=int, metavar="N", help="stop at N tokens in all (default: all prompts, or 1000000 of its own)")
+    add(
+        "--hidden-states",
+        action="store_true",
+        help="keep the target's hidden states too: (L + 1) * H * 2 bytes a token",
+    )
+    help_text = "answers take these in turn, 0 is greedy (default: 0; of its own questions 0 0 0 0.7 1)"
+    add("--temperatures", type=float, nargs="+", metavar="T", help=help_text)
+    add("--max-length", type=int, metavar="S", help="most tokens of a sequence (default: 1024)")
+    add("--max-new-tokens", type=int, metavar="N", help="most tokens of an answer (default: 384)")
+    add("--engine", metavar="DIR", help="engine to answer greedily with (default: DATA/engine, built if need be)")
+    add("--seed", type=int, metavar="N", help="of questions and sampled answers (default: 0)")
+    add("--dtype", help="bfloat16, float32 or float16 (default: bfloat16)")
+    add("--device", help="cpu or cuda (default: cpu)")
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..train.collect import collect  # imports torch and transformers
+    from ..train.collect_options import CollectOptions
+
+    names = ("run", "model", "output")
+    given = {name: value for name, value in vars(options).items() if value is not None and name not in names}
+    if "temperatures" in given:
+        given["temperatures"] = tuple(given["temperatures"])
+    collect(options.model, options.output, CollectOptions(**given), report)
+    return 0

@@ -1,0 +1,50 @@
+"""`specstep tune`."""
+
+import argparse
+import json
+
+from ..runtime.errors import InputError
+from .files import write
+from .progress import report
+from .prompts import LINES, read_prompts
+
+HELP = "choose the fastest drafter and tree for a model on this machine, for `build` to use"
+EXAMPLES = """examples:
+  specstep tune smollm2-135m
+  specstep tune ./Qwen3-0.6B --drafter heads/qwen --prompts questions.jsonl -o tuned.json
+
+It builds about six engines, one after the other, and runs each beside one that does not draft. What it chose, `build`
+takes for this model, dtype and machine where none of --drafter, --tree, --nodes, --depth and --top-k is given."""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="HF directory, .gguf file, hub id, or smollm2-135m")
+    add("-o", "--output", metavar="FILE", help="write the choice and what was measured as JSON")
+    add("--drafter", metavar="NAME", action="append", help="try this one too, as in `build`; may be given again")
+    add("--prompts", metavar="FILE", help=f"{LINES} (default: ten questions that come with the package)")
+    add("--max-new-tokens", type=int, metavar="N", help="most new tokens per prompt (default: 128)")
+    add("--max-seq-len", type=int, metavar="S", help="of the engines (default: 2048)")
+    add("--dtype", help="bfloat16, float32 or float16 (default: bfloat16)")
+    add("--device", help="cpu or cuda (default: cpu)")
+    add("--backend", help="as in `build` (default: inductor)")
+
+
+def run(options: argparse.Namespace) -> int:
+    names = ("max_new_tokens", "max_seq_len", "dtype", "device", "backend")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.prompts:
+        given["prompts"] = [_usable(entry.prompt) for entry in read_prompts(options.prompts)]
+    from ..train.tune import tune  # imports torch and transformers
+
+    result = tune(options.model, drafters=options.drafter or (), report=report, **given)
+    if options.output:
+        write(options.output, json.dumps(result, indent=1) + "\n")
+    print(f"tuned: {result['because']}")
+    return 0
+
+
+def _usable(prompt: str | list[int] | InputError) -> str | list[int]:
+    if isinstance(prompt, InputError):
+        raise prompt
+    return prompt

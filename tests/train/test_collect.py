@@ -1,0 +1,195 @@
+"""Collecting: sampled and greedy answers against transformers, hidden states, resuming, and what is refused."""
+
+import json
+import os
+import shutil
+from collections import Counter
+
+import pytest
+import torch
+from models import greedy, save_model
+from specstep.cli import main
+from specstep.compile.source import load_source
+from specstep.runtime.errors import InputError
+from specstep.train import answers, collect
+from specstep.train.collect_options import CollectOptions
+from specstep.train.data import Data
+from specstep.train.hidden_states import feature_layers, hidden_states
+from specstep.train.questions import ask, user_prefix
+from specstep.train.sampling import draw, sample
+
+TINY = {"dtype": "float32", "max_length": 192, "max_new_tokens": 16}
+
+
+@pytest.fixture(scope="module")
+def source(model_folder):
+    return load_source(str(model_folder), "float32", "cpu")
+
+
+def write(path, *lines):
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+def sequences(folder):
+    return [(tokens.tolist(), prompt) for tokens, prompt in Data(folder).texts()]
+
+
+def test_a_cold_sample_is_the_greedy_answer_of_each_row(source):
+    """Rows of different lengths and limits, some stopped early, in one left-padded batch."""
+    prompts = [[5, 9, 30, 7], [88], [12, 13, 14, 15, 16, 17, 18, 19, 20]]
+    free = [greedy(source.model, prompt, 12) for prompt in prompts]
+    stop = free[0][3]
+    limits = [12, 5, 12]
+    got = sample(source, prompts, limits, temperatures=[1e-4] * 3, stop_ids=[stop])
+    for tokens, row, limit in zip(got, free, limits, strict=True):
+        end = row.index(stop) + 1 if stop in row else len(row)
+        assert tokens == row[: min(end, limit)]
+
+
+def test_draws_follow_the_probabilities_inside_the_nucleus():
+    shares = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    generator = torch.Generator().manual_seed(0)
+    drawn = draw(shares.log().expand(20000, -1), 0.9, generator).tolist()
+    counts = Counter(drawn)
+    assert set(counts) == {0, 1, 2}
+    for token in range(3):
+        assert counts[token] / 20000 == pytest.approx(float(shares[token]) / 0.95, abs=0.02)
+
+
+def test_hidden_states_are_those_of_one_sequence_alone(source):
+    lengths = (3, 9, 1, 30)
+    rows = [torch.randint(0, 300, (length,), generator=torch.Generator().manual_seed(length)) for length in lengths]
+    layers = feature_layers(3)
+    assert layers == (2, 1, 0)
+    got = {index: states for index, *states in hidden_states(source, [row.tolist() for row in rows], layers)}
+    for index, row in enumerate(rows):
+        out = source.model.model(row[None], output_hidden_states=True)
+        wanted = torch.cat([out.hidden_states[layer][0] for layer in layers], -1)
+        torch.testing.assert_close(got[index][0].float(), wanted, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(got[index][1].float(), out.last_hidden_state[0], rtol=1e-2, atol=1e-2)
+
+
+def test_prompts_are_answered_and_dialogues_kept(model_folder, engine_folder, source, tmp_path):
+    tokenizer = source.tokenizer
+    file = write(
+        tmp_path / "prompts.jsonl",
+        {"prompt": "hello"},
+        {"turns": ["one", "two"], "category": "chat"},
+        {"prompt": "hi", "response": "yo"},
+        {"prompt_token_ids": [5, 6], "token_ids": [7]},
+        {"prompt": "hello"},  # asked already
+        {"prompt": "x" * 500},  # no room for an answer
+    )
+    options = CollectOptions(prompts=file, engine=str(engine_folder), **TINY)
+    collect.collect(str(model_folder), tmp_path / "data", options)
+    got = sequences(tmp_path / "data")
+    dialogue, asked = tokenizer("<s>user: hi\nbot:yo")["input_ids"], tokenizer("<s>user: hello\nbot:")["input_ids"]
+    assert (dialogue, len(dialogue) - 2) in got and ([5, 6, 7], 2) in got and len(got) == 4
+    assert (asked + greedy(source.model, asked, 16, [1]), len(asked)) in got
+
+
+def test_an_interrupted_run_goes_on_with_nothing_lost_or_doubled(model_folder, engine_folder, tmp_path, monkeypatch):
+    file = write(tmp_path / "prompts.jsonl", *({"prompt": f"question {number}"} for number in range(12)))
+    options = CollectOptions(prompts=file, engine=str(engine_folder), hidden_states=True, **TINY)
+    monkeypatch.setattr(collect, "ROUND", 4)
+    collect.collect(str(model_folder), tmp_path / "whole", options)
+    real, calls = answers.run, iter(range(100))
+
+    def interrupted(session, requests):
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return real(session, requests)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(answers, "run", interrupted)
+        collect.collect(str(model_folder), tmp_path / "data", options)
+    assert len(sequences(tmp_path / "data")) == 8
+    collect.collect(str(model_folder), tmp_path / "data", options)
+    assert sorted(sequences(tmp_path / "data")) == sorted(sequences(tmp_path / "whole"))
+    example = Data(tmp_path / "data")[11]
+    assert example.hidden.shape == (len(example.tokens), 3 * 48) and example.last.shape[1] == 48
+
+
+def test_a_model_asks_and_answers_itself(model_folder, tmp_path):
+    """A random model's questions are nonsense, but they follow the template, differ, and are the seed's."""
+    options = {"temperatures": (1.0,), "seed": 3} | TINY
+    for tokens in (1500, 3000):  # the second run goes on
+        collect.collect(str(model_folder), tmp_path / "a", CollectOptions(tokens=tokens, **options))
+        got = sequences(tmp_path / "a")
+        assert tokens <= sum(len(text) for text, _ in got) < tokens + 192
+    prompts = [tuple(text[:prompt]) for text, prompt in got]
+    assert len(set(prompts)) == len(prompts)
+    assert all(len(text) > prompt for text, prompt in got)
+    collect.collect(str(model_folder), tmp_path / "b", CollectOptions(tokens=1500, **options))
+    shared = sequences(tmp_path / "b")
+    assert shared == got[: len(shared)]
+
+
+def test_questions_follow_the_template(source):
+    prefix, stop_ids = user_prefix(source)
+    assert prefix == "<s>user: " and stop_ids == [1, source.tokenizer("\n")["input_ids"][0]]
+    questions = ask(source, 8, seed=0)
+    assert all(len(next(questions)) >= 12 for _ in range(5))
+
+
+def test_no_template_no_questions(tmp_path, capsys):
+    folder = save_model(tmp_path / "model")
+    assert main(["collect", str(folder), "-o", str(tmp_path / "data"), "--tokens", "10"]) == 2
+    assert "expected an instruction-tuned one with a chat template" in capsys.readouterr().err
+
+
+def test_the_engine_is_built_once_and_must_be_the_model_s(model_folder, engine_folder, source, tmp_path, monkeypatch):
+    built = []
+
+    def build(model, folder, **options):
+        built.append(options)
+        shutil.copytree(engine_folder, folder)
+
+    monkeypatch.setattr(answers, "build", build)
+    for prompt in ("hello", "there"):
+        file = write(tmp_path / "prompts.jsonl", {"prompt": prompt})
+        collect.collect(str(model_folder), tmp_path / "data", CollectOptions(prompts=file, **TINY))
+    assert len(built) == 1 and built[0]["max_seq_len"] == 192 and len(sequences(tmp_path / "data")) == 2
+    other = save_model(tmp_path / "other", vocab_size=321)
+    file = write(tmp_path / "ids.jsonl", {"token_ids": [5]})
+    options = {"engine": str(engine_folder)} | TINY
+    with pytest.raises(InputError, match="max_seq_len: expected at least the 193 tokens"):
+        options_of_more = CollectOptions(prompts=write(tmp_path / "p.jsonl", {"prompt": "new"}), **options)
+        collect.collect(str(model_folder), tmp_path / "data", with_length(options_of_more, 193))
+    with pytest.raises(InputError, match="vocab_size: expected 320, as the data there has, got 321"):
+        collect.collect(str(other), tmp_path / "data", CollectOptions(prompts=file, **options))
+
+
+def with_length(options, length):
+    return CollectOptions(**(vars(options) | {"max_length": length}))
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_is_finished(model_folder, tmp_path, monkeypatch, capsys):
+    file = write(tmp_path / "a.jsonl", {"token_ids": [5, 6]})
+    command = ["collect", str(model_folder), "--dtype", "float32", "-o", str(tmp_path / "data"), "--prompts"]
+    assert main([*command, file]) == 0
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert main([*command, write(tmp_path / "b.jsonl", {"token_ids": [7]})]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "No space left on device; 2 tokens in finished shards are kept" in error
+    assert sequences(tmp_path / "data") == [([5, 6], 0)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tokens", "0"], "tokens: expected at least 1, got 0"),
+        (["--temperatures", "-1"], "temperatures: expected 0 to 10, got -1.0"),
+        (["--max-length", "4"], "max_length: expected at least 8"),
+        (["--prompts", "nowhere.jsonl"], "expected a readable file of JSON lines"),
+    ],
+)
+def test_mistakes_are_named(model_folder, tmp_path, capsys, arguments, message):
+    assert main(["collect", str(model_folder), "-o", str(tmp_path / "data"), *arguments]) == 2
+    assert message in capsys.readouterr().err

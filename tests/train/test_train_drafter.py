@@ -1,0 +1,154 @@
+"""Training a head from a tiny model: it learns, goes on after an interruption, and refuses what cannot be."""
+
+import json
+
+import pytest
+import specstep
+import torch
+from models import greedy, save_model, tiny_model
+from safetensors.torch import load_file
+from specstep.cli import main
+from specstep.compile import eagle3_file
+from specstep.compile.source import load_source
+from specstep.runtime.errors import BuildError, InputError
+from specstep.train import eagle3
+from specstep.train.eagle3 import train_drafter
+
+GIVEN = {
+    "levels": 2, "epochs": 2, "draft_vocab_size": 300, "batch": 2, "width": 32, "held_out": 0.2, "dtype": "float32",
+    "evaluations": 3, "learning_rate": 0.05,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def uncompiled(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+
+
+def forgetful():
+    """A tiny model whose next token follows from the last one alone: what a head can learn from little data."""
+    model = tiny_model("Llama")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    return model
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target")
+    forgetful().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    file, generator = tmp_path_factory.mktemp("data") / "said.jsonl", torch.Generator().manual_seed(3)
+    tokens = torch.randint(2, 320, (64, 42), generator=generator).tolist()
+    file.write_text("".join(json.dumps({"prompt_token_ids": t[:2], "token_ids": t[2:]}) + "\n" for t in tokens))
+    return str(file)
+
+
+def test_a_head_learns_and_is_exact(target, data, tmp_path):
+    said = []
+    head = train_drafter(str(target), [data], tmp_path / "head", report=said.append, **GIVEN | {"epochs": 8})
+    history = [json.loads(line) for line in (head / "history.jsonl").read_text().splitlines()]
+    assert history[-1]["top1"][0] > 0.5 > history[0]["top1"][1] and history[-1]["chain"] > history[0]["chain"] + 0.3
+    assert (head / "history.png").read_bytes()[:4] == b"\x89PNG" and not (head / "checkpoint.pt").exists()
+    assert any("held out after 0 steps" in line for line in said)
+    model = forgetful()
+    prompts = [[5, 6], list(range(30, 53))]
+    engine = specstep.eager(str(target), drafter=str(head), dtype="float32", max_seq_len=96)
+    results = engine.generate(prompts, 40)
+    assert [result.token_ids for result in results] == [greedy(model, prompt, 40, [1]) for prompt in prompts]
+    assert sum(result.stats["steps"] for result in results) < 60, "of 80 tokens"
+    tensors, config = load_file(head / "model.safetensors"), json.loads((head / "config.json").read_text())
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 1, 0] and config["draft_vocab_size"] == 300
+    assert tensors["t2d"].nonzero()[:, 0].tolist() == (tensors["d2t"] + torch.arange(300)).tolist()
+
+
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(target, data, tmp_path, monkeypatch):
+    whole = train_drafter(str(target), [data], tmp_path / "whole", **GIVEN)
+    real, made = eagle3.Training._update, []
+
+    def interrupted(self, *given):
+        if len(made) == 30:
+            raise KeyboardInterrupt
+        made.append(1)
+        return real(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(eagle3.Training, "_update", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train_drafter(str(target), [data], tmp_path / "parts", **GIVEN)
+    said = []
+    train_drafter(str(target), [data], tmp_path / "parts", report=said.append, **GIVEN)
+    assert any("going on after" in line for line in said)
+    one, other = (load_file(folder / "model.safetensors") for folder in (whole, tmp_path / "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_checkpoint_of_another_run_is_refused(target, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(eagle3, "save_eagle3", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        train_drafter(str(target), [data], tmp_path, **GIVEN)
+    with pytest.raises(InputError, match=r"epochs: expected 2, as the run began, got 3; remove .*checkpoint.pt"):
+        train_drafter(str(target), [data], tmp_path, **GIVEN | {"epochs": 3})
+    (tmp_path / "checkpoint.pt").write_bytes(b"nonsense")
+    with pytest.raises(InputError, match="expected a checkpoint"):
+        train_drafter(str(target), [data], tmp_path, **GIVEN)
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_checkpoint(target, data, tmp_path, monkeypatch):
+    real = eagle3.unroll
+    calls = []
+
+    def broken(*given):
+        calls.append(1)
+        return real(*given) * (float("nan") if len(calls) > 40 else 1.0)
+
+    monkeypatch.setattr(eagle3, "unroll", broken)
+    with pytest.raises(InputError, match=r"loss: expected a number, got nan at step \d+; the last checkpoint is kept"):
+        train_drafter(str(target), [data], tmp_path, **GIVEN)
+    assert (tmp_path / "checkpoint.pt").is_file()
+
+
+BAD = [
+    ({"levels": 0}, "levels: expected 1 to 16, got 0"),
+    ({"learning_rate": 2.0}, "learning_rate and held_out: expected between 0 and 1"),
+    ({"batch": 4096}, "data: expected over .* tokens to learn from"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=[next(iter(change)) for change, _ in BAD])
+def test_bad_options_are_refused(change, message, target, data, tmp_path):
+    with pytest.raises(InputError, match=message):
+        train_drafter(str(target), [data], tmp_path / "head", **GIVEN | change)
+
+
+def test_bad_data_is_one_line(target, tmp_path, capsys):
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"token_ids": [5, 9999]}) + "\n")
+    command = ["train-drafter", str(target), str(other), "-o", str(tmp_path / "head"), "--dtype", "float32"]
+    assert main(command) == 2
+    assert "expected token ids from 0 to 319, got 9999: ids of another tokenizer?" in capsys.readouterr().err
+    other.write_text("")
+    assert main(command) == 2
+    assert "data: expected" in capsys.readouterr().err
+
+
+def test_a_target_with_capped_logits_is_refused(data, tmp_path):
+    folder = save_model(tmp_path / "gemma", "Gemma2", final_logit_softcapping=1.0)
+    with pytest.raises(InputError, match="expected logits straight from its output layer"):
+        train_drafter(str(folder), [data], tmp_path / "head", **GIVEN)
+
+
+def test_a_head_of_another_target_is_refused_and_its_own_finds_it(target, data, tmp_path, monkeypatch):
+    head = train_drafter(str(target), [data], tmp_path / "data" / "head", **GIVEN | {"epochs": 1})
+    monkeypatch.setattr(eagle3_file, "SHIPPED", tmp_path / "data")
+    assert eagle3_file.shipped_head(load_source(str(target), "float32", "cpu")) == head
+    other = save_model(tmp_path / "other", num_hidden_layers=4)
+    assert eagle3_file.shipped_head(load_source(str(other), "float32", "cpu")) is None
+    with pytest.raises(BuildError, match="num_hidden_layers: expected the target's 4, got 3; train a head for"):
+        specstep.eager(str(other), drafter=str(head), dtype="float32", max_seq_len=96)

@@ -1,0 +1,50 @@
+"""What a user may choose when collecting."""
+
+from dataclasses import dataclass
+
+from ..runtime.errors import InputError
+
+OWN_TOKENS = 1_000_000
+OWN_TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)
+
+
+@dataclass(frozen=True)
+class CollectOptions:
+    """What a user may choose, validated. Raises InputError.
+
+    prompts: a file of JSON lines; None lets the model ask itself. tokens: when to stop, what earlier runs collected
+    included; None takes all prompts, or OWN_TOKENS. temperatures: answers take them in turn, 0 is greedy; None stands
+    for greedy where prompts are given, else for OWN_TEMPERATURES. max_length: most tokens of a sequence; longer
+    dialogues are cut. engine: a directory to answer greedily with; None builds one in the data directory when it is
+    first needed.
+    """
+
+    prompts: str | None = None
+    tokens: int | None = None
+    hidden_states: bool = False
+    temperatures: tuple[float, ...] | None = None
+    max_length: int = 1024
+    max_new_tokens: int = 384
+    engine: str | None = None
+    seed: int = 0
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+
+    @property
+    def most_tokens(self) -> int | None:
+        """When to stop, None at the end of the prompts."""
+        return self.tokens or (OWN_TOKENS if self.prompts is None else None)
+
+    @property
+    def answer_temperatures(self) -> tuple[float, ...]:
+        """What answers take in turn."""
+        return self.temperatures or (OWN_TEMPERATURES if self.prompts is None else (0.0,))
+
+    def __post_init__(self) -> None:
+        for field, least in (("tokens", 1), ("max_length", 8), ("max_new_tokens", 1)):
+            value = getattr(self, field)
+            if value is not None and value < least:
+                raise InputError(f"{field}: expected at least {least}, got {value}")
+        for temperature in self.temperatures or ():
+            if not 0 <= temperature <= 10:
+                raise InputError(f"temperatures: expected 0 to 10, got {temperature}")

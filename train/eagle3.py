@@ -1,0 +1,219 @@
+"""`specstep train-drafter`: an EAGLE-3 head for a target, from text that the target wrote."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..compile.eagle3_file import save_eagle3
+from ..compile.ngram_file import tokenizer_hash
+from ..compile.source import Source, load_source
+from ..runtime.errors import InputError
+from .checkpoint import Checkpoint
+from .data import MANIFEST, Data
+from .hidden_states import feature_layers
+from .initialize import draft_vocabulary, fit_features, new_head
+from .optimize import Optimizer
+from .options import TrainOptions
+from .plot import plot_training, write_history
+from .rows import Rows, TokensOnly
+from .unroll import unroll
+
+Report = Callable[[str], None]
+
+REPORT_EVERY = 20.0  # seconds
+LEVEL_WEIGHT = 0.8  # of a level's loss, relative to the level before
+FIT_BATCHES = 64  # for the linear start
+
+
+def train_drafter(
+    model: str, data: Sequence[str], output: str | Path, *, report: Report = lambda message: None, **given: Any
+) -> Path:
+    """Train a head and write it -> its folder, for `build --drafter FOLDER`. A run that was interrupted goes on from
+    its last checkpoint. given: fields of `TrainOptions`. Raises InputError and BuildError."""
+    options, output = TrainOptions(**given), Path(output)
+    torch.manual_seed(options.seed)
+    report(f"loading {model}")
+    target = load_source(model, options.dtype, options.device)
+    check_logits(target)
+    sources = [open_data(file, target) for file in data]
+    layers = layers_of(sources, target)
+    training = Training(target, sources, layers, options)
+    report(
+        f"{training.tokens:,} tokens in {training.sequences:,} sequences, {len(training.held)} batches held out; "
+        f"draft vocabulary of {len(training.vocabulary):,}: {training.coverage:.1%} of what the target wrote"
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    run = dataclasses.asdict(options) | {"model": Path(model).name, "tokens": training.tokens, "layers": list(layers)}
+    checkpoint = Checkpoint(output, run)
+    training.run(checkpoint, report)
+    save_eagle3(output, training.head, target)
+    write_history(output / "history.jsonl", training.history)
+    try:
+        plot_training(output / "history.png", training.history, options.batch * options.width)
+    except ImportError:
+        report("no picture of the training: that needs `pip install specstep[bench]`")
+    checkpoint.remove()
+    report(f"head written to {output}")
+    return output
+
+
+def check_logits(target: Source) -> None:
+    """Refuse a target whose logits are more than its output rows times its last hidden state. Raises InputError."""
+    tokens = torch.arange(8, device=target.model.device)[None]
+    with torch.no_grad():
+        logits = target.model(tokens, use_cache=False).logits.float()
+        plain = target.model.get_output_embeddings()(target.model.base_model(tokens, use_cache=False)[0]).float()
+    if not torch.allclose(logits, plain, atol=0.05 * float(logits.std()) + 1e-6):
+        raise InputError(
+            f"model: {target.name}: expected logits straight from its output layer, got scaled or capped ones"
+        )
+
+
+def open_data(file: str, target: Source) -> Data | TokensOnly:
+    """A data directory or a JSON-lines file, checked against the target. Raises InputError."""
+    if not (Path(file) / MANIFEST).is_file():
+        return TokensOnly(file, target)
+    data = Data(file)
+    text = target.model.config.get_text_config()
+    vocabulary = target.model.get_output_embeddings().weight.shape[0]
+    tokenizer = tokenizer_hash(target.tokenizer) if target.tokenizer else None
+    data.manifest.check_same(file, vocabulary, tokenizer, text.hidden_size)
+    return data
+
+
+def layers_of(sources: Sequence[Data | TokensOnly], target: Source) -> tuple[int, ...]:
+    """Whose inputs are the features: what the data kept, else the usual three. Raises InputError if sources differ."""
+    kept = {s.manifest.hidden_layers for s in sources if isinstance(s, Data) and s.manifest.hidden_size is not None}
+    if len(kept) > 1:
+        raise InputError(f"data: expected hidden states of the same layers in all of it, got {sorted(kept)}")
+    return kept.pop() if kept else feature_layers(target.model.config.get_text_config().num_hidden_layers)
+
+
+class Training:
+    """One run: the data split, the head, and how far it is."""
+
+    def __init__(
+        self, target: Source, sources: Sequence[Data | TokensOnly], layers: tuple[int, ...], options: TrainOptions
+    ):
+        self.target, self.sources, self.layers, self.options = target, sources, layers, options
+        order = torch.randperm(sum(len(source) for source in sources), generator=self._generator(0))
+        held = max(1, round(len(order) * options.held_out))
+        self._learned, kept = order[held:], order[:held]
+        counts = self._counts()
+        self.vocabulary = draft_vocabulary(counts, options.draft_vocab_size)
+        self.coverage = float(counts[self.vocabulary].sum() / counts.sum().clamp(min=1))
+        self._drafted = torch.zeros(len(counts), dtype=torch.bool).index_fill(0, self.vocabulary, True)
+        self.held = self._rows(kept)
+        if not len(self.held) or not len(self._rows(self._learned)):
+            raise InputError(
+                f"data: expected over {options.batch * options.width} tokens to learn from and as many held out, got "
+                f"{self.tokens} in all; collect more, or lower --batch and --width"
+            )
+        self.head = new_head(target, layers, self.vocabulary, options.intermediate_size)
+        self._target_rows = self.head.lm_head.weight.detach().to(target.model.dtype, copy=True)
+        self.steps = options.epochs * len(self._rows(self._learned))
+        self.history: list[dict[str, Any]] = []
+        self._unroll = torch.compile(unroll, dynamic=False)
+
+    @property
+    def sequences(self) -> int:
+        return sum(len(source) for source in self.sources)
+
+    @property
+    def tokens(self) -> int:
+        return int(sum(source.lengths.sum() for source in self.sources))
+
+    def run(self, checkpoint: Checkpoint, report: Report) -> None:
+        """Train to the end, from the checkpoint if there is one. Raises InputError for a loss that is no number."""
+        optimizer = Optimizer(self.head, self.options.learning_rate, self.steps)
+        step = checkpoint.restore(self.head, optimizer, self.history)
+        if step:
+            report(f"going on after {step} of {self.steps} steps")
+        else:
+            self._start(report)
+        every, started, spoken, first = max(1, self.steps // self.options.evaluations), time.monotonic(), 0.0, step
+        while step < self.steps:
+            epoch, index = divmod(step, self.steps // self.options.epochs)
+            if epoch * (self.steps // self.options.epochs) == step or step == first:
+                rows = self._rows(
+                    self._learned[torch.randperm(len(self._learned), generator=self._generator(1 + epoch))]
+                )
+            loss = self._update(rows, index, optimizer, step)
+            step += 1
+            if time.monotonic() - spoken > REPORT_EVERY:
+                spoken = time.monotonic()
+                speed = (step - first) / (spoken - started)
+                tokens = speed * self.options.batch * self.options.width
+                report(
+                    f"step {step} of {self.steps}, loss {loss:.3f}, {tokens:,.0f} tokens/s, "
+                    f"{(self.steps - step) / speed / 60:.0f} minutes to go"
+                )
+            if step % every == 0 or step == self.steps:
+                self._evaluate(step, report)
+                checkpoint.save(self.head, optimizer, self.history, step)
+
+    def _start(self, report: Report) -> None:
+        rows = self._rows(self._learned)
+        report("fitting the linear start")
+        fit_features(self.head, (rows[index] for index in range(min(FIT_BATCHES, len(rows)))))
+        self._evaluate(0, report)
+
+    def _update(self, rows: Rows, index: int, optimizer: Optimizer, step: int) -> float:
+        sums = self._sums(rows, index)
+        weights = LEVEL_WEIGHT ** torch.arange(len(sums), device=sums.device)
+        loss = (sums[:, 0] / sums[:, 3].clamp(min=1) * weights).sum() / weights.sum()
+        value = loss.item()
+        if not math.isfinite(value):
+            raise InputError(
+                f"loss: expected a number, got {value} at step {step}; the last checkpoint is kept: run "
+                "again with a lower --learning-rate and another output"
+            )
+        loss.backward()
+        optimizer.step(step)
+        return value
+
+    @torch.no_grad()
+    def _evaluate(self, step: int, report: Report) -> None:
+        """Measure on what was held out, and say it: top-1 accuracy a per level promises 1 + a0 + a0*a1 + ... tokens of
+        a chain."""
+        sums = torch.stack([self._sums(self.held, index) for index in range(len(self.held))]).sum(0)
+        loss, top1, top4 = (sums[:, :3] / sums[:, 3:].clamp(min=1)).T.tolist()
+        chain = 1 + float(torch.tensor(top1).cumprod(0).sum())
+        self.history.append({"step": step, "loss": loss, "top1": top1, "top4": top4, "chain": chain})
+        shown = "; ".join(
+            f"{name} {' '.join(f'{x:.3f}' for x in xs)}" for name, xs in (("top 1", top1), ("top 4", top4))
+        )
+        report(f"held out after {step} steps, by level: {shown}; a chain would yield {chain:.2f} tokens per step")
+
+    def _sums(self, rows: Rows, index: int) -> Tensor:
+        device = self.target.model.device.type
+        embed = self.target.model.get_input_embeddings()
+        with torch.autocast(device, torch.bfloat16, enabled=fast_bfloat16(device)):
+            return self._unroll(self.head, embed, rows[index], self._target_rows, self.options.levels)
+
+    def _rows(self, chosen: Tensor) -> Rows:
+        options = self.options
+        return Rows(self.sources, chosen, self.target, self.layers, self._drafted, options.batch, options.width)
+
+    def _counts(self) -> Tensor:
+        """How often the target wrote each token [V_target]."""
+        counts = torch.zeros(self.target.model.get_output_embeddings().weight.shape[0], dtype=torch.int64)
+        for source in self.sources:
+            for index in range(len(source)):
+                example = source[index]
+                counts += torch.bincount(example.tokens[example.prompt :].long(), minlength=len(counts))
+        return counts
+
+    def _generator(self, use: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.options.seed * 1_000_003 + use)
+
+
+def fast_bfloat16(device: str) -> bool:
+    """Whether matrices in bfloat16 are worth it there."""
+    return device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
