@@ -1,0 +1,40 @@
+"""`specstep check`."""
+
+import argparse
+
+from ..runtime.errors import InputError
+from .progress import report
+
+HELP = "compare an ONNX engine's step with torch, through polygraphy"
+EXAMPLES = """examples:
+  specstep check engines/onnx
+  specstep check engines/onnx --steps 32 --save report"""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("engine", metavar="DIR", help="engine directory, built with --backend onnx")
+    add("--model", metavar="MODEL", help="what the engine was built from (default: what its manifest says)")
+    add("--steps", type=int, metavar="N", default=8, help="steps of a generation to compare (default: 8)")
+    add("--save", metavar="FOLDER", help="write inputs and outputs as polygraphy JSON, for a bug report")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.steps < 1:
+        raise InputError(f"steps: expected at least 1, got {options.steps}")
+    try:
+        from ..compile.compare import compare  # imports torch, onnx, onnxruntime and polygraphy
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"check: expected the package {error.name}, which is not installed; "
+            "run `pip install 'specstep[polygraphy]'`"
+        ) from None
+
+    result = compare(options.engine, options.model, options.steps, options.save, report)
+    for worst in result.worst:
+        print(
+            f"{worst.runners[0]} and {worst.runners[1]}: worst output {worst.name} at {list(worst.place)} of step "
+            f"{worst.step}: {worst.expected:g} and {worst.got:g}"
+        )
+    print(f"{result.steps} steps: {'all outputs agree' if result.agree else 'OUTPUTS DIFFER'}")
+    return 0 if result.agree else 1

@@ -1,0 +1,181 @@
+"""Lower a flat program to ONNX: no writes in place, our ops as nodes, the weights in a file that all programs share."""
+
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir
+import torch
+from onnx_ir.passes import common as passes
+from onnxscript import optimizer
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from ..runtime.engine_file import NEXT, WEIGHTS, ProgramSpec
+from .assemble import FlatProgram, Graphs, Lowered
+from .export import export_program
+from .onnx_ops import add_functions, translations
+from .passes import copy_compacted
+from .writer import write_weights
+
+OPSET = 18  # what the exporter writes without converting; ONNX Runtime and TensorRT read it
+INLINE_BYTES = 1024  # smaller constants stay in the graph, where parsers look at shapes and axes
+PROVIDER = "CPUExecutionProvider"
+
+
+class FunctionalProgram(FlatProgram):
+    """A flat program without writes in place: what it would write comes back as outputs after its own, since ONNX
+    loses a write to an input without a word."""
+
+    def __init__(self, program: FlatProgram):
+        super().__init__(program.module, program.lead, program.state, program.caches, program.outputs)
+        self.copied, self.written = self.written, set()
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Tensors named `self.inputs` -> tensors named `self.output_names`."""
+        named = zip(self.inputs, tensors, strict=True)
+        after = {name: tensor.clone() if name in self.copied else tensor for name, tensor in named}
+        return (*super().forward(*after.values()), *(after[name] for name in self.inputs if name in self.copied))
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The outputs' names in the file: the next value of input X is `next.X`."""
+        names = (*self.outputs, *(name for name in self.inputs if name in self.copied))
+        return tuple(NEXT + name if name in self.inputs else name for name in names)
+
+
+def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Lowered:
+    """Write NAME.onnx for each program and the weights file."""
+    exported, models, programs = {}, {}, {}
+    for name, program in (("prefill", graphs.prefill), ("step", graphs.step)):
+        report(f"tracing the {name}")
+        functional = FunctionalProgram(program)
+        exported[name] = export_program(functional, graphs.spec)
+        report(f"translating the {name} ({len(exported[name].graph.nodes)} nodes)")
+        models[name] = to_onnx(exported[name], functional)
+        programs[name] = ProgramSpec(f"{name}.onnx", functional.inputs, functional.output_names)
+    report("writing weights")
+    write_models(models, directory)
+    versions = {name: version(name) for name in ("onnx", "onnxscript")}
+    described = {name: {"opset": OPSET, "tensors": _describe(model)} for name, model in models.items()}
+    return Lowered(programs, exported["step"], {"providers": [PROVIDER]}, versions, {"models": described})
+
+
+def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Model:
+    """Translate and simplify, our ops still without their functions."""
+    copy_compacted(exported)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that it could do without
+    with warnings.catch_warnings(action="ignore"):  # the exporter's about itself
+        result = torch.onnx.export(
+            exported,
+            dynamo=True,
+            verbose=False,
+            optimize=False,  # would put the functions' bodies in place of our nodes
+            opset_version=OPSET,
+            input_names=list(program.inputs),
+            output_names=list(program.output_names),
+            custom_translation_table=translations(),
+        )
+    assert result is not None and result.exported_program is not None
+    lost = result.exported_program.graph_signature.user_inputs_to_mutate  # the exporter drops these without a word
+    if lost:
+        raise AssertionError(f"written in place: expected nothing, got {sorted(map(str, lost.values()))}")
+    model = result.model
+    optimizer.fold_constants_ir(model)
+    _drop_transposes(model)
+    for simplify in (
+        passes.IdentityEliminationPass(),
+        passes.RemoveUnusedNodesPass(),
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.DeduplicateInitializersPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.OutputFixPass(),
+        passes.NameFixPass(),
+        passes.ClearMetadataAndDocStringPass(),
+    ):
+        simplify(model)
+    _name_dimensions(model, program)
+    return model
+
+
+def _drop_transposes(model: onnx_ir.Model) -> None:
+    """Take out transposes that move nothing; the exporter puts them around writes to a cache."""
+    outputs = set(model.graph.outputs)
+    for node in model.graph:
+        if node.op_type == "Transpose" and node.outputs[0] not in outputs:
+            order = node.attributes["perm"].as_ints()
+            if list(order) == sorted(order):
+                onnx_ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
+
+
+def _name_dimensions(model: onnx_ir.Model, program: FunctionalProgram) -> None:
+    """Call the dynamic dimensions of inputs and outputs `slots` and `tokens`; leave the shapes in between to the
+    reader, which infers them."""
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        name = str(value.name).removeprefix(NEXT)
+        axes = {2: "slots"} if name in program.caches else {1: "tokens"} if name == "tokens" else {}
+        shape = list(value.shape or ())
+        value.shape = onnx_ir.Shape([axes.get(i, d) if not isinstance(d, int) else d for i, d in enumerate(shape)])
+    outputs = set(model.graph.outputs)
+    for node in model.graph:
+        for value in node.outputs:
+            if value not in outputs:
+                value.shape = value.type = None
+
+
+def _describe(model: onnx_ir.Model) -> dict[str, dict[str, Any]]:
+    """dtype and shape of each input and output, as `inspect` shows them."""
+    return {
+        str(value.name): {
+            "dtype": value.dtype.numpy().name if value.dtype else "",
+            "shape": [getattr(n, "value", n) for n in value.shape or ()],
+        }
+        for value in (*model.graph.inputs, *model.graph.outputs)
+    }
+
+
+def write_models(models: dict[str, onnx_ir.Model], directory: Path) -> None:
+    """Write the models, functions included, and all large initializers once, as external data: the tensors of an
+    ordinary safetensors file."""
+    tensors = {name: _large_tensors(model) for name, model in models.items()}
+    stored = write_weights(directory, tensors)
+    places = _places(directory / WEIGHTS)
+    for name, model in models.items():
+        for initializer, tensor in model.graph.initializers.items():
+            if initializer in stored[name]:
+                offset, length = places[stored[name][initializer]]
+                held = tensor.const_value
+                assert held is not None
+                tensor.const_value = onnx_ir.ExternalTensor(
+                    WEIGHTS, offset, length, held.dtype, shape=held.shape, name=initializer, base_dir=directory
+                )
+        proto = onnx_ir.to_proto(model)
+        add_functions(proto)
+        path = directory / f"{name}.onnx"
+        path.write_bytes(proto.SerializeToString(deterministic=True))
+        onnx.checker.check_model(path)
+
+
+def _large_tensors(model: onnx_ir.Model) -> dict[str, Tensor]:
+    """Initializers that go to the weights file, by name."""
+    large = {}
+    for name, value in model.graph.initializers.items():
+        held = value.const_value
+        if held is not None and held.nbytes > INLINE_BYTES:
+            raw = held.raw  # a parameter as it is, so that both models share it; or what was folded
+            large[name] = raw if isinstance(raw, Tensor) else torch.from_numpy(held.numpy().copy())
+    return large
+
+
+def _places(path: Path) -> dict[str, tuple[int, int]]:
+    """Offset and length of each tensor in a safetensors file."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+    return {name: (8 + size + start, end - start) for name, (start, end) in spans.items()}

@@ -1,0 +1,96 @@
+"""Lower a flat program to TensorRT plans, by way of ONNX: with TensorRT for the GPU at hand, with TensorRT for RTX for
+the compute capabilities that are named, on a machine that may have none."""
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..kernels.cuda_driver import DriverError, driver
+from ..runtime.engine_file import EngineSpec
+from ..runtime.errors import BuildError
+from ..runtime.tensorrt_library import load_library
+from . import onnx
+from .assemble import Graphs, Lowered
+from .tensorrt_onnx import fix_sizes, load_graph, use_plugins, without_plugins
+from .tensorrt_plan import Plan, Profile, Target, build_plan
+
+SHORT = 64  # prompt tokens of a call up to which the prefill has a profile of its own
+
+
+def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Lowered:
+    """Write NAME.plan for each program, weights included."""
+    spec = graphs.spec
+    target = make_target(spec.config)
+    version = f"{target.backend} {load_library(target.backend).__version__}"
+    programs, plans = {}, {}
+    with tempfile.TemporaryDirectory(prefix="onnx-", dir=directory) as work:
+        lowered = onnx.lower(graphs, Path(work), report)
+        for name, program in lowered.programs.items():
+            plan, shapes = _plan(Path(work) / program.file, spec, target, report)
+            (directory / f"{name}.plan").write_bytes(plan.data)
+            programs[name] = replace(program, file=f"{name}.plan")
+            plans[name] = describe_plan(plan, shapes)
+            report(f"{name}: {plan.layers} layers, {sum(plan.plugins.values())} plugins, built in {plan.seconds:.0f} s")
+    library = {target.backend: version.split()[1]}
+    capabilities = [f"{capability // 10}.{capability % 10}" for capability in target.capabilities]
+    details = {"plans": plans, "compute_capability": capabilities}
+    return Lowered(programs, lowered.step, {"libraries": [version]}, lowered.versions | library, details)
+
+
+def make_target(config: dict[str, Any]) -> Target:
+    """What an engine's configuration asks for. Raises BuildError for a library, GPU or capability that is not there."""
+    backend = config["backend"]
+    trt = load_library(backend)
+    named = tuple(int(name.replace(".", "")) for name in config["compute_capability"] or ())
+    if backend == "tensorrt":
+        return Target(backend, (_device_capability("device: TensorRT builds with the GPU that will run the engine"),),
+                      config["plugins"])  # fmt: skip
+    members = (name for name in trt.ComputeCapability.__members__ if name.startswith("SM"))
+    known = sorted(int(name.removeprefix("SM")) for name in members)
+    capabilities = named or (_device_capability("compute_capability: name one, as --compute-capability 8.9"),)
+    odd = [capability for capability in capabilities if capability not in known]
+    if odd:
+        names = ", ".join(f"{capability // 10}.{capability % 10}" for capability in known)
+        got = ", ".join(f"{capability // 10}.{capability % 10}" for capability in odd)
+        raise BuildError(f"compute_capability: expected some of {names} for TensorRT for RTX, got {got}")
+    return Target(backend, capabilities, config["plugins"])
+
+
+def _device_capability(message: str) -> int:
+    try:
+        return driver().capability()
+    except DriverError as error:
+        raise BuildError(f"{message}: expected an NVIDIA GPU here, got none ({error})") from None
+
+
+def _plan(path: Path, spec: EngineSpec, target: Target, report: Callable[[str], None]) -> tuple[Plan, list[Profile]]:
+    """The plan of an ONNX file. Caches are bound whole: TensorRT takes no view of a part of a larger buffer."""
+    model, plugins = load_graph(path), Counter[str]()
+    fix_sizes(model, {tensor.name: {2: spec.most_slots} for tensor in spec.caches})
+    if target.plugins:
+        plugins = use_plugins(model)
+    else:
+        model = without_plugins(model, path.parent)
+    path.write_bytes(model.SerializeToString())
+    profiles = prefill_profiles(spec.prefill_chunk) if path.stem == "prefill" else []
+    return build_plan(path, target, plugins, profiles, report), profiles
+
+
+def prefill_profiles(chunk: int) -> list[Profile]:
+    """Shapes that a prefill is tuned for: full chunks, and where chunks are long, short prompts too."""
+    if chunk <= SHORT:
+        return [{"tokens": ((1, 2), (1, chunk), (1, chunk))}] if chunk > 2 else []
+    return [{"tokens": ((1, 2), (1, SHORT // 2), (1, SHORT))}, {"tokens": ((1, SHORT), (1, chunk), (1, chunk))}]
+
+
+def describe_plan(plan: Plan, profiles: list[Profile]) -> dict[str, Any]:
+    """What the manifest says of a plan, for people and for the runtime."""
+    return {
+        "layers": plan.layers,
+        "plugins": plan.plugins,
+        "tensors": plan.tensors,
+        "profiles": [{name: [list(shape) for shape in shapes] for name, shapes in p.items()} for p in profiles],
+    }

@@ -1,0 +1,113 @@
+"""From an engine's ONNX graph to the one TensorRT parses: our ops as plugin nodes, sizes that never change fixed.
+
+The parser takes a local function before a plugin inside other functions, and where a plugin's namespace has a typo
+without a word anywhere. So the functions of our ops are taken out: a node that finds no plugin cannot be parsed.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+import onnx_ir
+from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper
+from onnx.inliner import inline_local_functions
+from onnxscript import optimizer
+
+from ..kernels.plugin import NAMESPACE, VERSION, all_plugins
+from ..runtime.engine_file import NEXT
+
+PLUGIN_ATTRIBUTES = {"plugin_namespace": NAMESPACE, "plugin_version": VERSION, "aot": 1}
+
+
+def use_plugins(model: ModelProto) -> Counter[str]:
+    """Our ops and the writes to the caches become plugin nodes, in place -> how many of each plugin there must be."""
+    write_caches_in_place(model)
+    names = {plugin.name for plugin in all_plugins()}
+    kept = [function for function in model.functions if function.name not in names | {"tree_attention"}]
+    del model.functions[:]
+    model.functions.extend([*kept, _tree_attention(model)])
+    counts = Counter(node.op_type for node in model.graph.node if node.domain == NAMESPACE)
+    attentions = counts.pop("tree_attention", 0)
+    if attentions:
+        counts |= {"tree_attention_split": attentions, "tree_attention_merge": attentions}
+    unknown = set(counts) - names - {function.name for function in kept}
+    if unknown:
+        raise AssertionError(f"ops of domain {NAMESPACE}: expected a plugin for each, got none for {sorted(unknown)}")
+    return Counter({name: count for name, count in counts.items() if name in names})
+
+
+def _tree_attention(model: ModelProto) -> FunctionProto:
+    """A plugin is one kernel, the op has two: over splits of the cache, and their merge."""
+    inputs = ["q", "k", "v", "lengths", "depths", "ancestors", "key_depths", "sinks"]
+    split = _plugin_node("tree_attention_split", inputs[:-1], ["split_out", "split_norm"])
+    kinds = {"scale": AttributeProto.FLOAT, "window": AttributeProto.INT, "softcap": AttributeProto.FLOAT}
+    split.attribute.extend(AttributeProto(name=name, ref_attr_name=name, type=kind) for name, kind in kinds.items())
+    nodes = [
+        split,
+        helper.make_node("CastLike", ["sinks", "q"], ["typed_sinks"]),
+        _plugin_node("tree_attention_merge", ["split_out", "split_norm", "typed_sinks"], ["out"]),
+    ]
+    attributes = ["scale", "window", "softcap", *PLUGIN_ATTRIBUTES]
+    return helper.make_function(NAMESPACE, "tree_attention", inputs, ["out"], nodes, model.opset_import, attributes)
+
+
+def _plugin_node(op_type: str, inputs: list[str], outputs: list[str]) -> NodeProto:
+    return helper.make_node(op_type, inputs, outputs, name=outputs[0], domain=NAMESPACE, **PLUGIN_ATTRIBUTES)
+
+
+def write_caches_in_place(model: ModelProto) -> None:
+    """ScatterND on a cache becomes the `cache_write` plugin, in place, and nodes that hand a cache on unchanged go."""
+    graph = model.graph
+    inputs = [value.name for value in graph.input if value.name.startswith(("keys.", "values."))]
+    outputs = {value.name for value in graph.output}
+    caches, renamed, kept = set(inputs), dict[str, str](), list[NodeProto]()
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            node.input[index] = renamed.get(name, name)
+        if node.input and node.input[0] in caches:
+            if _is_identity(node) and node.output[0] not in outputs:
+                renamed[node.output[0]] = node.input[0]
+                continue
+            if node.op_type == "ScatterND":
+                node = _plugin_node("cache_write", list(node.input), list(node.output))
+            if node.op_type in ("cache_write", "compact") or _is_identity(node):
+                caches.add(node.output[0])
+        kept.append(node)
+    copied = [name for name in inputs if NEXT + name not in caches]
+    if copied:  # a session binds input and output to the same memory
+        raise AssertionError(f"caches: expected writes by plugins alone, got others on {copied[:3]}")
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _is_identity(node: NodeProto) -> bool:
+    if node.op_type == "Transpose":
+        return helper.get_node_attr_value(node, "perm") == [0, 1, 2, 3]
+    return node.op_type == "Identity"
+
+
+def without_plugins(model: ModelProto, folder: Path) -> ModelProto:
+    """The functions' bodies in place of our nodes. Their branches on attributes are decided here: TensorRT for RTX
+    cannot build some that it would have to decide. `folder` holds the weights."""
+    inlined = onnx_ir.from_proto(inline_local_functions(model))
+    onnx_ir.external_data.set_base_dir(inlined.graph, folder)
+    optimizer.fold_constants(inlined)
+    optimizer.remove_unused_nodes(inlined)
+    return onnx_ir.to_proto(inlined)
+
+
+def fix_sizes(model: ModelProto, sizes: Mapping[str, Mapping[int, int]]) -> None:
+    """Make dimensions of graph inputs constant: input -> dimension -> size. What was inferred from them is dropped."""
+    for value in model.graph.input:
+        for dimension, size in sizes.get(value.name, {}).items():
+            value.type.tensor_type.shape.dim[dimension].Clear()
+            value.type.tensor_type.shape.dim[dimension].dim_value = size
+    del model.graph.value_info[:]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+
+
+def load_graph(path: Path) -> ModelProto:
+    """An ONNX file without the weights beside it."""
+    return onnx.load(path, load_external_data=False)

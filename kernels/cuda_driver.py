@@ -1,0 +1,116 @@
+"""The few calls of the CUDA driver that plugins and the TensorRT runtime need, without a CUDA package or torch."""
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76  # of CUdevice_attribute
+
+
+class DriverError(RuntimeError):
+    """A driver call that failed, or no driver: says which and why."""
+
+
+class Driver:
+    """Device 0 of a CUDA driver library, its primary context current in the calling thread. Raises DriverError."""
+
+    def __init__(self, library: str = "libcuda.so.1"):
+        try:
+            self._library = ctypes.CDLL(library)
+        except OSError as error:
+            raise DriverError(f"CUDA: expected an NVIDIA driver, got {error}") from None
+        self.call("cuInit", 0)
+        self._device, context = ctypes.c_int(), ctypes.c_void_p()
+        self.call("cuDeviceGet", ctypes.byref(self._device), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
+        self.call("cuCtxSetCurrent", context)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the driver. Raises DriverError with the driver's own words."""
+        status = getattr(self._library, name)(*arguments)
+        if status != 0:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorString(status, ctypes.byref(text))
+            raise DriverError(f"{name}: expected success, got error {status}: {(text.value or b'unknown').decode()}")
+
+    def capability(self) -> int:
+        """The device's compute capability, e.g. 89 for 8.9."""
+        values = []
+        for attribute in (COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR):
+            value = ctypes.c_int()
+            self.call("cuDeviceGetAttribute", ctypes.byref(value), attribute, self._device)
+            values.append(value.value)
+        return 10 * values[0] + values[1]
+
+    def allocate(self, size: int) -> int:
+        """Address of `size` new bytes, zero; they live as long as the process or until `free`."""
+        address = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(size, 1)))
+        self.call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(size))
+        return address.value
+
+    def free(self, address: int) -> None:
+        """Give memory of `allocate` back."""
+        self.call("cuMemFree_v2", ctypes.c_uint64(address))
+
+    def stream(self) -> int:
+        """A new stream that does not wait for the default stream."""
+        stream = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(stream), 1)
+        return stream.value or 0
+
+    def upload(self, address: int, data: Any, stream: int) -> None:
+        """Copy a contiguous host buffer to the device, in the stream's order; the buffer may be reused at once."""
+        view = memoryview(data).cast("B")
+        host = (ctypes.c_ubyte * len(view)).from_buffer_copy(view)
+        self.call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), host, ctypes.c_size_t(len(view)), _pointer(stream))
+
+    def download(self, data: Any, address: int, stream: int) -> None:
+        """Fill a writable contiguous host buffer from the device, when the stream's work so far is done."""
+        view = memoryview(data).cast("B")
+        host = (ctypes.c_ubyte * len(view)).from_buffer(view)
+        self.call("cuMemcpyDtoHAsync_v2", host, ctypes.c_uint64(address), ctypes.c_size_t(len(view)), _pointer(stream))
+        self.call("cuStreamSynchronize", _pointer(stream))
+
+    def copy(self, target: int, source: int, size: int, stream: int) -> None:
+        """Copy device memory, in the stream's order."""
+        self.call(
+            "cuMemcpyDtoDAsync_v2",
+            ctypes.c_uint64(target),
+            ctypes.c_uint64(source),
+            ctypes.c_size_t(size),
+            _pointer(stream),
+        )
+
+    @functools.cache  # noqa: B019 (one driver per process; modules live as long as it does)
+    def function(self, ptx: str, entry: str) -> int:
+        """A kernel from its PTX, loaded once."""
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), ptx.encode() + b"\0")
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, entry.encode())
+        return function.value or 0
+
+    def launch(
+        self,
+        function: int,
+        grid: Sequence[int],
+        threads: int,
+        shared: int,
+        stream: int,
+        arguments: Sequence[Any],
+    ) -> None:
+        """Launch a kernel; `arguments` are its parameters as ctypes values."""
+        pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
+        block = (threads, 1, 1)
+        self.call("cuLaunchKernel", _pointer(function), *grid, *block, shared, _pointer(stream), pointers, None)
+
+
+@functools.cache
+def driver() -> Driver:
+    """The process's driver. Raises DriverError."""
+    return Driver()
+
+
+def _pointer(value: int) -> ctypes.c_void_p:
+    return ctypes.c_void_p(value)

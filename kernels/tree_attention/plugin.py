@@ -1,0 +1,88 @@
+"""Tree attention as two TensorRT plugins, a kernel each: over splits of the cache, and their merge."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from ..compile_cubin import Case
+from ..plugin import DYNAMIC, FLOAT, Attributes, Dim, Plugin, Shapes, ceil_div, known, power_of_2
+
+LONG = 4096  # tree nodes of a pass whose size is not known at build: a chunk of a prompt
+PROGRAMS = 256  # as in triton.py, which a runtime cannot import
+MAX_SPLITS = 64
+
+
+class AttendSplit(Plugin):
+    """Attention over each split of the cache: a weighted mean per split, and the logarithm of its weight."""
+
+    name = "tree_attention_split"
+    inputs: ClassVar = {
+        "q": FLOAT, "k": FLOAT, "v": FLOAT,
+        "lengths": "int64", "depths": "int64", "ancestors": "int32", "key_depths": "int64",
+    }  # fmt: skip
+    outputs: ClassVar = {"split_out": "float32", "split_norm": "float32"}
+    attributes: ClassVar = {"scale": float, "window": int, "softcap": float}
+
+    def output_shapes(self, shapes: Shapes, attributes: Attributes, dims: Any) -> list[Sequence[Dim]]:
+        batch, heads, nodes, size = shapes["q"]
+        programs = batch * ceil_div(heads * nodes, 64)
+        splits = dims.max(dims.min(dims.constant(PROGRAMS) // programs, MAX_SPLITS), 1)
+        return [(splits, batch, heads, nodes, size), (splits, batch, heads, nodes)]
+
+    def scalars(self, shapes: Shapes) -> list[Dim]:
+        (_, heads, nodes, size), (_, kv_heads, slots, _) = shapes["q"], shapes["k"]
+        cache = [kv_heads * slots * size, slots * size, size]
+        keys, words = shapes["key_depths"][1], shapes["ancestors"][2]
+        strides = [heads * nodes * size, nodes * size, size, *cache, *cache]
+        return [*strides, kv_heads, heads // kv_heads, nodes, keys, words, slots]
+
+    def grid(self, shapes: Shapes, constants: Mapping[str, int]) -> tuple[Dim, Dim, Dim]:
+        batch, heads, nodes, _ = shapes["q"]
+        kv_heads = shapes["k"][1]
+        tiles = ceil_div(heads // kv_heads * nodes, constants["BLOCK_R"])
+        return shapes["split_out"][0], tiles, batch * kv_heads
+
+    def case(self, dtype: str, shapes: Shapes, attributes: Attributes) -> Case:
+        from .triton import attend_split_kernel, blocks
+
+        _, heads, nodes, size = shapes["q"]
+        group = known(heads, "tree_attention: heads") // known(shapes["k"][1], "tree_attention: key heads")
+        rows = group * (LONG if nodes == DYNAMIC else nodes)
+        launch = blocks(rows, known(size, "tree_attention: head size"), 4 if dtype == "float32" else 2)
+        options = {name: launch.pop(name) for name in ("num_warps", "num_stages")}
+        constants = {"SCALE": attributes["scale"], "SOFTCAP": attributes["softcap"], "WINDOW": attributes["window"]}
+        constants |= {"D": size, **launch, "stride_qd": 1, "stride_kd": 1, "stride_vd": 1}
+        return Case(
+            self.name, attend_split_kernel, self.pointers(dtype), constants, options, aligned_strides=size % 16 == 0
+        )
+
+
+class MergeSplits(Plugin):
+    """The splits' means, weighted. `sinks` are one more logit per head, -inf for none; out has their dtype."""
+
+    name = "tree_attention_merge"
+    inputs: ClassVar = {"split_out": "float32", "split_norm": "float32", "sinks": FLOAT}
+    outputs: ClassVar = {"out": FLOAT}
+
+    def output_shapes(self, shapes: Shapes, attributes: Attributes, dims: Any) -> list[Sequence[Dim]]:
+        _, batch, heads, nodes, size = shapes["split_out"]
+        return [(batch, nodes, heads, size)]
+
+    def scalars(self, shapes: Shapes) -> list[Dim]:
+        splits, _, heads, nodes, _ = shapes["split_out"]
+        return [heads, nodes, splits]
+
+    def grid(self, shapes: Shapes, constants: Mapping[str, int]) -> tuple[Dim, Dim, Dim]:
+        _, batch, heads, nodes, _ = shapes["split_out"]
+        return batch * heads * nodes, 1, 1
+
+    def case(self, dtype: str, shapes: Shapes, attributes: Attributes) -> Case:
+        from .triton import merge_splits_kernel
+
+        splits, *_, size = shapes["split_out"]
+        constants = {
+            "HAS_SINKS": True,
+            "D": size,
+            "BLOCK_D": power_of_2(known(size, "tree_attention: head size")),
+            "BLOCK_N": power_of_2(MAX_SPLITS if splits == DYNAMIC else splits),
+        }
+        return Case(self.name, merge_splits_kernel, self.pointers(dtype), constants)

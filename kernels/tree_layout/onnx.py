@@ -1,0 +1,74 @@
+"""`specstep::tree_layout` as an ONNX function, and the packed bits that the other functions share.
+
+Integer arithmetic only, no bit operations: TensorRT has none for int64.
+"""
+
+from onnx import TensorProto, helper
+from onnxscript import BOOL, INT32, INT64, script
+from onnxscript import opset18 as op
+
+from ..onnx_domain import OPS
+from .reference import BITS
+
+POWERS = helper.make_tensor("powers", TensorProto.INT64, [BITS], [2**bit for bit in range(BITS)])
+
+
+@script(OPS, default_opset=op)
+def pack_bits(mask: BOOL) -> INT32:
+    """Bool [B, T, M] -> int32 [B, T, ceil(M / 32)]."""
+    count = op.Shape(mask, start=2, end=3)
+    words = (count + 31) / 32
+    padding = op.Concat(op.Constant(value_ints=[0, 0, 0, 0, 0]), words * 32 - count, axis=0)
+    padded = op.Pad(op.Cast(mask, to=INT64.dtype), padding)
+    digits = op.Reshape(padded, op.Concat(op.Shape(mask, start=0, end=2), words, [32], axis=0))
+    unsigned = op.ReduceSum(digits * op.Constant(value=POWERS), [-1], keepdims=0)
+    return op.Cast(op.Where(unsigned >= 2147483648, unsigned - 4294967296, unsigned), to=INT32.dtype)
+
+
+@script(OPS, default_opset=op)
+def unpack_bits(words: INT32, count: INT64) -> BOOL:
+    """Int32 [B, T, W], count [1] -> bool [B, T, count]."""
+    signed = op.Cast(words, to=INT64.dtype)
+    unsigned = op.Unsqueeze(op.Where(signed < 0, signed + 4294967296, signed), [-1])
+    high = unsigned / op.Constant(value=POWERS)  # [B, T, W, 32]
+    digits = op.Reshape(high - high / 2 * 2, [0, 0, -1])
+    return op.Slice(digits, [0], count, [2]) > 0
+
+
+@script(OPS, default_opset=op)
+def first_true(mask: BOOL) -> INT64:
+    """Bool [B, T, M] -> index [B, T] of the first True, -1 where there is none."""
+    count = op.Shape(mask, start=2, end=3)
+    place = op.Range(0, op.Squeeze(count), 1)
+    first = op.ReduceMin(op.Where(mask, place, count), [-1], keepdims=0)
+    return op.Where(first == count, -1, first)
+
+
+@script(OPS, default_opset=op)
+def tree_layout(parents: INT64, valid: BOOL):
+    """See `op.tree_layout`."""
+    count = op.Shape(parents, start=1, end=2)
+    node = op.Range(0, op.Squeeze(count), 1)  # [T]
+    column = op.Unsqueeze(node, [1])
+    linked = op.And(op.And(valid, parents >= 0), parents < node)
+    jump = op.Where(linked, parents, node)
+    square = op.Concat(op.Shape(parents), count, axis=0)  # B, T, T
+    itself = op.Expand(node == column, square)
+    ancestor = op.Cast(itself, to=INT64.dtype)
+    steps = op.Cast(op.Constant(value_ints=[1]), to=INT64.dtype)
+    go_on = op.Squeeze(steps < count)
+    while go_on:  # pointer jumping: knows 2**k ancestors after k rounds
+        indices = op.Expand(op.Unsqueeze(jump, [2]), square)
+        ancestor = op.Max(ancestor, op.GatherElements(ancestor, indices, axis=1))
+        jump = op.GatherElements(jump, jump, axis=1)
+        steps = steps * 2
+        go_on = op.Squeeze(steps < count)
+
+    in_tree = jump == 0
+    packed = op.Or(op.And(ancestor > 0, op.Unsqueeze(in_tree, [2])), itself)
+    depths = op.ReduceSum(op.Cast(packed, to=INT64.dtype), [-1], keepdims=0) - 1
+    child = op.And(in_tree, node > 0)
+    parent = op.Where(child, op.Where(linked, parents, node), -1)
+    row, other = op.Unsqueeze(parent, [2]), op.Unsqueeze(parent, [1])
+    sibling = op.And(op.And(other == row, op.Unsqueeze(child, [2])), node > column)
+    return pack_bits(packed), depths, first_true(other == column), first_true(sibling)

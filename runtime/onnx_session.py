@@ -1,0 +1,153 @@
+"""Run engines in ONNX Runtime: the session over numpy buffers, without torch.
+
+The programs write nothing in place: they return each cache anew. Two sets of buffers take turns as inputs and outputs,
+bound once for each slot count, so that no cache is copied between two steps.
+"""
+
+import os
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from .engine_file import NEXT, REBUILD, EngineSpec, Manifest, ProgramSpec, TensorSpec
+from .errors import EngineError
+from .session import Session
+
+PROVIDERS = ["CPUExecutionProvider"]
+
+Buffers = dict[str, NDArray[Any]]
+
+
+def machine() -> dict[str, Any]:
+    """What an engine's `requires` is compared with."""
+    return {"providers": onnxruntime.get_available_providers()}
+
+
+def open_session(directory: Path, manifest: Manifest) -> Session:
+    """Open both programs; they map the weights file. Raises EngineError for what ONNX Runtime does not take."""
+    spec = manifest.spec
+    return OnnxSession(spec, *(_open(directory, spec, program) for program in (spec.prefill, spec.step)))
+
+
+def _open(directory: Path, spec: EngineSpec, program: ProgramSpec) -> onnxruntime.InferenceSession:
+    path = directory / program.file
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)  # as torch does; 0: all cores
+    options.log_severity_level = 3
+    if program is spec.prefill:  # no second packed copy of the weights: long products pay little for packing each time
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=PROVIDERS)
+    except Exception as error:  # ONNX Runtime's errors have no common base
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise EngineError(f"{path}: expected a model that ONNX Runtime loads, got {reason}; {REBUILD}") from None
+    _check(path, session, spec, program)
+    return session
+
+
+def _check(path: Path, session: onnxruntime.InferenceSession, spec: EngineSpec, program: ProgramSpec) -> None:
+    """The model's inputs and outputs are those of the manifest. Raises EngineError."""
+    for side, expected, got in (
+        ("inputs", program.inputs, [value.name for value in session.get_inputs()]),
+        ("outputs", program.outputs, [value.name for value in session.get_outputs()]),
+    ):
+        if list(expected) != got:
+            name, found = next(pair for pair in zip_longest(expected, got) if pair[0] != pair[1])
+            raise EngineError(f"{path}: {side}: expected {name} as in the manifest, got {found}; {REBUILD}")
+    tensors = {tensor.name: tensor for tensor in (*spec.state, *spec.caches)}
+    for value in session.get_inputs():
+        if value.name in tensors:
+            tensor = tensors[value.name]
+            wrong = [n for n, m in zip(tensor.shape[1:], value.shape[1:], strict=True) if isinstance(m, int) and n != m]
+            kind = f"tensor({_onnx_type(tensor.dtype)})"
+            if wrong or value.type != kind:
+                raise EngineError(
+                    f"{path}: {value.name}: expected {kind} {list(tensor.shape)} as in the manifest, got {value.type} "
+                    f"{value.shape}; {REBUILD}"
+                )
+
+
+def _onnx_type(dtype: str) -> str:
+    return {"float32": "float"}.get(dtype, dtype)
+
+
+class OnnxSession(Session):
+    """See `Session`. The caches have as many slots as the last step needed; a step that needs more moves them to larger
+    buffers."""
+
+    def __init__(self, spec: EngineSpec, prefill: onnxruntime.InferenceSession, step: onnxruntime.InferenceSession):
+        super().__init__(spec)
+        self._prefill, self._step = prefill, step
+        first = {tensor.name: _allocate(tensor) for tensor in spec.state}
+        second = {name: array.copy() if NEXT + name in spec.step.outputs else array for name, array in first.items()}
+        report = next(value.shape for value in step.get_outputs() if value.name == "report")
+        self._report = np.empty(report, np.int64)
+        self._sets: list[Buffers] = [first, second]  # the inputs of the next step, and its outputs
+        self._bindings: list[onnxruntime.IOBinding] = []  # of `_sets` in this order, then the other way round
+        self._slots_bound = 0
+
+    @property
+    def state(self) -> Buffers:  # type: ignore[override]
+        """State and caches as they are now."""
+        return self._sets[0]
+
+    def array(self, values: Sequence[int]) -> NDArray[np.int64]:
+        return np.array(values, np.int64)
+
+    def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
+        self._bind_slots(max(slots, self._slots(max(self.lengths))))
+        now, after = ({name: array[row : row + 1] for name, array in buffers.items()} for buffers in self._sets)
+        now |= {"tokens": self.array(tokens)[None], "count": self.array([count])}
+        outputs = self.spec.prefill.outputs
+        self._prefill.run_with_iobinding(_bind(self._prefill, self.spec.prefill, now, after))
+        for name in (output.removeprefix(NEXT) for output in outputs):
+            now[name][:] = after[name]
+
+    def inputs(self) -> Buffers:
+        """What the next step will read; its buffers, not copies."""
+        self._bind_slots(self._step_slots())
+        return self._sets[0]
+
+    def replay(self, slots: int) -> list[list[int]]:
+        self._bind_slots(slots)
+        self._step.run_with_iobinding(self._bindings[0])
+        self._sets.reverse()
+        self._bindings.reverse()
+        return self._report.tolist()
+
+    def _bind_slots(self, slots: int) -> None:
+        """Give the caches this many slots, and bind them to the step."""
+        if slots == self._slots_bound:
+            return
+        now, after = self._sets
+        for tensor in self.spec.caches:
+            batch, heads, _, size = tensor.shape
+            new = np.zeros((batch, heads, slots, size), tensor.dtype)
+            if self._slots_bound:
+                kept = min(slots, self._slots_bound)
+                new[:, :, :kept] = now[tensor.name][:, :, :kept]
+            now[tensor.name], after[tensor.name] = new, np.empty_like(new)
+        step, extra = self.spec.step, {"report": self._report}
+        self._bindings = [_bind(self._step, step, *pair) for pair in ((now, after | extra), (after, now | extra))]
+        self._slots_bound = slots
+
+
+def _bind(
+    session: onnxruntime.InferenceSession, program: ProgramSpec, now: Buffers, after: Buffers
+) -> onnxruntime.IOBinding:
+    """Inputs and outputs of a program bound to arrays, which stay theirs: nothing is copied."""
+    binding = session.io_binding()
+    for name in program.inputs:
+        binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(now[name]))
+    for name in program.outputs:
+        binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(after[name.removeprefix(NEXT)]))
+    return binding
+
+
+def _allocate(tensor: TensorSpec) -> NDArray[Any]:
+    return np.full(tensor.shape, tensor.fill, tensor.dtype)

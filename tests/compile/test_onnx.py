@@ -1,0 +1,176 @@
+"""ONNX engines: the files, and equality with torch and transformers on every integer."""
+
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+import specstep
+import torch
+from models import greedy, save_eagle3, tiny_model
+from sessions import PROMPTS, agree
+from specstep.compile.assemble import FlatProgram, assemble, example_inputs
+from specstep.compile.build import build, make_config
+from specstep.compile.compare import compare
+from specstep.compile.export import export_program
+from specstep.compile.onnx import FunctionalProgram, to_onnx
+from specstep.compile.onnx_ops import SCHEMAS
+from specstep.compile.source import load_source
+from specstep.runtime.engine_file import NEXT, read_manifest
+
+OPTIONS = {"max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
+TREES = {
+    "chain": {"tree": "chain", "nodes": 3},
+    "static": {"tree": "static", "depth": 2, "top_k": 2, "nodes": 4},
+    "dynamic": {"tree": "dynamic", "depth": 3, "top_k": 3, "nodes": 8},
+}
+
+
+def test_engine_equals_inductor_and_transformers(onnx_folder, engine_folder):
+    engine = specstep.load(onnx_folder)
+    agree([engine, specstep.load(engine_folder)])
+    model = tiny_model("Llama")
+    results = engine.generate(PROMPTS, 60)  # four prompts through two rows
+    assert [result.token_ids for result in results] == [greedy(model, prompt, 60, [1]) for prompt in PROMPTS]
+    assert [engine.generate(prompt, 60).token_ids for prompt in PROMPTS] == [result.token_ids for result in results]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "tree", "rows"),
+    [
+        ("eagle3", "dynamic", 4),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+            ("none", None, 1), ("none", None, 4), ("ngram", None, 1), ("ngram", None, 4), ("model", "dynamic", 1),
+            ("model", "chain", 4), ("eagle3", "dynamic", 1), ("eagle3", "chain", 1), ("eagle3", "chain", 4),
+            ("eagle3", "static", 1), ("eagle3", "static", 4),
+        )),
+    ],
+)  # fmt: skip
+def test_engine_equals_torch_for_every_drafter(drafter, tree, rows, model_folder, drafter_folder, tmp_path):
+    names = {"model": str(drafter_folder), "eagle3": str(save_eagle3(tmp_path / "head"))}
+    options = OPTIONS | TREES.get(tree, {}) | {"max_batch": rows, "drafter": names.get(drafter, drafter)}
+    engine = specstep.load(build(str(model_folder), tmp_path / "engine", backend="onnx", **options))
+    agree([engine, specstep.eager(str(model_folder), dtype="float32", **options)], rows)
+    model = tiny_model("Llama")
+    assert [r.token_ids for r in engine.generate(PROMPTS, 40)] == [greedy(model, p, 40, [1]) for p in PROMPTS]
+
+
+def test_caches_are_those_of_torch(onnx_folder, model_folder):
+    """Every cache and the history change, as in torch: nothing that is written is lost."""
+    engine = specstep.load(onnx_folder)
+    expected = specstep.eager(str(model_folder), dtype="float32", drafter="ngram", **OPTIONS)
+    prompt = PROMPTS[0]
+    for session in (engine.session, expected.session):
+        session.admit(0, prompt, 100, [])
+    for _ in range(6):
+        for session in (engine.session, expected.session):
+            session.step()
+        length = engine.session.lengths[0]
+        assert length == expected.session.lengths[0]
+        history = expected.session.state["history"][0, : length + 1].numpy()
+        np.testing.assert_array_equal(engine.session.state["history"][0, : length + 1], history)
+        for name, cache in expected.session.caches.items():
+            got = engine.session.inputs()[name][0, :, :length]
+            assert np.abs(got).min(axis=(0, 2)).max() > 0
+            np.testing.assert_allclose(got, cache[0, :, :length].numpy(), atol=1e-4, rtol=1e-4)
+
+
+def test_a_write_in_place_is_refused(model_folder):
+    """What the exporter would lose without a word."""
+
+    class Lossy(FunctionalProgram):
+        """Hands on its inputs themselves, not copies."""
+
+        def forward(self, *tensors):
+            return (
+                *FlatProgram.forward(self, *tensors),
+                *(t for n, t in zip(self.inputs, tensors, strict=True) if n in self.copied),
+            )
+
+    graphs = assemble(load_source(str(model_folder), "float32", "cpu"), make_config({"dtype": "float32", **OPTIONS}))
+    lossy = Lossy(graphs.prefill)
+    with pytest.raises(AssertionError, match=r"written in place: expected .* got .*keys\.0"):
+        export_program(lossy, graphs.spec)
+    lossy.written = lossy.copied
+    with pytest.raises(AssertionError, match="written in place: expected nothing"):
+        to_onnx(export_program(lossy, graphs.spec), lossy)
+    inputs = [tensor.clone() for tensor in example_inputs(graphs.spec, graphs.prefill, 64)]
+    before = [tensor.clone() for tensor in inputs]
+    with torch.no_grad():
+        FunctionalProgram(graphs.prefill)(*inputs)
+    assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
+
+
+def test_files_hold_our_ops_once_and_weights_once(onnx_folder):
+    spec = read_manifest(onnx_folder).spec
+    # A prefill has no use for what the last layer's attention says, only for its keys and values.
+    for program, expected in ((spec.step, {"tree_layout": 1, "tree_attention": 3, "accept": 1, "compact": 6}),
+                              (spec.prefill, {"tree_attention": 2})):  # fmt: skip
+        model = onnx.load(onnx_folder / program.file, load_external_data=False)
+        nodes = [node for node in model.graph.node if node.domain == "specstep"]
+        counts = {name: sum(node.op_type == name for node in nodes) for name in SCHEMAS}
+        assert {name: count for name, count in counts.items() if count} == expected
+        assert {function.name for function in model.functions} >= set(expected)
+        attributes = [{a.name: onnx.helper.get_attribute_value(a) for a in node.attribute} for node in nodes]
+        assert all(a["plugin_namespace"] == b"specstep" and a["plugin_version"] == b"1" for a in attributes)
+        assert [value.name for value in model.graph.input] == list(program.inputs)
+        assert [value.name for value in model.graph.output] == list(program.outputs)
+        assert {NEXT + cache.name for cache in spec.caches} | {NEXT + "history"} <= set(program.outputs)
+        places = {t.external_data[0].value for t in model.graph.initializer if t.data_location == t.EXTERNAL}
+        assert places == {"weights.safetensors"}
+        assert (onnx_folder / program.file).stat().st_size < 400_000
+        assert b"/" + b"site-packages" not in model.SerializeToString()
+    size = (onnx_folder / "weights.safetensors").stat().st_size
+    assert size < 1.05 * sum(p.numel() * 4 for p in tiny_model("Llama").parameters()) + 8192
+
+
+def test_polygraphy_reads_and_sanitizes(onnx_folder, tmp_path):
+    polygraphy = [sys.executable, "-c", "from polygraphy.tools import main; main()"]
+    shown = subprocess.run(
+        [*polygraphy, "inspect", "model", str(onnx_folder / "step.onnx")], capture_output=True, text=True
+    )
+    assert shown.returncode == 0 and "keys.0" in shown.stdout
+    cleaned = tmp_path / "step.onnx"
+    command = [*polygraphy, "surgeon", "sanitize", str(onnx_folder / "step.onnx"), "--fold-constants", "-o", cleaned]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ops = [node.op_type for node in onnx.load(cleaned, load_external_data=False).graph.node]
+    assert ops.count("tree_attention") == 3
+
+
+def test_check_compares_and_saves(onnx_folder, tmp_path, capsys):
+    from polygraphy.json import load_json
+    from specstep.cli import main
+
+    assert main(["check", str(onnx_folder), "--steps", "3", "--save", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "3 steps: all outputs agree" in printed and "torch and onnxruntime: worst output" in printed
+    assert len(load_json(str(tmp_path / "inputs.json"))) == 3
+
+
+def test_check_finds_a_difference(onnx_folder, model_folder, tmp_path):
+    from models import save_model
+
+    other = save_model(tmp_path / "other", tokenizer=True, seed=5)
+    result = compare(onnx_folder, model=str(other), steps=2)
+    assert not result.agree
+    assert result.worst[0].name.startswith((NEXT, "report"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "bfloat16"}, "dtype: expected float32 or float16 for backend onnx, got bfloat16"),
+        ({"device": "cuda"}, "device: expected cpu for backend onnx, got cuda"),
+    ],
+)
+def test_what_onnx_runtime_cannot_run_is_refused(options, message, model_folder, tmp_path):
+    with pytest.raises(specstep.BuildError, match=message):
+        build(str(model_folder), tmp_path / "engine", backend="onnx", **options)
+
+
+@pytest.mark.slow
+def test_float16_builds_and_runs(model_folder, tmp_path):
+    folder = build(str(model_folder), tmp_path / "engine", backend="onnx", dtype="float16", drafter="ngram", **OPTIONS)
+    assert len(specstep.load(folder).generate(PROMPTS[0], 8).token_ids) > 0

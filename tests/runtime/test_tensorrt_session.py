@@ -1,0 +1,186 @@
+"""The TensorRT session over a fake GPU: its memory, bindings and checks are real, ONNX Runtime stands in for plans."""
+
+import ctypes
+import json
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import specstep
+from fake_gpu import FakeEngine, fake_driver, fake_library
+from specstep.compile.build import build
+from specstep.runtime import tensorrt_session
+from specstep.runtime.engine_file import MANIFEST, file_entry, read_manifest
+from specstep.runtime.tensorrt_library import LibraryError, load_library
+
+OPTIONS: dict[str, Any] = {
+    "drafter": "ngram",
+    "dtype": "float32",
+    "max_batch": 2,
+    "max_seq_len": 96,
+    "prefill_chunk": 16,
+}
+PROMPTS = [[40, 41, 42] * 9, [5], list(range(30, 83)), [9, 9, 9, 9]]
+
+
+def edit(folder: Path, change: Any) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    change(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.fixture(scope="module")
+def onnx_engine(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(str(model_folder), tmp_path_factory.mktemp("onnx") / "engine", backend="onnx", **OPTIONS)
+
+
+@pytest.fixture
+def engine(onnx_engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An engine directory as the TensorRT backend writes it, with plans that the fake library knows."""
+    folder = shutil.copytree(onnx_engine, tmp_path / "engine")
+    spec = read_manifest(folder).spec
+    engines = {}
+    for name in ("prefill", "step"):
+        (folder / f"{name}.plan").write_bytes(name.encode())
+        engines[name.encode()] = FakeEngine(onnx_engine / f"{name}.onnx", spec.most_slots, spec.prefill_chunk)
+        (folder / f"{name}.onnx").unlink()
+    (folder / "weights.safetensors").unlink()
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["spec"]["config"] |= {"backend": "tensorrt", "plugins": True}
+        for name in ("prefill", "step"):
+            manifest["spec"][name]["file"] = f"{name}.plan"
+            manifest["files"][f"{name}.plan"] = file_entry(folder / f"{name}.plan")
+            del manifest["files"][f"{name}.onnx"]
+        del manifest["files"]["weights.safetensors"]
+        manifest["requires"] = {"libraries": ["tensorrt 11.4"]}
+        manifest["about"]["compute_capability"] = ["8.9", "12.0"]
+
+    edit(folder, change)
+    device = fake_driver(tmp_path)
+
+    def library(backend: str) -> Any:
+        if backend != "tensorrt":
+            raise LibraryError(f"{backend}: not installed")
+        return fake_library(engines, "11.4")
+
+    monkeypatch.setattr(tensorrt_session, "driver", lambda: device)
+    monkeypatch.setattr(tensorrt_session, "load_library", library)
+    return folder
+
+
+def capability(value: int) -> None:
+    """Change the fake GPU's compute capability."""
+    library = tensorrt_session.driver()._library
+    ctypes.c_int.in_dll(library, "capability").value = value
+
+
+@pytest.mark.parametrize("plugins", [True, False])
+def test_equals_the_onnx_engine(plugins: bool, engine: Path, onnx_engine: Path) -> None:
+    """Caches bound in place, or copied back; chunked prompts of both profiles; rows that come and go."""
+    edit(engine, lambda manifest: manifest["spec"]["config"].update(plugins=plugins))
+    expected = specstep.load(onnx_engine).generate(PROMPTS, 24)
+    loaded = specstep.load(engine)
+    assert [result.token_ids for result in loaded.generate(PROMPTS, 24)] == [result.token_ids for result in expected]
+    used = {use for plan in (loaded.session._prefill,) for use in plan.engine.used}
+    assert {profile for profile, _ in used} == {0, 1} and all(tokens >= 2 for _, tokens in used)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: capability(90), "compute_capability: expected one of 8.9, 12.0, this GPU has 9.0"),
+        (
+            lambda folder: edit(folder, lambda m: m["requires"].update(libraries=["tensorrt 10.9"])),
+            "libraries: expected tensorrt 10.9, this machine lacks tensorrt 10.9",
+        ),
+        (
+            lambda folder: edit(folder, lambda m: m["spec"]["step"].update(file="prefill.plan")),
+            "expected the inputs and outputs of the manifest, got a difference in",
+        ),
+        (
+            lambda folder: edit(folder, lambda m: m["spec"]["step"].update(file="tokenizer.json")),
+            "tokenizer.json: expected a plan that tensorrt 11.4 loads, got one that it refuses",
+        ),
+        (
+            lambda folder: edit(folder, lambda m: m["spec"]["caches"][0].update(dtype="float16")),
+            "keys.0: expected float16, got float32",
+        ),
+        (
+            lambda folder: edit(folder, lambda m: m["spec"]["config"].update(backend="tensorrt-rtx")),
+            "tensorrt-rtx: not installed",
+        ),
+        (
+            lambda folder: edit(folder, lambda m: m["spec"]["config"].update(backend="inductor")),
+            "libraries: expected tensorrt 11.4",
+        ),
+        (
+            lambda folder: edit(folder, lambda m: m["spec"]["config"].update(backend="onnx")),
+            "libraries: expected tensorrt 11.4",
+        ),
+    ],
+)
+def test_engines_that_do_not_fit_are_refused(engine: Path, damage: Any, message: str) -> None:
+    damage(engine)
+    with pytest.raises(specstep.SpecstepError, match=message):
+        specstep.load(engine)
+
+
+def test_a_machine_without_a_gpu_is_told_what_is_missing(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specstep.kernels.cuda_driver import Driver
+
+    monkeypatch.setattr(tensorrt_session, "driver", lambda: Driver("libcuda-that-is-not-there.so"))
+    with pytest.raises(specstep.EngineError, match=r"expected an NVIDIA GPU of compute capability 8.9, 12.0, got none"):
+        specstep.load(engine)
+
+
+def test_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(
+        LibraryError, match=r"tensorrt: expected the Python module tensorrt, got .*specstep\[tensorrt\]"
+    ):
+        load_library.__wrapped__("tensorrt")
+
+
+def test_rtx_is_seen_where_it_is_installed() -> None:
+    if find_spec("tensorrt_rtx") is None:
+        pytest.skip("needs tensorrt-rtx")
+    assert f"tensorrt-rtx {version('tensorrt-rtx-cu13')}" in tensorrt_session.machine()["libraries"]
+
+
+@pytest.mark.parametrize("first", ["tensorrt_rtx", "specstep.runtime.tensorrt_session"])
+def test_a_library_that_others_imported_is_not_built_with(first: str) -> None:
+    """Its parser would end the process at the first plugin."""
+    if find_spec("tensorrt_rtx") is None:
+        pytest.skip("needs tensorrt-rtx")
+    program = f"""
+import {first}
+from specstep.runtime.tensorrt_library import LibraryError, check_parser, load_library
+load_library("tensorrt-rtx")
+try:
+    check_parser()
+except LibraryError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert ("expected specstep to import tensorrt_rtx" in run.stdout) == (first == "tensorrt_rtx")
+
+
+def test_running_needs_no_torch() -> None:
+    if find_spec("tensorrt_rtx") is None:
+        pytest.skip("needs tensorrt-rtx")
+    program = """
+import sys
+from specstep.runtime import engine, tensorrt_session
+assert tensorrt_session.machine()["libraries"]
+from specstep.kernels import plugin_rtx
+with plugin_rtx.registered():
+    pass
+assert not {"torch", "triton", "onnx", "transformers"} & set(sys.modules), sorted(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

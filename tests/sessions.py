@@ -1,0 +1,25 @@
+"""Everything that sessions of different backends must agree on."""
+
+PROMPTS = [[40, 41, 42] * 9, [5], list(range(30, 83)), [9, 9, 9, 9]]
+
+
+def steps(engine, prompts, new_tokens=40):
+    """Every integer a session produces: report after report, state after state."""
+    session = engine.session
+    for row, prompt in enumerate(prompts):
+        session.admit(row, prompt, len(prompt) + new_tokens, [1])
+    seen = []
+    while any(finish == 0 for finish in session.state["finish"].tolist()):
+        seen.append([tuple(report) for report in session.step()])
+        seen.append({name: session.state[name].tolist() for name in ("lengths", "finish")})
+    for row in range(len(prompts)):
+        session.release(row)
+    return seen
+
+
+def agree(engines, rows=2):
+    """All engines produce the same integers, with prompts in as many rows as they have."""
+    for start in range(0, len(PROMPTS), rows):
+        first, *others = [steps(engine, PROMPTS[start : start + rows]) for engine in engines]
+        assert len(first) > 4
+        assert all(other == first for other in others)
