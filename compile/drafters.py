@@ -19,7 +19,6 @@ from .ngram_file import is_ngram_file, load_tables, shipped_tables
 from .source import Source, check_same_vocabulary, is_model, load_source
 
 NGRAM_TREE = DynamicTree(depth=7, top_k=4, nodes=7)
-MERGED_TREE = DynamicTree(depth=7, top_k=4, nodes=15)
 
 
 def make_drafter(target: Source, config: EngineConfig, first_layer: int) -> Drafter:
@@ -45,7 +44,7 @@ def _scorers(target: Source, config: EngineConfig, first_layer: int) -> tuple[Sc
         first_layer += len(scorer.cache_layers())
         scorers.append(scorer)
         shapes.append(shape)
-    return (scorers[0], shapes[0]) if len(scorers) == 1 else (Merged(scorers), MERGED_TREE)
+    return (scorers[0], shapes[0]) if len(scorers) == 1 else (Merged(scorers), NGRAM_TREE)
 
 
 def default_drafters(target: Source) -> list[str]:
