@@ -28,7 +28,7 @@ class Eagle3Config:
     layer: LlamaConfig
     draft_vocab_size: int
     target_hidden_size: int
-    feature_layers: tuple[int, int, int]  # target layers whose inputs are the features
+    feature_layers: tuple[int, ...]  # target layers whose inputs are the features
     fc_norm: bool = False  # EAGLE-3.1: a norm on each feature ahead of fc
     norm_output: bool = False  # EAGLE-3.1: the normed hidden state is fed back
     norm_before_residual: bool = False  # the residual starts from the normed hidden state
