@@ -79,6 +79,8 @@ class Merged(Scorer):
 
     def _mix(self, candidates: Sequence[Candidates], top_k: int) -> Candidates:
         """[B, F, K] of each scorer -> the K likeliest of all [B, F, K]."""
+        if len(candidates) == 1:
+            return candidates[0]
         tokens = torch.cat([each.tokens.where(each.log_probs > float("-inf"), -1) for each in candidates], 2)
         probability = torch.stack([each.log_probs.exp() for each in candidates], 2)  # [B, F, scorers, K]
         sure = probability.amax(3, keepdim=True)
