@@ -30,7 +30,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--intermediate-size", type=int, metavar="I", help="width of its MLP (default: the model's)")
     add("--batch", type=int, metavar="B", help="rows per update (default: 4)")
     add("--width", type=int, metavar="T", help="tokens per row (default: 512)")
-    add("--learning-rate", type=float, metavar="R", help="at its highest (default: 0.01)")
+    add("--learning-rate", type=float, metavar="R", help="at its highest (default: 0.006)")
     add("--held-out", type=float, metavar="P", help="share of the sequences to measure on (default: 0.01)")
     add("--evaluations", type=int, metavar="N", help="times to measure and save, evenly spread (default: 12)")
     add("--seed", type=int, metavar="S", help="of the order, the split and the start (default: 0)")

@@ -20,7 +20,7 @@ class TrainOptions:
     intermediate_size: int | None = None
     batch: int = 4
     width: int = 512
-    learning_rate: float = 2e-3
+    learning_rate: float = 6e-3
     held_out: float = 0.01
     evaluations: int = 12
     seed: int = 0
