@@ -16,8 +16,9 @@ TREES = ("chain", "static", "dynamic")
 class EngineConfig:
     """Build options, validated. `nodes` counts drafted tokens, the root not included; None picks the drafter's default.
 
-    drafter: "none"; "ngram" (the row's own history); "default" (ngram, with the package's count tables where it has
-    them for the model); or a path to count tables, a smaller causal LM or an EAGLE-3 head. tree: "chain"; "dynamic"
+    drafter: "none"; "ngram" (the row's own history); "default" (the count tables and the head that the package has for
+    the model, else ngram); a path to count tables, a smaller causal LM or an EAGLE-3 head; or several of these with
+    commas, mixed at every node. tree: "chain"; "dynamic"
     with `depth` levels of `top_k`; "static" with the paths in the JSON file `tree_choices`, or with likely ones.
     dtype: float32 is the default of the backend onnx.
     max_seq_len: most tokens of a row, prompt included. prefill_chunk: most prompt tokens per prefill call.
