@@ -84,3 +84,22 @@ def test_neural_scorers_are_asked_on_the_first_levels_alone():
         scorers = [Counting(neural) for neural in kinds]
         Drafter(Merged(scorers), shape)(state, cache, cache)
         assert [scorer.levels for scorer in scorers] == expected
+
+
+def test_each_scorer_gets_its_own_features_and_state():
+    class Recording(Ngram):
+        def __init__(self, *layers):
+            super().__init__()
+            self.feature_layers, self.got = layers, []
+
+        def commit(self, path, count, features):
+            self.got.append(features)
+            return {"kept": torch.tensor(len(self.feature_layers))}
+
+    scorers = [Recording(4, 1), Recording(), Recording(2)]
+    merged, features = Merged(scorers), torch.arange(2 * 3 * 15.0).view(2, 3, 15)
+    state = merged.commit(torch.zeros(2, 1), torch.zeros(2), features)
+    assert merged.feature_layers == (4, 1, 2)
+    assert torch.equal(scorers[0].got[0], features[..., :10]) and scorers[1].got == [None]
+    assert torch.equal(scorers[2].got[0], features[..., 10:])
+    assert [merged._states(state)[place]["kept"].item() for place in range(3)] == [2, 0, 1]
