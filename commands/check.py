@@ -5,16 +5,17 @@ import argparse
 from ..runtime.errors import InputError
 from .progress import report
 
-HELP = "compare an ONNX engine's step with torch, through polygraphy"
+HELP = "compare engines' steps with torch, through polygraphy"
 EXAMPLES = """examples:
   specstep check engines/onnx
+  specstep check engines/onnx engines/tensorrt
   specstep check engines/onnx --steps 32 --save report"""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("engine", metavar="DIR", help="engine directory, built with --backend onnx")
-    add("--model", metavar="MODEL", help="what the engine was built from (default: what its manifest says)")
+    add("engines", metavar="DIR", nargs="+", help="engine directories of one configuration, of any backends")
+    add("--model", metavar="MODEL", help="what the engines were built from (default: what the first manifest says)")
     add("--steps", type=int, metavar="N", default=8, help="steps of a generation to compare (default: 8)")
     add("--save", metavar="FOLDER", help="write inputs and outputs as polygraphy JSON, for a bug report")
 
@@ -30,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
             "run `pip install 'specstep[polygraphy]'`"
         ) from None
 
-    result = compare(options.engine, options.model, options.steps, options.save, report)
+    result = compare(options.engines, options.model, options.steps, options.save, report)
     for worst in result.worst:
         print(
             f"{worst.runners[0]} and {worst.runners[1]}: worst output {worst.name} at {list(worst.place)} of step "

@@ -21,11 +21,14 @@ FORBIDDEN = (
 
 
 def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
-    """One graph, no break. Dynamic: the number of cache slots (multiples of `slot_step`), and in a prefill the
-    tokens."""
+    """One graph, no break. Dynamic: the number of cache slots (multiples of `slot_step`), in a step the rows, and in a
+    prefill, which has one, the tokens."""
     steps = Dim("steps", min=1, max=spec.capacity // spec.slot_step - 1)
     slots = spec.slot_step * steps
-    dynamic: dict[str, Any] = {name: {2: slots} for name in program.caches}
+    # A bound of 2 would be taken for a flag, and the rows of each tensor for a size of their own.
+    rows = {0: Dim("rows", min=1, max=max(spec.max_batch, 3))} if spec.max_batch > 1 and not program.lead else {}
+    dynamic: dict[str, Any] = {name: rows | {2: slots} for name in program.caches}
+    dynamic |= dict.fromkeys(program.state, rows)
     if spec.prefill_chunk > 2:
         dynamic["tokens"] = {1: Dim("tokens", min=2, max=spec.prefill_chunk)}
     inputs = example_inputs(spec, program, slots=min(2, spec.capacity // spec.slot_step - 1) * spec.slot_step)

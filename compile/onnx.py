@@ -99,7 +99,7 @@ def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Mo
         passes.ClearMetadataAndDocStringPass(),
     ):
         simplify(model)
-    _name_dimensions(model, program)
+    _name_dimensions(model)
     return model
 
 
@@ -113,14 +113,13 @@ def _drop_transposes(model: onnx_ir.Model) -> None:
                 onnx_ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
 
 
-def _name_dimensions(model: onnx_ir.Model, program: FunctionalProgram) -> None:
-    """Call the dynamic dimensions of inputs and outputs `slots` and `tokens`; leave the shapes in between to the
-    reader, which infers them."""
+def _name_dimensions(model: onnx_ir.Model) -> None:
+    """Call the dynamic dimensions of inputs and outputs `rows`, `slots` and `tokens`; leave the shapes in between to
+    the reader, which infers them."""
+    axes = {0: "rows", 1: "tokens", 2: "slots"}
     for value in (*model.graph.inputs, *model.graph.outputs):
-        name = str(value.name).removeprefix(NEXT)
-        axes = {2: "slots"} if name in program.caches else {1: "tokens"} if name == "tokens" else {}
         shape = list(value.shape or ())
-        value.shape = onnx_ir.Shape([axes.get(i, d) if not isinstance(d, int) else d for i, d in enumerate(shape)])
+        value.shape = onnx_ir.Shape([d if isinstance(d, int) else axes[i] for i, d in enumerate(shape)])
     outputs = set(model.graph.outputs)
     for node in model.graph:
         for value in node.outputs:

@@ -75,15 +75,20 @@ def _plan(path: Path, spec: EngineSpec, target: Target, report: Callable[[str], 
     else:
         model = without_plugins(model, path.parent)
     path.write_bytes(model.SerializeToString())
-    profiles = prefill_profiles(spec.prefill_chunk) if path.stem == "prefill" else []
+    profiles = prefill_profiles(spec.prefill_chunk) if path.stem == "prefill" else step_profiles(spec.max_batch)
     return build_plan(path, target, plugins, profiles, report), profiles
 
 
 def prefill_profiles(chunk: int) -> list[Profile]:
     """Shapes that a prefill is tuned for: full chunks, and where chunks are long, short prompts too."""
     if chunk <= SHORT:
-        return [{"tokens": ((1, 2), (1, chunk), (1, chunk))}] if chunk > 2 else []
-    return [{"tokens": ((1, 2), (1, SHORT // 2), (1, SHORT))}, {"tokens": ((1, SHORT), (1, chunk), (1, chunk))}]
+        return [{"tokens": (2, chunk, chunk)}] if chunk > 2 else []
+    return [{"tokens": (2, SHORT // 2, SHORT)}, {"tokens": (SHORT, chunk, chunk)}]
+
+
+def step_profiles(batch: int) -> list[Profile]:
+    """Shapes that a step is tuned for: one row alone, and all of them."""
+    return [{"rows": (1, 1, 1)}, {"rows": (2, batch, batch)}] if batch > 1 else []
 
 
 def describe_plan(plan: Plan, profiles: list[Profile]) -> dict[str, Any]:
@@ -92,5 +97,5 @@ def describe_plan(plan: Plan, profiles: list[Profile]) -> dict[str, Any]:
         "layers": plan.layers,
         "plugins": plan.plugins,
         "tensors": plan.tensors,
-        "profiles": [{name: [list(shape) for shape in shapes] for name, shapes in p.items()} for p in profiles],
+        "profiles": profiles,
     }

@@ -14,8 +14,7 @@ from ..runtime.errors import BuildError
 from ..runtime.tensorrt_library import check_parser, load_library
 
 Report = Callable[[str], None]
-Shape = tuple[int, ...]
-Profile = dict[str, tuple[Shape, Shape, Shape]]  # input -> least, best and greatest shape
+Profile = dict[str, tuple[int, int, int]]  # dynamic dimension, as the ONNX file names it -> least, best and most
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def build_plan(path: Path, target: Target, plugins: Counter[str], profiles: Sequ
         config = _builder_config(trt, builder, target)
         config.progress_monitor = _monitor(trt, path.stem, report)
         for profile in profiles:
-            _add_profile(builder, config, profile)
+            _add_profile(builder, network, config, profile)
         with timing_cache(trt, config, target):
             data = builder.build_serialized_network(network, config)
     if data is None:
@@ -147,12 +146,18 @@ def _builder_config(trt: Any, builder: Any, target: Target) -> Any:
     return config
 
 
-def _add_profile(builder: Any, config: Any, shapes: Profile) -> None:
+def _add_profile(builder: Any, network: Any, config: Any, sizes: Profile) -> None:
+    """Give the builder the shapes of all inputs that have a dynamic dimension."""
     profile = builder.create_optimization_profile()
-    for name, (least, best, greatest) in shapes.items():
-        profile.set_shape(name, least, best, greatest)
+    for tensor in (network.get_input(index) for index in range(network.num_inputs)):
+        shapes = [list(tensor.shape) for _ in range(3)]
+        for axis in (axis for axis, size in enumerate(tensor.shape) if size < 0):
+            for shape, size in zip(shapes, sizes[tensor.get_dimension_name(axis)], strict=True):
+                shape[axis] = size
+        if shapes[0] != list(tensor.shape):
+            profile.set_shape(tensor.name, *shapes)
     if config.add_optimization_profile(profile) < 0:
-        raise BuildError(f"profile: expected shapes that the network can have, got {shapes}")
+        raise BuildError(f"profile: expected shapes that the network can have, got {sizes}")
 
 
 @contextlib.contextmanager

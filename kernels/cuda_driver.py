@@ -2,10 +2,11 @@
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76  # of CUdevice_attribute
+CAPTURE_THIS_THREAD = 1  # of CUstreamCaptureMode: what other threads do meanwhile is not our concern
 
 
 class DriverError(RuntimeError):
@@ -82,6 +83,23 @@ class Driver:
             ctypes.c_size_t(size),
             _pointer(stream),
         )
+
+    def capture(self, run: Callable[[], None], stream: int) -> int:
+        """Record what `run` does on the stream, which runs nothing -> a graph for `launch_graph`, which lives as long
+        as the process."""
+        graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuStreamBeginCapture_v2", _pointer(stream), CAPTURE_THIS_THREAD)
+        try:
+            run()
+        finally:  # a stream that is left capturing can do nothing else
+            self.call("cuStreamEndCapture", _pointer(stream), ctypes.byref(graph))
+        self.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
+        self.call("cuGraphDestroy", graph)
+        return executable.value or 0
+
+    def launch_graph(self, graph: int, stream: int) -> None:
+        """Run what `capture` recorded."""
+        self.call("cuGraphLaunch", _pointer(graph), _pointer(stream))
 
     @functools.cache  # noqa: B019 (one driver per process; modules live as long as it does)
     def function(self, ptx: str, entry: str) -> int:

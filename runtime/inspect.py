@@ -69,9 +69,9 @@ def _plans(about: dict[str, Any]) -> list[str]:
             f"plan {name} for compute capability {', '.join(about['compute_capability'])}: {plan['layers']} layers, "
             f"{plugins}",
             *(
-                f"  profile {tensor} {least} to {greatest}, best at {best}"
+                f"  profile {least} to {most} {dimension}, best at {best}"
                 for profile in plan["profiles"]
-                for tensor, (least, best, greatest) in profile.items()
+                for dimension, (least, best, most) in profile.items()
             ),
             *(f"  {tensor:<22}{kind['dtype']:<10}{kind['shape']}" for tensor, kind in plan["tensors"].items()),
         ]

@@ -1,11 +1,11 @@
 """Run engines in ONNX Runtime: the session over numpy buffers, without torch.
 
 The programs write nothing in place: they return each cache anew. Two sets of buffers take turns as inputs and outputs,
-bound once for each slot count, so that no cache is copied between two steps.
+bound once for each number of rows and slots, so that no cache is copied between two steps.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 
 from .engine_file import NEXT, REBUILD, EngineSpec, Manifest, ProgramSpec, TensorSpec
 from .errors import EngineError
-from .session import Session
+from .session import Session, Tensors
 
 PROVIDERS = ["CPUExecutionProvider"]
-
-Buffers = dict[str, NDArray[Any]]
 
 
 def machine() -> dict[str, Any]:
@@ -86,45 +84,60 @@ class OnnxSession(Session):
         first = {tensor.name: _allocate(tensor) for tensor in spec.state}
         second = {name: array.copy() if NEXT + name in spec.step.outputs else array for name, array in first.items()}
         report = next(value.shape for value in step.get_outputs() if value.name == "report")
-        self._report = np.empty(report, np.int64)
-        self._sets: list[Buffers] = [first, second]  # the inputs of the next step, and its outputs
-        self._bindings: list[onnxruntime.IOBinding] = []  # of `_sets` in this order, then the other way round
+        self._report = np.empty((spec.max_batch, report[1]), np.int64)
+        self._sets: list[Tensors] = [first, second]
+        self._turn = 0  # of the set that the next step reads; it writes the other
+        self._bindings: dict[int, list[onnxruntime.IOBinding]] = {}  # rows -> of each turn
         self._slots_bound = 0
 
     @property
-    def state(self) -> Buffers:  # type: ignore[override]
+    def state(self) -> Tensors:  # type: ignore[override]
         """State and caches as they are now."""
-        return self._sets[0]
+        return self._sets[self._turn]
 
     def array(self, values: Sequence[int]) -> NDArray[np.int64]:
         return np.array(values, np.int64)
 
     def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
-        self._bind_slots(max(slots, self._slots(max(self.lengths))))
-        now, after = ({name: array[row : row + 1] for name, array in buffers.items()} for buffers in self._sets)
+        self._use_slots(max(slots, self._slots(max(self.lengths))))
+        now, after = (_rows(buffers, slice(row, row + 1)) for buffers in (self.state, self._sets[1 - self._turn]))
         now |= {"tokens": self.array(tokens)[None], "count": self.array([count])}
         outputs = self.spec.prefill.outputs
         self._prefill.run_with_iobinding(_bind(self._prefill, self.spec.prefill, now, after))
         for name in (output.removeprefix(NEXT) for output in outputs):
             now[name][:] = after[name]
 
-    def inputs(self) -> Buffers:
-        """What the next step will read; its buffers, not copies."""
-        self._bind_slots(self._step_slots())
-        return self._sets[0]
+    def release(self, row: int) -> None:
+        super().release(row)
+        for tensor in self.spec.state:  # in both sets: a row that takes no part in a step is not carried over
+            self._sets[1 - self._turn][tensor.name][row] = tensor.fill
 
-    def replay(self, slots: int) -> list[list[int]]:
-        self._bind_slots(slots)
-        self._step.run_with_iobinding(self._bindings[0])
-        self._sets.reverse()
-        self._bindings.reverse()
-        return self._report.tolist()
+    def replay(self, rows: int, slots: int) -> list[list[int]]:
+        self._use_slots(slots)
+        if rows not in self._bindings:
+            self._bindings[rows] = [self._bind_step(rows, *pair) for pair in (self._sets, reversed(self._sets))]
+        self._step.run_with_iobinding(self._bindings[rows][self._turn])
+        self._turn = 1 - self._turn
+        return self._report[:rows].tolist()
 
-    def _bind_slots(self, slots: int) -> None:
-        """Give the caches this many slots, and bind them to the step."""
+    def read(self, rows: int, slots: int) -> Tensors:
+        self._use_slots(slots)
+        return {name: array[:rows].copy() for name, array in self.state.items()}
+
+    def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        self._use_slots(tensors[self.spec.caches[0].name].shape[2])
+        for name, values in tensors.items():
+            self.state[name][: len(values)] = values
+
+    def _bind_step(self, rows: int, now: Tensors, after: Tensors) -> onnxruntime.IOBinding:
+        after = after | {"report": self._report}
+        return _bind(self._step, self.spec.step, *(_rows(buffers, slice(rows)) for buffers in (now, after)))
+
+    def _use_slots(self, slots: int) -> None:
+        """Give the caches this many slots."""
         if slots == self._slots_bound:
             return
-        now, after = self._sets
+        now, after = self.state, self._sets[1 - self._turn]
         for tensor in self.spec.caches:
             batch, heads, _, size = tensor.shape
             new = np.zeros((batch, heads, slots, size), tensor.dtype)
@@ -132,13 +145,15 @@ class OnnxSession(Session):
                 kept = min(slots, self._slots_bound)
                 new[:, :, :kept] = now[tensor.name][:, :, :kept]
             now[tensor.name], after[tensor.name] = new, np.empty_like(new)
-        step, extra = self.spec.step, {"report": self._report}
-        self._bindings = [_bind(self._step, step, *pair) for pair in ((now, after | extra), (after, now | extra))]
-        self._slots_bound = slots
+        self._bindings, self._slots_bound = {}, slots
+
+
+def _rows(buffers: Tensors, rows: slice) -> Tensors:
+    return {name: array[rows] for name, array in buffers.items()}
 
 
 def _bind(
-    session: onnxruntime.InferenceSession, program: ProgramSpec, now: Buffers, after: Buffers
+    session: onnxruntime.InferenceSession, program: ProgramSpec, now: Tensors, after: Tensors
 ) -> onnxruntime.IOBinding:
     """Inputs and outputs of a program bound to arrays, which stay theirs: nothing is copied."""
     binding = session.io_binding()

@@ -4,10 +4,14 @@ Nothing here knows a model: names, shapes and order come from the `EngineSpec`. 
 is bound to the programs, and how, is the backend's (`torch_session.py`, `onnx_session.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from numpy.typing import NDArray
+
 from .engine_file import EngineSpec
+
+Tensors = dict[str, NDArray[Any]]  # state and caches by name; bfloat16 as float32, which numpy has
 
 RUNNING, FREE = 0, 3  # the finish codes that the session itself sets; a step may return others
 
@@ -38,6 +42,9 @@ class RowReport(NamedTuple):
         return cls(tokens[:count], finish, tuple(path))
 
 
+IDLE = RowReport([], FREE, ())  # of a row that took no part in a step
+
+
 class Session:
     """Rows of static buffers and one call per step. Rows are admitted and released one by one; the others never notice.
 
@@ -49,6 +56,7 @@ class Session:
     def __init__(self, spec: EngineSpec):
         self.spec = spec
         self.lengths = [0] * spec.max_batch  # host copy, kept from the reports
+        self._taken: set[int] = set()  # rows that were admitted and not released
 
     def array(self, values: Sequence[int]) -> Any:
         """Values as an int64 tensor of the backend, to be assigned to a part of the state."""
@@ -59,8 +67,16 @@ class Session:
         next ones of the row."""
         raise NotImplementedError
 
-    def replay(self, slots: int) -> list[list[int]]:
-        """Run one step over the first `slots` slots -> the report."""
+    def replay(self, rows: int, slots: int) -> list[list[int]]:
+        """Run one step of the first `rows` rows over the first `slots` slots -> the report."""
+        raise NotImplementedError
+
+    def read(self, rows: int, slots: int) -> Tensors:
+        """Copies of what a replay of this size would read."""
+        raise NotImplementedError
+
+    def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `read` gave, here or in a session of another backend, for a replay of that size."""
         raise NotImplementedError
 
     def admit(self, row: int, tokens: Sequence[int], limit: int, stop_ids: Sequence[int]) -> None:
@@ -79,22 +95,28 @@ class Session:
         self.state["limits"][row] = limit
         self.state["stop_ids"][row, : len(stop_ids)] = self.array(stop_ids)
         self.state["finish"][row] = RUNNING
+        self._taken.add(row)
 
     def step(self) -> list[RowReport]:
         """Advance every running row -> one report per row, no tokens where the row is not running."""
-        report = self.replay(self._step_slots())
-        reports = [RowReport.read(row) for row in report]
-        self.lengths = [length + len(row.tokens) for length, row in zip(self.lengths, reports, strict=True)]
-        return reports
+        reports = [RowReport.read(row) for row in self.replay(*self.next_size())]
+        for row, report in enumerate(reports):
+            self.lengths[row] += len(report.tokens)
+        return reports + [IDLE] * (self.spec.max_batch - len(reports))
 
     def release(self, row: int) -> None:
         """Empty a row; its cache slots need no clearing, a row sees only what was written for it."""
         for tensor in self.spec.state:
             self.state[tensor.name][row] = tensor.fill
         self.lengths[row] = 0
+        self._taken.discard(row)
 
-    def _step_slots(self) -> int:
-        return self._slots(max(self.lengths) + self.spec.scratch)
+    def next_size(self) -> tuple[int, int]:
+        """Rows and slots of the next step: the smallest power of 2, or all rows, that holds the rows in use, and the
+        slots that the longest needs. A step costs what these cost, and there are few numbers of rows to bind or
+        capture a step for."""
+        rows = min(1 << max(self._taken, default=0).bit_length(), self.spec.max_batch)
+        return rows, self._slots(max(self.lengths) + self.spec.scratch)
 
     def _slots(self, needed: int) -> int:
         """The smallest slot count a program may be given that holds `needed`: a step costs what the longest row

@@ -5,8 +5,7 @@ write in place. What a step returns anew is copied back to where the next step r
 """
 
 import contextlib
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.cuda_driver import Driver, DriverError, driver
-from .engine_file import NEXT, REBUILD, EngineSpec, Manifest, ProgramSpec, TensorSpec
+from .device_array import DeviceArray
+from .engine_file import NEXT, REBUILD, EngineSpec, Manifest, TensorSpec
 from .errors import EngineError
-from .session import Session
+from .session import Session, Tensors
 from .tensorrt_library import MODULES, LibraryError, load_library
-
-BITS = {"bfloat16": "uint16"}  # numpy has no bfloat16: its bits
-PLAN_DTYPES = {"INT64": "int64", "BOOL": "bool", "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
+from .tensorrt_plan import Execution, Plan
 
 
 def machine() -> dict[str, Any]:
@@ -65,96 +63,43 @@ def _plugins(spec: EngineSpec) -> contextlib.AbstractContextManager[None]:
     return registered()
 
 
-class DeviceArray:
-    """A tensor in device memory: rows of it can be assigned from the host, and all of it read."""
-
-    def __init__(self, device: Driver, stream: int, shape: Sequence[int], dtype: str):
-        self.device, self.stream, self.shape = device, stream, tuple(shape)
-        self.dtype = np.dtype(BITS.get(dtype, dtype))
-        self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        self.address = device.allocate(self.shape[0] * self.row_bytes)
-
-    def row(self, row: int) -> int:
-        """Address of a row."""
-        return self.address + row * self.row_bytes
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """`array[row] = value` and `array[row, :count] = value`."""
-        row, part = key if isinstance(key, tuple) else (key, slice(None))
-        shape = self.shape[1:] if part == slice(None) else (part.stop, *self.shape[2:])
-        data = np.ascontiguousarray(np.broadcast_to(np.asarray(value, self.dtype), shape))
-        self.device.upload(self.row(row), data, self.stream)
-
-    def numpy(self) -> NDArray[Any]:
-        """A copy on the host, when the device is done with the work so far."""
-        data = np.empty(self.shape, self.dtype)
-        self.device.download(data, self.address, self.stream)
-        return data
-
-    def tolist(self) -> Any:
-        """Nested lists, as of a numpy array."""
-        return self.numpy().tolist()
+def _graph_config(plan: Plan) -> Any:
+    """How TensorRT for RTX runs a step: as a CUDA graph, which it captures by itself, with kernels compiled for the
+    shapes at once, so that every step runs the same ones. None: TensorRT, which captures nothing."""
+    strategies = getattr(plan.library, "CudaGraphStrategy", None)
+    if strategies is None:
+        return None
+    config = plan.engine.create_runtime_config()
+    config.cuda_graph_strategy = strategies.WHOLE_GRAPH_CAPTURE
+    eager = plan.library.DynamicShapesKernelSpecializationStrategy.EAGER
+    config.dynamic_shapes_kernel_specialization_strategy = eager
+    return config
 
 
-class Plan:
-    """A deserialized plan and its execution context. Raises EngineError for what is not the manifest's program."""
+def _captured(run: Callable[[], None], device: Driver, stream: int) -> Callable[[], None]:
+    """`run` as a CUDA graph. The first call is a real one outside of any graph, in which everything lazy happens; the
+    capture that follows it records and does not run, so no step is taken twice."""
+    graph = 0
 
-    def __init__(self, trt: Any, runtime: Any, path: Path, spec: EngineSpec, program: ProgramSpec):
-        self.path, self.program = path, program
-        self.engine = runtime.deserialize_cuda_engine(path.read_bytes())
-        if self.engine is None:
-            raise EngineError(
-                f"{path}: expected a plan that {spec.config['backend']} {trt.__version__} loads, got one that it "
-                f"refuses; {REBUILD} here"
-            )
-        self._check(trt, spec)
-        self.context = self.engine.create_execution_context()
-        self.profile = 0
+    def replay() -> None:
+        nonlocal graph
+        if graph:
+            device.launch_graph(graph, stream)
+        else:
+            run()
+            graph = device.capture(run, stream)
 
-    def _check(self, trt: Any, spec: EngineSpec) -> None:
-        names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
-        inputs = [name for name in names if self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
-        odd = (set(inputs) - set(self.program.inputs)) | ((set(names) - set(inputs)) ^ set(self.program.outputs))
-        if odd:  # an input that nothing reads may be missing
-            raise EngineError(
-                f"{self.path}: expected the inputs and outputs of the manifest, got a difference in {sorted(odd)[:3]}; "
-                f"{REBUILD}"
-            )
-        self.inputs = inputs
-        for tensor in (*spec.state, *spec.caches):
-            if tensor.name in inputs:
-                dtype = PLAN_DTYPES.get(self.engine.get_tensor_dtype(tensor.name).name)
-                if dtype != tensor.dtype:
-                    raise EngineError(f"{self.path}: {tensor.name}: expected {tensor.dtype}, got {dtype}; {REBUILD}")
-
-    def run(self, addresses: dict[str, int], tokens: int, stream: int) -> None:
-        """Run over bound memory: inputs and outputs by name. tokens: of a prefill call, 0 in a step."""
-        if tokens and "tokens" in self.inputs:
-            self._use_profile(tokens, stream)
-            self.context.set_input_shape("tokens", (1, tokens))
-        for name, address in addresses.items():
-            if not self.context.set_tensor_address(name, address):
-                raise EngineError(f"{self.path}: {name}: expected to be bound, was refused; {REBUILD}")
-        if not self.context.execute_async_v3(stream):
-            raise EngineError(f"{self.path}: expected to run, TensorRT refused; its log says why")
-
-    def _use_profile(self, tokens: int, stream: int) -> None:
-        """The first profile that has this many tokens."""
-        for index in range(self.engine.num_optimization_profiles):
-            least, _, most = (shape[1] for shape in self.engine.get_tensor_profile_shape("tokens", index))
-            if least <= tokens <= most:
-                if index != self.profile:
-                    self.context.set_optimization_profile_async(index, stream)
-                    self.profile = index
-                return
+    return replay
 
 
 class TensorrtSession(Session):
-    """See `Session`."""
+    """See `Session`. Each number of rows has an execution context and a CUDA graph of its own."""
 
     def __init__(self, spec: EngineSpec, prefill: Plan, step: Plan, device: Driver):
         super().__init__(spec)
-        self._prefill, self._step, self.device, self.stream = prefill, step, device, device.stream()
+        self._step, self.device, self.stream = step, device, device.stream()
+        self._prefill = Execution(prefill)
+        self._replays: dict[int, Callable[[], None]] = {}
         self.state: dict[str, DeviceArray] = {t.name: self._new(t.shape, t.dtype) for t in spec.state}
         self.caches = {tensor.name: self._new(self._cache_shape(tensor), tensor.dtype) for tensor in spec.caches}
         for tensor in spec.state:
@@ -164,10 +109,10 @@ class TensorrtSession(Session):
         self._every = self.state | self.caches
         in_place = set(self.caches) if spec.config["plugins"] else set[str]()
         self._after = {
-            name: array if name in in_place else self._new(array.shape, str(array.dtype))
+            name: array if name in in_place else self._new(array.shape, array.kind)
             for name, array in self._every.items()
         }
-        self._report = self._new(tuple(step.engine.get_tensor_shape("report")), "int64")
+        self._report = self._new((spec.max_batch, step.engine.get_tensor_shape("report")[1]), "int64")
         self._tokens = self._new((1, spec.prefill_chunk), "int64")
         self._count = self._new((1,), "int64")
 
@@ -177,25 +122,51 @@ class TensorrtSession(Session):
     def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
         self._tokens[0, : len(tokens)] = self.array(tokens)
         self._count[0] = count
-        addresses = {name: array.row(row) for name, array in self._every.items()}
-        addresses |= {"tokens": self._tokens.address, "count": self._count.address}
-        after = {name: array.row(row) for name, array in self._after.items()}
-        self._run(self._prefill, addresses, after, rows=1, tokens=len(tokens))
+        extra = {"tokens": self._tokens.address, "count": self._count.address}
+        addresses = self._addresses(self._prefill.plan, row, extra)
+        self._prefill.bind({"tokens": (1, len(tokens))}, addresses, self.stream)
+        self._prefill.run(self.stream)
+        self._copy_back(self._prefill.plan, row, 1)
 
-    def replay(self, slots: int) -> list[list[int]]:
-        addresses = {name: array.address for name, array in self._every.items()}
-        after = {name: array.address for name, array in self._after.items()}
-        after["report"] = self._report.address
-        self._run(self._step, addresses, after, rows=self.spec.max_batch, tokens=0)
-        return self._report.tolist()  # the one device-to-host copy
+    def replay(self, rows: int, slots: int) -> list[list[int]]:
+        if rows not in self._replays:
+            self._replays[rows] = self._make_replay(rows)
+        self._replays[rows]()
+        return self._report.read(rows).tolist()  # the one device-to-host copy
 
-    def _run(self, plan: Plan, before: dict[str, int], after: dict[str, int], rows: int, tokens: int) -> None:
-        """Run a plan on what it reads and what it writes, and put what it wrote elsewhere where it is read."""
-        written = {name: after[name.removeprefix(NEXT)] for name in plan.program.outputs}
-        plan.run({name: before[name] for name in plan.inputs} | written, tokens, self.stream)
+    def _make_replay(self, rows: int) -> Callable[[], None]:
+        """One step of the first rows."""
+        config = _graph_config(self._step)
+        execution = Execution(self._step, config)
+        shapes = {name: (rows, *array.shape[1:]) for name, array in self._every.items()}
+        execution.bind(shapes, self._addresses(self._step, 0, {"report": self._report.address}), self.stream)
+
+        def run() -> None:
+            execution.run(self.stream)
+            self._copy_back(self._step, 0, rows)
+
+        return run if config is not None else _captured(run, self.device, self.stream)
+
+    def read(self, rows: int, slots: int) -> Tensors:
+        tensors = {name: array.read(rows) for name, array in self._every.items()}
+        return tensors | {name: tensors[name][:, :, :slots].copy() for name in self.caches}
+
+    def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        for name, values in tensors.items():
+            self._every[name].write(values)
+
+    def _addresses(self, plan: Plan, row: int, extra: dict[str, int]) -> dict[str, int]:
+        """What a plan reads and writes, from a row on, by name."""
+        read = {name: self._every[name].row(row) for name in plan.inputs if name not in extra}
+        written = {name: name.removeprefix(NEXT) for name in plan.program.outputs if name not in extra}
+        return extra | read | {name: self._after[key].row(row) for name, key in written.items()}
+
+    def _copy_back(self, plan: Plan, row: int, rows: int) -> None:
+        """Put what a plan wrote elsewhere where it is read."""
         for name in (name.removeprefix(NEXT) for name in plan.program.outputs):
-            if name in before and before[name] != after[name]:
-                self.device.copy(before[name], after[name], rows * self._every[name].row_bytes, self.stream)
+            if name in self._every and self._every[name] is not self._after[name]:
+                target, source = self._every[name], self._after[name]
+                self.device.copy(target.row(row), source.row(row), rows * target.row_bytes, self.stream)
 
     def _cache_shape(self, tensor: TensorSpec) -> tuple[int, ...]:
         return (*tensor.shape[:2], self.spec.most_slots, *tensor.shape[3:])

@@ -1,48 +1,61 @@
 """A session over torch tensors: static buffers, bound to programs that write the caches in place."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .cuda_graph import captured
 from .engine_file import EngineSpec, TensorSpec
-from .session import Session
+from .session import Session, Tensors
 
 Program = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # flat tensors in, flat tensors out, caches written in place
 
 
 class TorchSession(Session):
-    """See `Session`. On a GPU each slot count is one CUDA graph."""
+    """See `Session`. On a GPU each pair of a row and a slot count is one CUDA graph."""
 
     def __init__(self, spec: EngineSpec, prefill: Program, step: Program):
         super().__init__(spec)
         self._prefill, self._step = prefill, step
         self.state: dict[str, Tensor] = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.state}
         self.caches = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.caches}
-        self._replays: dict[int, Callable[[], Tensor]] = {}
+        self._replays: dict[tuple[int, int], Callable[[], Tensor]] = {}
 
     def array(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.spec.device)
 
     def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
         rows = slice(row, row + 1)
-        inputs = self._views(slots, rows) | {name: tensor[rows] for name, tensor in self.state.items()}
-        inputs |= {"tokens": self.array(tokens)[None], "count": self.array([count])}
+        inputs = self._views(rows, slots) | {"tokens": self.array(tokens)[None], "count": self.array([count])}
         outputs = self._prefill([inputs[name] for name in self.spec.prefill.inputs])
         for name, tensor in zip(self.spec.prefill.outputs, outputs, strict=True):
             self.state[name][rows] = tensor
 
-    def replay(self, slots: int) -> list[list[int]]:
-        if slots not in self._replays:
-            self._replays[slots] = self._make_replay(slots)
-        return self._replays[slots]().tolist()  # the one device-to-host copy
+    def replay(self, rows: int, slots: int) -> list[list[int]]:
+        if (rows, slots) not in self._replays:
+            self._replays[rows, slots] = self._make_replay(rows, slots)
+        return self._replays[rows, slots]().tolist()  # the one device-to-host copy
 
-    def _make_replay(self, slots: int) -> Callable[[], Tensor]:
-        """One step over the first `slots` slots: the call, and the small state copied back into its buffers."""
-        bound = self.state | self._views(slots, slice(None))
+    def read(self, rows: int, slots: int) -> Tensors:
+        tensors = self._views(slice(rows), slots)
+        return {
+            name: (t.float() if t.dtype == torch.bfloat16 else t).cpu().numpy().copy() for name, t in tensors.items()
+        }
+
+    def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        for name, values in tensors.items():
+            place = tuple(slice(size) for size in values.shape)
+            (self.caches if name in self.caches else self.state)[name][place] = torch.from_numpy(values)
+
+    def _make_replay(self, rows: int, slots: int) -> Callable[[], Tensor]:
+        """One step of the first rows over the first slots: the call, and the small state copied back into its
+        buffers."""
+        bound = self._views(slice(rows), slots)
         inputs = [bound[name] for name in self.spec.step.inputs]
-        kept = [self.state[name] for name in self.spec.step.outputs[1:]]
+        kept = [bound[name] for name in self.spec.step.outputs[1:]]
 
         def replay() -> Tensor:
             report, *state = self._step(inputs)
@@ -52,8 +65,10 @@ class TorchSession(Session):
 
         return captured(replay) if self.spec.device == "cuda" else replay
 
-    def _views(self, slots: int, rows: slice) -> dict[str, Tensor]:
-        return {name: cache[rows, :, :slots] for name, cache in self.caches.items()}
+    def _views(self, rows: slice, slots: int) -> dict[str, Tensor]:
+        """State and caches of some rows, the caches' first slots."""
+        state = {name: tensor[rows] for name, tensor in self.state.items()}
+        return state | {name: cache[rows, :, :slots] for name, cache in self.caches.items()}
 
 
 def _allocate(spec: TensorSpec, device: str) -> Tensor:
@@ -61,3 +76,9 @@ def _allocate(spec: TensorSpec, device: str) -> Tensor:
     if spec.fill == 0:  # zeros come from the system untouched: a large cache costs nothing until it is used
         return torch.zeros(spec.shape, dtype=dtype, device=device)
     return torch.full(spec.shape, spec.fill, dtype=dtype, device=device)
+
+
+def _numpy(tensor: Tensor) -> NDArray[Any]:
+    """A copy on the host; bfloat16 as float32."""
+    copied = tensor.to("cpu", torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype, copy=True)
+    return copied.numpy()

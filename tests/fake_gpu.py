@@ -33,15 +33,18 @@ def array_at(address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 class FakeEngine:
-    """An ONNX file behind TensorRT's engine and context. `slots`: of the caches, which a plan has fixed."""
+    """An ONNX file behind TensorRT's engine. `slots`: of the caches, which a plan has fixed; `profiles`: sizes of its
+    one dynamic dimension."""
 
-    def __init__(self, path: Path, slots: int, chunk: int):
+    def __init__(self, path: Path, slots: int, profiles: list[tuple[int, int, int]], device: Driver):
         self.session = onnxruntime.InferenceSession(str(path))
         self.inputs = {value.name: value for value in self.session.get_inputs()}
         self.outputs = {value.name: value for value in self.session.get_outputs()}
-        self.slots, self.chunk, self.used = slots, chunk, []
+        self.slots, self.profiles, self.device = slots, profiles, device
+        self.used: list[tuple[int, int]] = []  # profile and size of each run
+        self.contexts: list[FakeContext] = []
         self.names = [*self.inputs, *self.outputs]
-        self.num_io_tensors, self.num_optimization_profiles = len(self.names), 2 if "tokens" in self.inputs else 0
+        self.num_io_tensors, self.num_optimization_profiles = len(self.names), len(profiles)
 
     def get_tensor_name(self, index: int) -> str:
         return self.names[index]
@@ -53,30 +56,39 @@ class FakeEngine:
         return SimpleNamespace(name=KINDS[(self.inputs | self.outputs)[name].type[7:-1]])
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.slots if size == "slots" else size for size in (self.inputs | self.outputs)[name].shape)
+        return self.shape(name, -1)
 
-    def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, int]]:
-        short = self.chunk // 2
-        return [(1, 2), (1, 4), (1, short)] if profile == 0 else [(1, short), (1, self.chunk), (1, self.chunk)]
+    def shape(self, name: str, size: int) -> tuple[int, ...]:
+        named = {"slots": self.slots, "rows": size, "tokens": size}
+        return tuple(named.get(size, size) for size in (self.inputs | self.outputs)[name].shape)
 
-    def create_execution_context(self) -> Any:
-        return FakeContext(self)
+    def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
+        return [self.shape(name, size) for size in self.profiles[profile]]
+
+    def create_execution_context(self, config: Any = None) -> Any:
+        self.contexts.append(FakeContext(self, config))
+        return self.contexts[-1]
+
+    def create_runtime_config(self) -> Any:
+        return SimpleNamespace()
 
 
 class FakeContext:
-    """Runs the file over the addresses that were bound."""
+    """Runs the file over the addresses that were bound, in the order of the device's work."""
 
-    def __init__(self, engine: FakeEngine):
-        self.engine, self.addresses, self.tokens, self.profile = engine, dict[str, int](), 0, 0
+    def __init__(self, engine: FakeEngine, config: Any):
+        self.engine, self.config, self.addresses, self.profile = engine, config, dict[str, int](), 0
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.run = ctypes.CFUNCTYPE(None)(self._run)
 
     def set_optimization_profile_async(self, index: int, stream: int) -> bool:
-        self.profile = index
+        self.profile, self.shapes = index, {}
         return True
 
-    def set_input_shape(self, name: str, shape: tuple[int, int]) -> bool:
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         least, _, most = self.engine.get_tensor_profile_shape(name, self.profile)
-        assert name == "tokens" and least[1] <= shape[1] <= most[1]
-        self.tokens = shape[1]
+        assert all(low <= size <= high for low, size, high in zip(least, shape, most, strict=True))
+        self.shapes[name] = shape
         return True
 
     def set_tensor_address(self, name: str, address: int) -> bool:
@@ -84,21 +96,26 @@ class FakeContext:
         return address != 0
 
     def execute_async_v3(self, stream: int) -> bool:
-        engine = self.engine
-        engine.used.append((self.profile, self.tokens))
-        arrays = {}
+        self.engine.device._library.submit_task(self.run)
+        return stream != 0
+
+    def _run(self) -> None:
+        engine, arrays = self.engine, {}
+        sizes = {shape[engine.get_tensor_shape(name).index(-1)] for name, shape in self.shapes.items()}
+        assert len(sizes) == (1 if engine.profiles else 0)
+        size = min(sizes, default=-1)
+        engine.used.append((self.profile, size))
         for name, value in (engine.inputs | engine.outputs).items():
-            shape = tuple(self.tokens if size == "tokens" else size for size in engine.get_tensor_shape(name))
             dtype = {"float": "float32"}.get(value.type[7:-1], value.type[7:-1])
-            arrays[name] = array_at(self.addresses[name], shape, dtype)
+            arrays[name] = array_at(self.addresses[name], engine.shape(name, size), dtype)
         results = engine.session.run(list(engine.outputs), {name: arrays[name].copy() for name in engine.inputs})
         for name, result in zip(engine.outputs, results, strict=True):
             arrays[name][:] = result
-        return stream != 0
 
 
-def fake_library(engines: dict[bytes, FakeEngine], version: str) -> Any:
-    """The module that `load_library` gives: plans are known by their bytes, others are refused."""
+def fake_library(engines: dict[bytes, FakeEngine], version: str, **more: Any) -> Any:
+    """The module that `load_library` gives: plans are known by their bytes, others are refused. `more`: of the
+    module."""
 
     class Logger:
         ERROR = 1
@@ -114,4 +131,4 @@ def fake_library(engines: dict[bytes, FakeEngine], version: str) -> Any:
             return engines.get(data)
 
     mode = SimpleNamespace(INPUT="input", OUTPUT="output")
-    return SimpleNamespace(Logger=Logger, Runtime=Runtime, TensorIOMode=mode, __version__=version)
+    return SimpleNamespace(Logger=Logger, Runtime=Runtime, TensorIOMode=mode, __version__=version, **more)

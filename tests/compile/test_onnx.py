@@ -9,15 +9,17 @@ import pytest
 import specstep
 import torch
 from models import greedy, save_eagle3, tiny_model
+from polygraphy.json import load_json
 from sessions import PROMPTS, agree
 from specstep.compile.assemble import FlatProgram, assemble, example_inputs
 from specstep.compile.build import build, make_config
-from specstep.compile.compare import compare
+from specstep.compile.compare import TOLERANCE, compare
 from specstep.compile.export import export_program
 from specstep.compile.onnx import FunctionalProgram, to_onnx
 from specstep.compile.onnx_ops import SCHEMAS
 from specstep.compile.source import load_source
 from specstep.runtime.engine_file import NEXT, read_manifest
+from specstep.runtime.onnx_session import OnnxSession
 
 OPTIONS = {"max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
 TREES = {
@@ -71,7 +73,7 @@ def test_caches_are_those_of_torch(onnx_folder, model_folder):
         history = expected.session.state["history"][0, : length + 1].numpy()
         np.testing.assert_array_equal(engine.session.state["history"][0, : length + 1], history)
         for name, cache in expected.session.caches.items():
-            got = engine.session.inputs()[name][0, :, :length]
+            got = engine.session.state[name][0, :, :length]
             assert np.abs(got).min(axis=(0, 2)).max() > 0
             np.testing.assert_allclose(got, cache[0, :, :length].numpy(), atol=1e-4, rtol=1e-4)
 
@@ -125,37 +127,66 @@ def test_files_hold_our_ops_once_and_weights_once(onnx_folder):
     assert size < 1.05 * sum(p.numel() * 4 for p in tiny_model("Llama").parameters()) + 8192
 
 
+def polygraphy(*arguments):
+    """The command line tool, in a process of its own."""
+    command = [sys.executable, "-c", "from polygraphy.tools import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
 def test_polygraphy_reads_and_sanitizes(onnx_folder, tmp_path):
-    polygraphy = [sys.executable, "-c", "from polygraphy.tools import main; main()"]
-    shown = subprocess.run(
-        [*polygraphy, "inspect", "model", str(onnx_folder / "step.onnx")], capture_output=True, text=True
-    )
+    shown = polygraphy("inspect", "model", onnx_folder / "step.onnx")
     assert shown.returncode == 0 and "keys.0" in shown.stdout
     cleaned = tmp_path / "step.onnx"
-    command = [*polygraphy, "surgeon", "sanitize", str(onnx_folder / "step.onnx"), "--fold-constants", "-o", cleaned]
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    done = polygraphy("surgeon", "sanitize", onnx_folder / "step.onnx", "--fold-constants", "-o", cleaned)
     assert done.returncode == 0, done.stdout + done.stderr
     ops = [node.op_type for node in onnx.load(cleaned, load_external_data=False).graph.node]
     assert ops.count("tree_attention") == 3
 
 
-def test_check_compares_and_saves(onnx_folder, tmp_path, capsys):
-    from polygraphy.json import load_json
+def test_check_compares_and_saves(onnx_folder, engine_folder, tmp_path, capsys):
+    """Engines of two backends beside torch; what is saved is what `polygraphy run` replays."""
     from specstep.cli import main
 
-    assert main(["check", str(onnx_folder), "--steps", "3", "--save", str(tmp_path)]) == 0
+    assert main(["check", str(onnx_folder), str(engine_folder), "--steps", "3", "--save", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "3 steps: all outputs agree" in printed and "torch and onnxruntime: worst output" in printed
-    assert len(load_json(str(tmp_path / "inputs.json"))) == 3
+    assert "3 steps: all outputs agree" in printed
+    assert f"torch and onnx {onnx_folder}: worst output" in printed and "torch and inductor" in printed
+    feeds = load_json(str(tmp_path / "inputs.json"))
+    assert [feed["lengths"].shape for feed in feeds] == [(2,), (2,), (1,)]
+    saved = ["--load-inputs", tmp_path / "inputs.json", "--load-outputs", tmp_path / "outputs.json"]
+    done = polygraphy("run", onnx_folder / "step.onnx", "--onnxrt", *saved, "--atol", "1e-3", "--rtol", "1e-3")
+    assert done.returncode == 0 and "PASSED" in done.stdout, done.stdout + done.stderr
 
 
 def test_check_finds_a_difference(onnx_folder, model_folder, tmp_path):
     from models import save_model
 
     other = save_model(tmp_path / "other", tokenizer=True, seed=5)
-    result = compare(onnx_folder, model=str(other), steps=2)
+    result = compare([onnx_folder], model=str(other), steps=2)
     assert not result.agree
     assert result.worst[0].name.startswith((NEXT, "report"))
+
+
+def test_check_compares_integers_exactly(onnx_folder, monkeypatch):
+    """A token that is off by one, within what floats may be off."""
+    replay = OnnxSession.replay
+
+    def off_by_one(session, *size):
+        report = replay(session, *size)
+        report[0][3] += 1
+        return report
+
+    monkeypatch.setattr(OnnxSession, "replay", off_by_one)
+    monkeypatch.setitem(TOLERANCE, "float32", 1.0)
+    result = compare([onnx_folder], steps=1)
+    assert not result.agree and (result.worst[0].name, result.worst[0].place) == ("report", (0, 3))
+
+
+def test_check_refuses_engines_of_other_configurations(onnx_folder, model_folder, tmp_path):
+    other = specstep.build(str(model_folder), tmp_path / "other", drafter="none", backend="onnx", **OPTIONS)
+    message = f"engine: expected .* of {onnx_folder}, got others in {other}: drafter"
+    with pytest.raises(specstep.InputError, match=message):
+        compare([onnx_folder, other])
 
 
 @pytest.mark.parametrize(

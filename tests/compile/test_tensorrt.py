@@ -16,7 +16,7 @@ from models import save_eagle3, save_model
 from onnx import TensorProto, helper
 from specstep.compile import tensorrt_plan
 from specstep.compile.build import build, make_config
-from specstep.compile.tensorrt import make_target, prefill_profiles
+from specstep.compile.tensorrt import make_target, prefill_profiles, step_profiles
 from specstep.compile.tensorrt_onnx import fix_sizes, use_plugins
 from specstep.runtime.engine_file import read_manifest
 from specstep.runtime.inspect import describe
@@ -87,8 +87,10 @@ def test_engine_of_a_plan_for_two_gpus(model: Path, tmp_path: Path) -> None:
     caches = [tensor for name, tensor in step["tensors"].items() if name.startswith("keys.")]
     assert [cache["dtype"] for cache in caches] == ["HALF"] and len(caches[0]["shape"]) == 4
     page = describe(read_manifest(folder))
-    for text in ("plan step for compute capability 8.9, 12.0:", "1 tree_layout", "profile tokens [1, 2] to [1, 16]",
-                 f"tensorrt-rtx {trt.__version__}", "next.keys.0", "INT64"):  # fmt: skip
+    for text in (
+        "plan step for compute capability 8.9, 12.0:", "1 tree_layout", "profile 2 to 16 tokens", "profile 1 to 1 rows",
+        "profile 2 to 2 rows", f"tensorrt-rtx {trt.__version__}", "next.keys.0", "INT64",
+    ):  # fmt: skip
         assert text in page
     with pytest.raises(specstep.EngineError, match=r"expected an NVIDIA GPU of compute capability 8.9, 12.0, got none"):
         specstep.load(folder)
@@ -249,9 +251,16 @@ def test_timing_cache_is_kept_from_build_to_build(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("chunk", [2, 16, 64, 512])
 def test_profiles_cover_every_prompt_length(chunk: int) -> None:
     profiles = prefill_profiles(chunk)
-    lengths = {n for p in profiles for n in range(p["tokens"][0][1], p["tokens"][2][1] + 1)}
+    lengths = {n for p in profiles for n in range(p["tokens"][0], p["tokens"][2] + 1)}
     assert lengths == (set(range(2, chunk + 1)) if chunk > 2 else set())
     assert all(least <= best <= most for p in profiles for least, best, most in p.values())
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 8])
+def test_profiles_cover_every_number_of_rows(batch: int) -> None:
+    profiles = step_profiles(batch)
+    rows = {n for p in profiles for n in range(p["rows"][0], p["rows"][2] + 1)}
+    assert rows == (set(range(1, batch + 1)) if batch > 1 else set())
 
 
 @pytest.mark.parametrize(

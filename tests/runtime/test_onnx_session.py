@@ -124,7 +124,7 @@ def test_a_missing_provider_is_named(onnx_folder, monkeypatch):
 
 def test_inspect_lists_inputs_and_outputs(onnx_folder):
     page = describe(read_manifest(onnx_folder))
-    for line in ("model step.onnx, opset 18", "keys.0", "next.values.2", "[2, 2, 'slots', 12]", "onnxscript"):
+    for line in ("model step.onnx, opset 18", "keys.0", "next.values.2", "['rows', 2, 'slots', 12]", "onnxscript"):
         assert line in page
 
 

@@ -8,13 +8,17 @@ import sys
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import specstep
 from fake_gpu import FakeEngine, fake_driver, fake_library
 from specstep.compile.build import build
+from specstep.compile.compare import compare
 from specstep.runtime import tensorrt_session
+from specstep.runtime.device_array import DeviceArray
 from specstep.runtime.engine_file import MANIFEST, file_entry, read_manifest
 from specstep.runtime.tensorrt_library import LibraryError, load_library
 
@@ -43,11 +47,12 @@ def onnx_engine(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def engine(onnx_engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An engine directory as the TensorRT backend writes it, with plans that the fake library knows."""
     folder = shutil.copytree(onnx_engine, tmp_path / "engine")
-    spec = read_manifest(folder).spec
+    spec, device = read_manifest(folder).spec, fake_driver(tmp_path)
+    profiles = {"prefill": [(2, 4, 8), (8, 16, 16)], "step": [(1, 1, 1), (2, 2, 2)]}
     engines = {}
-    for name in ("prefill", "step"):
+    for name, sizes in profiles.items():
         (folder / f"{name}.plan").write_bytes(name.encode())
-        engines[name.encode()] = FakeEngine(onnx_engine / f"{name}.onnx", spec.most_slots, spec.prefill_chunk)
+        engines[name.encode()] = FakeEngine(onnx_engine / f"{name}.onnx", spec.most_slots, sizes, device)
         (folder / f"{name}.onnx").unlink()
     (folder / "weights.safetensors").unlink()
 
@@ -62,7 +67,6 @@ def engine(onnx_engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         manifest["about"]["compute_capability"] = ["8.9", "12.0"]
 
     edit(folder, change)
-    device = fake_driver(tmp_path)
 
     def library(backend: str) -> Any:
         if backend != "tensorrt":
@@ -87,8 +91,87 @@ def test_equals_the_onnx_engine(plugins: bool, engine: Path, onnx_engine: Path) 
     expected = specstep.load(onnx_engine).generate(PROMPTS, 24)
     loaded = specstep.load(engine)
     assert [result.token_ids for result in loaded.generate(PROMPTS, 24)] == [result.token_ids for result in expected]
-    used = {use for plan in (loaded.session._prefill,) for use in plan.engine.used}
-    assert {profile for profile, _ in used} == {0, 1} and all(tokens >= 2 for _, tokens in used)
+    prefill, step = (plan.engine.used for plan in (loaded.session._prefill.plan, loaded.session._step))
+    assert {profile for profile, _ in prefill} == {0, 1} and all(tokens >= 2 for _, tokens in prefill)
+    assert set(step) <= {(0, 1), (1, 2)}
+
+
+def test_a_step_is_one_graph_for_each_number_of_rows(engine: Path, onnx_engine: Path) -> None:
+    """Captured after a first call, replayed from then on; a capture is no step."""
+    session, expected = specstep.load(engine).session, specstep.load(onnx_engine).session
+    seen = []
+    for rows in (1, 2, 1):
+        for each in (session, expected):
+            for row, prompt in enumerate(PROMPTS[:rows]):
+                each.admit(row, prompt, 90, [])
+        for _ in range(4):
+            seen.append((session.step(), expected.step()))
+        for each in (session, expected):
+            for row in range(2):
+                each.release(row)
+    assert all(got == want and len(got) == 2 for got, want in seen)
+    library = session.device._library
+    assert ctypes.c_int.in_dll(library, "captures").value == 2
+    assert ctypes.c_int.in_dll(library, "launches").value == len(seen) - 2
+    assert len(session._step.engine.contexts) == 2
+
+
+def test_rtx_replays_by_itself(engine: Path, onnx_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT for RTX is asked to capture the step, with kernels that are compiled at once."""
+    fake = tensorrt_session.load_library("tensorrt")
+    strategies = {
+        "CudaGraphStrategy": SimpleNamespace(WHOLE_GRAPH_CAPTURE="whole"),
+        "DynamicShapesKernelSpecializationStrategy": SimpleNamespace(EAGER="eager"),
+    }
+    rtx = SimpleNamespace(**vars(fake) | strategies)
+    monkeypatch.setattr(tensorrt_session, "load_library", lambda backend: rtx)
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["spec"]["config"].update(backend="tensorrt-rtx", plugins=False)
+        manifest["requires"] = {}
+
+    edit(engine, change)
+    loaded = specstep.load(engine)
+    expected = specstep.load(onnx_engine).generate(PROMPTS, 24)
+    assert [result.token_ids for result in loaded.generate(PROMPTS, 24)] == [result.token_ids for result in expected]
+    session = loaded.session
+    configs = [context.config for context in session._step.engine.contexts]
+    assert [vars(config) for config in configs] == [
+        {"cuda_graph_strategy": "whole", "dynamic_shapes_kernel_specialization_strategy": "eager"}
+    ]
+    assert [context.config for context in session._prefill.plan.engine.contexts] == [None]
+    assert ctypes.c_int.in_dll(session.device._library, "captures").value == 0
+
+
+def test_reads_and_writes_what_a_step_reads(engine: Path, onnx_engine: Path) -> None:
+    """A session goes on where another, of another backend, stands."""
+    session, other = specstep.load(engine).session, specstep.load(onnx_engine).session
+    session.admit(0, PROMPTS[0], 90, [])
+    session.admit(1, PROMPTS[2], 90, [])
+    session.step()
+    held = session.read(2, 128)
+    other.write(held)
+    assert all(np.array_equal(held[name], array) for name, array in other.read(2, 128).items())
+    assert session.replay(2, 128) == other.replay(2, 128)
+    expected = other.read(2, 128)
+    got = session.read(2, 128)
+    assert all(np.array_equal(got[name], array) for name, array in expected.items())
+
+
+def test_check_compares_a_plan_with_torch(engine: Path, onnx_engine: Path, model_folder: Path) -> None:
+    result = compare([engine, onnx_engine], model=str(model_folder), steps=4)
+    assert result.agree and [worst.runners[1].split()[0] for worst in result.worst] == ["tensorrt", "onnx"]
+    used = specstep.load(engine).session._step.engine.used
+    assert sorted(used) == [(0, 1), (0, 1), (1, 2), (1, 2)]
+
+
+def test_bfloat16_is_read_and_written_as_float32(tmp_path: Path) -> None:
+    array = DeviceArray(fake_driver(tmp_path), 7, (3, 2, 4), "bfloat16")
+    values = np.array([[1.5, -2.0], [0.0, 2.0**100]], np.float32).reshape(2, 2, 1)
+    array.write(values)
+    read = array.read(3)
+    assert np.array_equal(read[:2, :, :1], values) and not read[2].any() and not read[:, :, 1:].any()
+    assert array.bits(1)[0, :, 0].tolist() == [0x3FC0, 0xC000]
 
 
 @pytest.mark.parametrize(
