@@ -11,8 +11,8 @@ from specstep.cli import main
 from specstep.compile import eagle3_file
 from specstep.compile.source import load_source
 from specstep.runtime.errors import BuildError, InputError
-from specstep.train import eagle3
-from specstep.train.eagle3 import train_drafter
+from specstep.train.eagle3 import train
+from specstep.train.eagle3.train import train_drafter
 
 GIVEN = {
     "levels": 2, "epochs": 2, "draft_vocab_size": 300, "batch": 2, "width": 32, "held_out": 0.2, "dtype": "float32",
@@ -70,7 +70,7 @@ def test_a_head_learns_and_is_exact(target, data, tmp_path):
 
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(target, data, tmp_path, monkeypatch):
     whole = train_drafter(str(target), [data], tmp_path / "whole", **GIVEN)
-    real, made = eagle3.Training._update, []
+    real, made = train.Training._update, []
 
     def interrupted(self, *given):
         if len(made) == 30:
@@ -79,7 +79,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(target, data, tmp_path
         return real(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(eagle3.Training, "_update", interrupted)
+        patch.setattr(train.Training, "_update", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train_drafter(str(target), [data], tmp_path / "parts", **GIVEN)
     said = []
@@ -90,7 +90,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(target, data, tmp_path
 
 
 def test_a_checkpoint_of_another_run_is_refused(target, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(eagle3, "save_eagle3", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(train, "save_eagle3", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         train_drafter(str(target), [data], tmp_path, **GIVEN)
     with pytest.raises(InputError, match=r"epochs: expected 2, as the run began, got 3; remove .*checkpoint.pt"):
@@ -101,14 +101,14 @@ def test_a_checkpoint_of_another_run_is_refused(target, data, tmp_path, monkeypa
 
 
 def test_a_loss_that_is_no_number_stops_and_keeps_the_checkpoint(target, data, tmp_path, monkeypatch):
-    real = eagle3.unroll
+    real = train.unroll
     calls = []
 
     def broken(*given):
         calls.append(1)
         return real(*given) * (float("nan") if len(calls) > 40 else 1.0)
 
-    monkeypatch.setattr(eagle3, "unroll", broken)
+    monkeypatch.setattr(train, "unroll", broken)
     with pytest.raises(InputError, match=r"loss: expected a number, got nan at step \d+; the last checkpoint is kept"):
         train_drafter(str(target), [data], tmp_path, **GIVEN)
     assert (tmp_path / "checkpoint.pt").is_file()

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compile.eagle3_file import save_eagle3
-from ..compile.ngram_file import tokenizer_hash
-from ..compile.source import Source, load_source
-from ..runtime.errors import InputError
+from ...compile.eagle3_file import save_eagle3
+from ...compile.ngram_file import tokenizer_hash
+from ...compile.source import Source, load_source
+from ...runtime.errors import InputError
+from ..data.hidden_states import feature_layers
+from ..data.reader import MANIFEST, Data
 from .checkpoint import Checkpoint
-from .data import MANIFEST, Data
-from .hidden_states import feature_layers
 from .initialize import draft_vocabulary, fit_features, new_head
-from .optimize import Optimizer
+from .optimizer import Optimizer
 from .options import TrainOptions
 from .plot import plot_training, write_history
 from .rows import Rows, TokensOnly

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..compile.source import Source
-from .corpus import read
-from .data import Data, Example
-from .hidden_states import hidden_states
+from ...compile.source import Source
+from ..data.corpus import read
+from ..data.hidden_states import hidden_states
+from ..data.reader import Data, Example
 from .unroll import Batch
 
 
