@@ -1,1 +1,1 @@
-"""Drafters made from text: `collect` writes `data`, `count` and `eagle3` learn from it, `tune` chooses what is fastest."""
+"""Drafters made from text: `collect` makes `data`, `count` and `eagle3` learn from it, `tune` takes the fastest."""
