@@ -40,8 +40,8 @@ def _scorers(target: Source, config: EngineConfig, first_layer: int) -> tuple[Sc
     ]
     if len(names) > 1 and "none" in names:
         raise BuildError(
-            f"drafter: expected none alone, or a list of drafters without it, got {config.drafter!r}; leave none out of "
-            "the list to mix the others"
+            f"drafter: expected none alone, or a list of drafters without it, got {config.drafter!r}; leave none out "
+            "to mix the others"
         )
     scorers, shapes = [], []
     for name in names:
