@@ -1,6 +1,7 @@
 """Training a head from a tiny model: it learns, goes on after an interruption, and refuses what cannot be."""
 
 import json
+from collections import Counter
 
 import pytest
 import specstep
@@ -11,6 +12,9 @@ from specstep.cli import main
 from specstep.compile import eagle3_file
 from specstep.compile.source import load_source
 from specstep.runtime.errors import BuildError, InputError
+from specstep.train.collect.options import CollectOptions
+from specstep.train.collect.run import collect
+from specstep.train.data.reader import Data, read_manifest
 from specstep.train.eagle3 import train
 from specstep.train.eagle3.train import train_drafter
 
@@ -112,6 +116,42 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_checkpoint(target, data, t
     with pytest.raises(InputError, match=r"loss: expected a number, got nan at step \d+; the last checkpoint is kept"):
         train_drafter(str(target), [data], tmp_path, **GIVEN)
     assert (tmp_path / "checkpoint.pt").is_file()
+
+
+@pytest.fixture(scope="module")
+def collected(target, data, tmp_path_factory):
+    """The same text as a data directory, with hidden states."""
+    options = CollectOptions(prompts=data, hidden_states=True, dtype="float32")
+    return str(collect(str(target), tmp_path_factory.mktemp("collected"), options))
+
+
+def test_what_the_target_wrote_is_counted_from_tokens_alone(target, data, collected, monkeypatch):
+    written = Counter(token for tokens, prompt, *_ in Data(collected) for token in tokens[prompt:].tolist())
+    monkeypatch.setattr(Data, "__getitem__", None)  # reads hidden states
+    source = load_source(str(target), "float32", "cpu")
+    for file in (data, collected):
+        counts = train.count_written([train.open_data(file, source)], 320).tolist()
+        assert counts == [written[token] for token in range(320)] and sum(counts) == 64 * 40
+
+
+def test_the_tokens_reported_are_those_of_the_manifest_and_the_examples(target, collected):
+    source = load_source(str(target), "float32", "cpu")
+    training = train.Training(source, [train.open_data(collected, source)], (2, 1, 0), train.TrainOptions(**GIVEN))
+    assert training.tokens == sum(shard.tokens for shard in read_manifest(collected).shards)
+    assert training.tokens == sum(len(example.tokens) for example in Data(collected)) == 64 * 42
+
+
+def test_kept_hidden_states_train_as_fresh_ones_do(target, data, collected, tmp_path):
+    heads = [
+        train_drafter(str(target), [file], tmp_path / name, **GIVEN)
+        for file, name in ((data, "fresh"), (collected, "kept"))
+    ]
+    fresh, kept = (load_file(head / "model.safetensors") for head in heads)
+    assert torch.equal(fresh["d2t"], kept["d2t"])
+    fresh, kept = (map(json.loads, (head / "history.jsonl").read_text().splitlines()) for head in heads)
+    for one, other in zip(fresh, kept, strict=True):
+        assert one["top1"] == pytest.approx(other["top1"], abs=0.02)
+        assert one["loss"] == pytest.approx(other["loss"], rel=0.01)
 
 
 BAD = [
