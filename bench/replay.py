@@ -7,7 +7,7 @@ import torch
 from specstep.graphs.prefill import Prefill
 from specstep.graphs.state import RUNNING, row_state
 from specstep.graphs.step import SpeculativeStep
-from specstep.train.hidden_states import hidden_states
+from specstep.train.data.hidden_states import hidden_states
 
 
 class RecordedTarget(torch.nn.Module):

@@ -38,8 +38,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..train.collect import collect  # imports torch and transformers
-    from ..train.collect_options import CollectOptions
+    from ..train.collect.options import CollectOptions
+    from ..train.collect.run import collect  # imports torch and transformers
 
     names = ("run", "model", "output")
     given = {name: value for name, value in vars(options).items() if value is not None and name not in names}

@@ -41,7 +41,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if value is not None}
     model, data, output, _ = (given.pop(name) for name in ("model", "data", "output", "run"))
-    from ..train.eagle3 import train_drafter  # imports torch and transformers
+    from ..train.eagle3.train import train_drafter  # imports torch and transformers
 
     train_drafter(model, data, output, report=report, **given)
     return 0

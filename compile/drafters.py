@@ -32,12 +32,17 @@ def make_drafter(target: Source, config: EngineConfig, first_layer: int) -> Draf
 
 def _scorers(target: Source, config: EngineConfig, first_layer: int) -> tuple[Scorer, TreeShape]:
     """The scorer that `config.drafter` asks for, and the tree it grows by default: the one it names, or a mixture of
-    those it lists."""
+    those it lists. Raises BuildError."""
     names = [
         part
         for name in config.drafter.split(",")
         for part in (default_drafters(target) if name == "default" else [name])
     ]
+    if len(names) > 1 and "none" in names:
+        raise BuildError(
+            f"drafter: expected none alone, or a list of drafters without it, got {config.drafter!r}; leave none out "
+            "to mix the others"
+        )
     scorers, shapes = [], []
     for name in names:
         scorer, shape = _scorer(name, target, config, first_layer)

@@ -18,6 +18,13 @@ MAY_IMPORT = {
     "runtime": {"runtime", "kernels"},
     "train": {"train", "compile", "graphs", "kernels", "runtime"},
 }
+TRAIN_MAY_IMPORT = {  # the parts of train/, in the order of the pipeline
+    "data": {"data"},
+    "collect": {"collect", "data"},
+    "count": {"data"},
+    "eagle3": {"eagle3", "data"},
+    "tune": set(),
+}
 NEVER = {"runtime": {"transformers", "onnx", "torch._dynamo", "torch._inductor"}, "kernels": {"transformers"}}
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
@@ -47,6 +54,17 @@ def test_imports_run_one_way(path):
         assert parts[0] not in FOLDERS, f"import {name} relatively"
 
 
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if p.is_relative_to(ROOT / "train")], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_parts_of_train_share_only_the_data(path):
+    part = path.relative_to(ROOT / "train").with_suffix("").parts[0]
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[:2] == ["specstep", "train"] and len(parts) > 2:
+            assert parts[2] in TRAIN_MAY_IMPORT[part], f"{part} imports {name}"
+
+
 def test_packages_in_pyproject_are_the_tree():
     declared = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     folders = {path.parent.relative_to(ROOT) for path in SOURCES if path.name == "__init__.py"}
@@ -56,7 +74,8 @@ def test_packages_in_pyproject_are_the_tree():
 
 def test_import_is_light_and_names_are_real():
     program = """
-import sys, specstep
+import sys, specstep, specstep.cli
+specstep.cli.parser()
 assert not {"torch", "transformers", "numpy"} & set(sys.modules)
 for name in specstep.__all__:
     assert getattr(specstep, name) is not None

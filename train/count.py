@@ -14,7 +14,7 @@ from ..compile.ngram_file import save_tables, tokenizer_hash
 from ..compile.source import load_tokenizer
 from ..graphs.drafters.ngram_tables import EMPTY, pack
 from ..runtime.errors import InputError
-from .corpus import Text, read
+from .data.corpus import Text, read
 
 MOST_IDS = 1 << 20  # vocabulary where no model says it: keys of three ids fit in int64, an entry in int32
 CHUNK = 1 << 21  # tokens counted at a time
@@ -36,7 +36,7 @@ def count(
     min_count: int = 3,
     report: Report = lambda message: None,
 ) -> Path:
-    """Count data directories and JSON-lines files (see `corpus.read`) into a file of tables -> its path. Raises
+    """Count data directories and JSON-lines files (see `data/corpus.py`) into a file of tables -> its path. Raises
     InputError for data that cannot be counted and BuildError for a model or an output that cannot be used.
 
     model: whose tokenizer reads text, and for whom the tables are; None takes token ids only and notes no tokenizer.

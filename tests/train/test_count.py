@@ -19,8 +19,8 @@ from specstep.compile.ngram_file import load_tables, tokenizer_hash
 from specstep.compile.source import load_source
 from specstep.graphs.drafters.ngram_tables import LEVELS, LEVELS_PER_NAT
 from specstep.train import count as module
-from specstep.train.corpus import Text, read
 from specstep.train.count import BIGRAM_DISCOUNT, TRIGRAM_DISCOUNT, Counts, make_tables
+from specstep.train.data.corpus import Text, read
 
 VOCABULARY = 7
 texts = st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=30), max_size=5)

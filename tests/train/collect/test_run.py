@@ -1,22 +1,18 @@
-"""Collecting: sampled and greedy answers against transformers, hidden states, resuming, and what is refused."""
+"""Collecting: answers against transformers, resuming, and what is refused."""
 
 import json
 import os
 import shutil
-from collections import Counter
 
 import pytest
-import torch
 from models import greedy, save_model
 from specstep.cli import main
 from specstep.compile.source import load_source
 from specstep.runtime.errors import InputError
-from specstep.train import answers, collect
-from specstep.train.collect_options import CollectOptions
-from specstep.train.data import Data
-from specstep.train.hidden_states import feature_layers, hidden_states
-from specstep.train.questions import ask, user_prefix
-from specstep.train.sampling import draw, sample
+from specstep.train.collect import answers, run
+from specstep.train.collect.options import CollectOptions
+from specstep.train.collect.questions import ask, user_prefix
+from specstep.train.data.reader import Data
 
 TINY = {"dtype": "float32", "max_length": 192, "max_new_tokens": 16}
 
@@ -35,41 +31,6 @@ def sequences(folder):
     return [(tokens.tolist(), prompt) for tokens, prompt in Data(folder).texts()]
 
 
-def test_a_cold_sample_is_the_greedy_answer_of_each_row(source):
-    """Rows of different lengths and limits, some stopped early, in one left-padded batch."""
-    prompts = [[5, 9, 30, 7], [88], [12, 13, 14, 15, 16, 17, 18, 19, 20]]
-    free = [greedy(source.model, prompt, 12) for prompt in prompts]
-    stop = free[0][3]
-    limits = [12, 5, 12]
-    got = sample(source, prompts, limits, temperatures=[1e-4] * 3, stop_ids=[stop])
-    for tokens, row, limit in zip(got, free, limits, strict=True):
-        end = row.index(stop) + 1 if stop in row else len(row)
-        assert tokens == row[: min(end, limit)]
-
-
-def test_draws_follow_the_probabilities_inside_the_nucleus():
-    shares = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    generator = torch.Generator().manual_seed(0)
-    drawn = draw(shares.log().expand(20000, -1), 0.9, generator).tolist()
-    counts = Counter(drawn)
-    assert set(counts) == {0, 1, 2}
-    for token in range(3):
-        assert counts[token] / 20000 == pytest.approx(float(shares[token]) / 0.95, abs=0.02)
-
-
-def test_hidden_states_are_those_of_one_sequence_alone(source):
-    lengths = (3, 9, 1, 30)
-    rows = [torch.randint(0, 300, (length,), generator=torch.Generator().manual_seed(length)) for length in lengths]
-    layers = feature_layers(3)
-    assert layers == (2, 1, 0)
-    got = {index: states for index, *states in hidden_states(source, [row.tolist() for row in rows], layers)}
-    for index, row in enumerate(rows):
-        out = source.model.model(row[None], output_hidden_states=True)
-        wanted = torch.cat([out.hidden_states[layer][0] for layer in layers], -1)
-        torch.testing.assert_close(got[index][0].float(), wanted, rtol=1e-2, atol=1e-2)
-        torch.testing.assert_close(got[index][1].float(), out.last_hidden_state[0], rtol=1e-2, atol=1e-2)
-
-
 def test_prompts_are_answered_and_dialogues_kept(model_folder, engine_folder, source, tmp_path):
     tokenizer = source.tokenizer
     file = write(
@@ -82,7 +43,7 @@ def test_prompts_are_answered_and_dialogues_kept(model_folder, engine_folder, so
         {"prompt": "x" * 500},  # no room for an answer
     )
     options = CollectOptions(prompts=file, engine=str(engine_folder), **TINY)
-    collect.collect(str(model_folder), tmp_path / "data", options)
+    run.collect(str(model_folder), tmp_path / "data", options)
     got = sequences(tmp_path / "data")
     dialogue, asked = tokenizer("<s>user: hi\nbot:yo")["input_ids"], tokenizer("<s>user: hello\nbot:")["input_ids"]
     assert (dialogue, len(dialogue) - 2) in got and ([5, 6, 7], 2) in got and len(got) == 4
@@ -92,8 +53,8 @@ def test_prompts_are_answered_and_dialogues_kept(model_folder, engine_folder, so
 def test_an_interrupted_run_goes_on_with_nothing_lost_or_doubled(model_folder, engine_folder, tmp_path, monkeypatch):
     file = write(tmp_path / "prompts.jsonl", *({"prompt": f"question {number}"} for number in range(12)))
     options = CollectOptions(prompts=file, engine=str(engine_folder), hidden_states=True, **TINY)
-    monkeypatch.setattr(collect, "ROUND", 4)
-    collect.collect(str(model_folder), tmp_path / "whole", options)
+    monkeypatch.setattr(run, "ROUND", 4)
+    run.collect(str(model_folder), tmp_path / "whole", options)
     real, calls = answers.run, iter(range(100))
 
     def interrupted(session, requests):
@@ -103,9 +64,9 @@ def test_an_interrupted_run_goes_on_with_nothing_lost_or_doubled(model_folder, e
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(answers, "run", interrupted)
-        collect.collect(str(model_folder), tmp_path / "data", options)
+        run.collect(str(model_folder), tmp_path / "data", options)
     assert len(sequences(tmp_path / "data")) == 8
-    collect.collect(str(model_folder), tmp_path / "data", options)
+    run.collect(str(model_folder), tmp_path / "data", options)
     assert sorted(sequences(tmp_path / "data")) == sorted(sequences(tmp_path / "whole"))
     example = Data(tmp_path / "data")[11]
     assert example.hidden.shape == (len(example.tokens), 3 * 48) and example.last.shape[1] == 48
@@ -115,13 +76,13 @@ def test_a_model_asks_and_answers_itself(model_folder, tmp_path):
     """A random model's questions are nonsense, but they follow the template, differ, and are the seed's."""
     options = {"temperatures": (1.0,), "seed": 3} | TINY
     for tokens in (1500, 3000):  # the second run goes on
-        collect.collect(str(model_folder), tmp_path / "a", CollectOptions(tokens=tokens, **options))
+        run.collect(str(model_folder), tmp_path / "a", CollectOptions(tokens=tokens, **options))
         got = sequences(tmp_path / "a")
         assert tokens <= sum(len(text) for text, _ in got) < tokens + 192
     prompts = [tuple(text[:prompt]) for text, prompt in got]
     assert len(set(prompts)) == len(prompts)
     assert all(len(text) > prompt for text, prompt in got)
-    collect.collect(str(model_folder), tmp_path / "b", CollectOptions(tokens=1500, **options))
+    run.collect(str(model_folder), tmp_path / "b", CollectOptions(tokens=1500, **options))
     shared = sequences(tmp_path / "b")
     assert shared == got[: len(shared)]
 
@@ -149,16 +110,16 @@ def test_the_engine_is_built_once_and_must_be_the_model_s(model_folder, engine_f
     monkeypatch.setattr(answers, "build", build)
     for prompt in ("hello", "there"):
         file = write(tmp_path / "prompts.jsonl", {"prompt": prompt})
-        collect.collect(str(model_folder), tmp_path / "data", CollectOptions(prompts=file, **TINY))
+        run.collect(str(model_folder), tmp_path / "data", CollectOptions(prompts=file, **TINY))
     assert len(built) == 1 and built[0]["max_seq_len"] == 192 and len(sequences(tmp_path / "data")) == 2
     other = save_model(tmp_path / "other", vocab_size=321)
     file = write(tmp_path / "ids.jsonl", {"token_ids": [5]})
     options = {"engine": str(engine_folder)} | TINY
     with pytest.raises(InputError, match="max_seq_len: expected at least the 193 tokens"):
         options_of_more = CollectOptions(prompts=write(tmp_path / "p.jsonl", {"prompt": "new"}), **options)
-        collect.collect(str(model_folder), tmp_path / "data", with_length(options_of_more, 193))
+        run.collect(str(model_folder), tmp_path / "data", with_length(options_of_more, 193))
     with pytest.raises(InputError, match="vocab_size: expected 320, as the data there has, got 321"):
-        collect.collect(str(other), tmp_path / "data", CollectOptions(prompts=file, **options))
+        run.collect(str(other), tmp_path / "data", CollectOptions(prompts=file, **options))
 
 
 def with_length(options, length):

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from .data_writer import DataWriter
+from ..data.writer import DataWriter
 
 REPORT_EVERY = 2.0  # seconds
 

@@ -1,14 +1,14 @@
 """Training batches: sequences laid end to end, cut into rows of one length, so that every batch has the same shape."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from ..compile.source import Source
-from .corpus import read
-from .data import Data, Example
-from .hidden_states import hidden_states
+from ...compile.source import Source
+from ..data.corpus import read
+from ..data.hidden_states import hidden_states
+from ..data.reader import Data, Example
 from .unroll import Batch
 
 
@@ -23,6 +23,10 @@ class TokensOnly:
 
     def __len__(self) -> int:
         return len(self._tokens)
+
+    def texts(self) -> Iterator[tuple[Tensor, int]]:
+        """Tokens [T] and prompt of each sequence."""
+        return zip(self._tokens, self.prompts.tolist(), strict=True)
 
     def __getitem__(self, index: int) -> Example:
         return Example(self._tokens[index], int(self.prompts[index]), None, None)

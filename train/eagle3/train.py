@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compile.eagle3_file import save_eagle3
-from ..compile.ngram_file import tokenizer_hash
-from ..compile.source import Source, load_source
-from ..runtime.errors import InputError
+from ...compile.eagle3_file import save_eagle3
+from ...compile.ngram_file import tokenizer_hash
+from ...compile.source import Source, load_source
+from ...runtime.errors import InputError
+from ..data.hidden_states import feature_layers
+from ..data.reader import MANIFEST, Data
 from .checkpoint import Checkpoint
-from .data import MANIFEST, Data
-from .hidden_states import feature_layers
 from .initialize import draft_vocabulary, fit_features, new_head
-from .optimize import Optimizer
+from .optimizer import Optimizer
 from .options import TrainOptions
 from .plot import plot_training, write_history
 from .rows import Rows, TokensOnly
@@ -95,6 +95,15 @@ def layers_of(sources: Sequence[Data | TokensOnly], target: Source) -> tuple[int
     return kept.pop() if kept else feature_layers(target.model.config.get_text_config().num_hidden_layers)
 
 
+def count_written(sources: Sequence[Data | TokensOnly], vocabulary: int) -> Tensor:
+    """How often the target wrote each token [V_target] int64. Reads tokens only, no hidden states."""
+    counts, one = torch.zeros(vocabulary, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+    for source in sources:
+        for tokens, prompt in source.texts():
+            counts.index_add_(0, tokens[prompt:], one.expand(len(tokens) - prompt))
+    return counts
+
+
 class Training:
     """One run: the data split, the head, and how far it is."""
 
@@ -105,7 +114,7 @@ class Training:
         order = torch.randperm(sum(len(source) for source in sources), generator=self._generator(0))
         held = max(1, round(len(order) * options.held_out))
         self._learned, kept = order[held:], order[:held]
-        counts = self._counts()
+        counts = count_written(sources, target.model.get_output_embeddings().weight.shape[0])
         self.vocabulary = draft_vocabulary(counts, options.draft_vocab_size)
         self.coverage = float(counts[self.vocabulary].sum() / counts.sum().clamp(min=1))
         self._drafted = torch.zeros(len(counts), dtype=torch.bool).index_fill(0, self.vocabulary, True)
@@ -200,15 +209,6 @@ class Training:
     def _rows(self, chosen: Tensor) -> Rows:
         options = self.options
         return Rows(self.sources, chosen, self.target, self.layers, self._drafted, options.batch, options.width)
-
-    def _counts(self) -> Tensor:
-        """How often the target wrote each token [V_target]."""
-        counts = torch.zeros(self.target.model.get_output_embeddings().weight.shape[0], dtype=torch.int64)
-        for source in self.sources:
-            for index in range(len(source)):
-                example = source[index]
-                counts += torch.bincount(example.tokens[example.prompt :].long(), minlength=len(counts))
-        return counts
 
     def _generator(self, use: int) -> torch.Generator:
         return torch.Generator().manual_seed(self.options.seed * 1_000_003 + use)

@@ -1,6 +1,7 @@
 """Training a head from a tiny model: it learns, goes on after an interruption, and refuses what cannot be."""
 
 import json
+from collections import Counter
 
 import pytest
 import specstep
@@ -11,8 +12,11 @@ from specstep.cli import main
 from specstep.compile import eagle3_file
 from specstep.compile.source import load_source
 from specstep.runtime.errors import BuildError, InputError
-from specstep.train import eagle3
-from specstep.train.eagle3 import train_drafter
+from specstep.train.collect.options import CollectOptions
+from specstep.train.collect.run import collect
+from specstep.train.data.reader import Data, read_manifest
+from specstep.train.eagle3 import train
+from specstep.train.eagle3.train import train_drafter
 
 GIVEN = {
     "levels": 2, "epochs": 2, "draft_vocab_size": 300, "batch": 2, "width": 32, "held_out": 0.2, "dtype": "float32",
@@ -70,7 +74,7 @@ def test_a_head_learns_and_is_exact(target, data, tmp_path):
 
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(target, data, tmp_path, monkeypatch):
     whole = train_drafter(str(target), [data], tmp_path / "whole", **GIVEN)
-    real, made = eagle3.Training._update, []
+    real, made = train.Training._update, []
 
     def interrupted(self, *given):
         if len(made) == 30:
@@ -79,7 +83,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(target, data, tmp_path
         return real(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(eagle3.Training, "_update", interrupted)
+        patch.setattr(train.Training, "_update", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train_drafter(str(target), [data], tmp_path / "parts", **GIVEN)
     said = []
@@ -90,7 +94,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(target, data, tmp_path
 
 
 def test_a_checkpoint_of_another_run_is_refused(target, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(eagle3, "save_eagle3", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(train, "save_eagle3", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         train_drafter(str(target), [data], tmp_path, **GIVEN)
     with pytest.raises(InputError, match=r"epochs: expected 2, as the run began, got 3; remove .*checkpoint.pt"):
@@ -101,17 +105,53 @@ def test_a_checkpoint_of_another_run_is_refused(target, data, tmp_path, monkeypa
 
 
 def test_a_loss_that_is_no_number_stops_and_keeps_the_checkpoint(target, data, tmp_path, monkeypatch):
-    real = eagle3.unroll
+    real = train.unroll
     calls = []
 
     def broken(*given):
         calls.append(1)
         return real(*given) * (float("nan") if len(calls) > 40 else 1.0)
 
-    monkeypatch.setattr(eagle3, "unroll", broken)
+    monkeypatch.setattr(train, "unroll", broken)
     with pytest.raises(InputError, match=r"loss: expected a number, got nan at step \d+; the last checkpoint is kept"):
         train_drafter(str(target), [data], tmp_path, **GIVEN)
     assert (tmp_path / "checkpoint.pt").is_file()
+
+
+@pytest.fixture(scope="module")
+def collected(target, data, tmp_path_factory):
+    """The same text as a data directory, with hidden states."""
+    options = CollectOptions(prompts=data, hidden_states=True, dtype="float32")
+    return str(collect(str(target), tmp_path_factory.mktemp("collected"), options))
+
+
+def test_what_the_target_wrote_is_counted_from_tokens_alone(target, data, collected, monkeypatch):
+    written = Counter(token for tokens, prompt, *_ in Data(collected) for token in tokens[prompt:].tolist())
+    monkeypatch.setattr(Data, "__getitem__", None)  # reads hidden states
+    source = load_source(str(target), "float32", "cpu")
+    for file in (data, collected):
+        counts = train.count_written([train.open_data(file, source)], 320).tolist()
+        assert counts == [written[token] for token in range(320)] and sum(counts) == 64 * 40
+
+
+def test_the_tokens_reported_are_those_of_the_manifest_and_the_examples(target, collected):
+    source = load_source(str(target), "float32", "cpu")
+    training = train.Training(source, [train.open_data(collected, source)], (2, 1, 0), train.TrainOptions(**GIVEN))
+    assert training.tokens == sum(shard.tokens for shard in read_manifest(collected).shards)
+    assert training.tokens == sum(len(example.tokens) for example in Data(collected)) == 64 * 42
+
+
+def test_kept_hidden_states_train_as_fresh_ones_do(target, data, collected, tmp_path):
+    heads = [
+        train_drafter(str(target), [file], tmp_path / name, **GIVEN)
+        for file, name in ((data, "fresh"), (collected, "kept"))
+    ]
+    fresh, kept = (load_file(head / "model.safetensors") for head in heads)
+    assert torch.equal(fresh["d2t"], kept["d2t"])
+    fresh, kept = (map(json.loads, (head / "history.jsonl").read_text().splitlines()) for head in heads)
+    for one, other in zip(fresh, kept, strict=True):
+        assert one["top1"] == pytest.approx(other["top1"], abs=0.02)
+        assert one["loss"] == pytest.approx(other["loss"], rel=0.01)
 
 
 BAD = [

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..runtime.errors import InputError
-from .optimize import Optimizer
+from ...runtime.errors import InputError
+from .optimizer import Optimizer
 
 FILE = "checkpoint.pt"
 

@@ -8,7 +8,7 @@ from specstep.compile.eagle3_file import load_eagle3
 from specstep.compile.source import load_source
 from specstep.graphs.attention import LayerCache, chain_pass
 from specstep.graphs.drafters.frontier import FrontierPasses
-from specstep.train.unroll import Batch, unroll
+from specstep.train.eagle3.unroll import Batch, unroll
 
 LEVELS, WIDTH = 3, 14
 

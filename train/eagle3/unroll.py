@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..graphs.drafters.eagle3 import Eagle3Head
+from ...graphs.drafters.eagle3 import Eagle3Head
 
 
 class TrainingPass:

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import torch
 
-from ..compile.build import build
-from ..compile.ngram_file import tokenizer_hash
-from ..compile.source import Source
-from ..runtime.engine import Engine, load
-from ..runtime.engine_file import MANIFEST
-from ..runtime.errors import InputError
-from ..runtime.generate import run
-from .collect_options import CollectOptions
-from .corpus import Text
+from ...compile.build import build
+from ...compile.ngram_file import tokenizer_hash
+from ...compile.source import Source
+from ...runtime.engine import Engine, load
+from ...runtime.engine_file import MANIFEST
+from ...runtime.errors import InputError
+from ...runtime.generate import run
+from ..data.corpus import Text
+from .options import CollectOptions
 from .progress import Progress
 from .sampling import rows_that_fit, sample
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..compile.ngram_file import tokenizer_hash
-from ..runtime.errors import InputError
-from .data import Data
+from ...compile.ngram_file import tokenizer_hash
+from ...runtime.errors import InputError
+from .reader import Data
 
 BATCH = 512  # dialogues that go through the tokenizer at a time
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from ..compile.source import Source
-from ..runtime.errors import InputError
+from ...compile.source import Source
+from ...runtime.errors import InputError
 from .sampling import sample
 
 LONGEST, SHORTEST = 160, 12  # tokens, characters

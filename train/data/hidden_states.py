@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..compile.source import Source
+from ...compile.source import Source
 
 TOKENS = 4096  # of a batch, padding included
 

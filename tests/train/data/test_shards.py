@@ -12,9 +12,9 @@ from models import tiny_tokenizer
 from safetensors.torch import load_file, save_file
 from specstep.compile.ngram_file import tokenizer_hash
 from specstep.runtime.errors import InputError
-from specstep.train.corpus import read
-from specstep.train.data import MANIFEST, Data, DataManifest, read_manifest
-from specstep.train.data_writer import DataWriter
+from specstep.train.data.corpus import read
+from specstep.train.data.reader import MANIFEST, Data, DataManifest, read_manifest
+from specstep.train.data.writer import DataWriter
 
 PLAIN = DataManifest("tiny", vocab_size=50, tokenizer="abc")
 HIDDEN = dataclasses.replace(PLAIN, hidden_size=4, hidden_layers=(1, 2))

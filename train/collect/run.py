@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from ..compile.ngram_file import tokenizer_hash
-from ..compile.source import Source, load_source
+from ...compile.ngram_file import tokenizer_hash
+from ...compile.source import Source, load_source
+from ..data.corpus import Text, encode, encode_lines, lines
+from ..data.hidden_states import feature_layers, hidden_states
+from ..data.reader import Data, DataManifest, Example
+from ..data.writer import DataWriter
 from .answers import MOST_SAMPLED, Answers
-from .collect_options import CollectOptions
-from .corpus import Text, encode, encode_lines, lines
-from .data import Data, DataManifest, Example
-from .data_writer import DataWriter
-from .hidden_states import feature_layers, hidden_states
+from .options import CollectOptions
 from .progress import Progress, Report
 from .questions import ask
 from .sampling import rows_that_fit
@@ -28,7 +28,7 @@ SHORT = 64  # tokens of a short sequence: no more prompts are drawn than may be 
 
 
 def collect(model: str, output: str | Path, options: CollectOptions, report: Report = lambda message: None) -> Path:
-    """Collect what a model writes, and dialogues as they are, into a data directory (see `data.py`) -> its path.
+    """Collect what a model writes, and dialogues as they are, into a data directory (see `data/reader.py`) -> its path.
     Goes on where an earlier run ended. Raises InputError and BuildError."""
     output = Path(output)
     report(f"loading {model}")

@@ -1,0 +1,1 @@
+"""Token sequences to learn from: the directory that holds them, the files they come from, their hidden states."""

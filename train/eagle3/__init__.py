@@ -1,0 +1,1 @@
+"""An EAGLE-3 head, trained on what its target wrote."""
