@@ -4,6 +4,7 @@ import pytest
 import specstep
 import torch
 from models import greedy, save_eagle3, tiny_model
+from specstep.runtime.tensorrt_library import LibraryError, load_library
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,6 +39,22 @@ def test_engine_equals_transformers(choice, batch, model_folder, drafter_folder,
     )
     engine, model = specstep.load(folder), tiny_model("Llama")
     expected = [greedy(model, prompt, 60, [1]) for prompt in PROMPTS]
+    for _ in range(2):  # the second time all steps are replays
+        assert [result.token_ids for result in engine.generate(PROMPTS, 60)] == expected
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("choice", ["ngram", "dynamic"])
+@pytest.mark.parametrize("backend", ["tensorrt", "tensorrt-rtx"])
+def test_tensorrt_equals_transformers(backend, choice, batch, model_folder, tmp_path):
+    try:
+        load_library(backend)
+    except LibraryError as error:
+        pytest.skip(str(error))
+    options = CHOICES[choice] | {"dtype": "float32", "max_batch": batch, "max_seq_len": 192, "prefill_chunk": 16}
+    options["drafter"] = options["drafter"].format(head=save_eagle3(tmp_path / "head"))
+    engine = specstep.load(specstep.build(str(model_folder), tmp_path / "engine", backend=backend, **options))
+    expected = [greedy(tiny_model("Llama"), prompt, 60, [1]) for prompt in PROMPTS]
     for _ in range(2):  # the second time all steps are replays
         assert [result.token_ids for result in engine.generate(PROMPTS, 60)] == expected
 

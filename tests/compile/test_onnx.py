@@ -39,23 +39,29 @@ def test_engine_equals_inductor_and_transformers(onnx_folder, engine_folder):
 
 
 @pytest.mark.parametrize(
-    ("drafter", "tree", "rows"),
+    ("drafter", "tree", "batch"),
     [
         ("eagle3", "dynamic", 4),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-            ("none", None, 1), ("none", None, 4), ("ngram", None, 1), ("ngram", None, 4), ("model", "dynamic", 1),
-            ("model", "chain", 4), ("eagle3", "dynamic", 1), ("eagle3", "chain", 1), ("eagle3", "chain", 4),
-            ("eagle3", "static", 1), ("eagle3", "static", 4),
+            ("none", None, 4), ("ngram", None, 4), ("ngram", None, 1), ("model", "dynamic", 4), ("model", "chain", 4),
+            ("eagle3", "chain", 4), ("eagle3", "static", 4), ("eagle3", "dynamic", 1), ("ngram,eagle3", "dynamic", 4),
         )),
     ],
 )  # fmt: skip
-def test_engine_equals_torch_for_every_drafter(drafter, tree, rows, model_folder, drafter_folder, tmp_path):
-    names = {"model": str(drafter_folder), "eagle3": str(save_eagle3(tmp_path / "head"))}
-    options = OPTIONS | TREES.get(tree, {}) | {"max_batch": rows, "drafter": names.get(drafter, drafter)}
-    engine = specstep.load(build(str(model_folder), tmp_path / "engine", backend="onnx", **options))
-    agree([engine, specstep.eager(str(model_folder), dtype="float32", **options)], rows)
+def test_engine_equals_inductor_torch_and_transformers(drafter, tree, batch, model_folder, drafter_folder, tmp_path):
+    """One row and all of them; every integer of every step."""
+    head = str(save_eagle3(tmp_path / "head"))
+    name = drafter.replace("eagle3", head).replace("model", str(drafter_folder))
+    options = OPTIONS | TREES.get(tree, {}) | {"max_batch": batch, "drafter": name, "dtype": "float32"}
+    engines = [
+        specstep.load(build(str(model_folder), tmp_path / backend, backend=backend, **options))
+        for backend in ("onnx", "inductor")
+    ]
+    engines.append(specstep.eager(str(model_folder), **options))
+    for rows in {1, batch}:
+        agree(engines, rows)
     model = tiny_model("Llama")
-    assert [r.token_ids for r in engine.generate(PROMPTS, 40)] == [greedy(model, p, 40, [1]) for p in PROMPTS]
+    assert [r.token_ids for r in engines[0].generate(PROMPTS, 40)] == [greedy(model, p, 40, [1]) for p in PROMPTS]
 
 
 def test_caches_are_those_of_torch(onnx_folder, model_folder):
