@@ -6,6 +6,8 @@ bound once for each slot count, so that no cache is copied between two steps.
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,8 @@ def machine() -> dict[str, Any]:
 def open_session(directory: Path, manifest: Manifest) -> Session:
     """Open both programs; they map the weights file. Raises EngineError for what ONNX Runtime does not take."""
     spec = manifest.spec
-    return OnnxSession(spec, *(_open(directory, spec, program) for program in (spec.prefill, spec.step)))
+    with ThreadPoolExecutor() as pool:  # ONNX Runtime takes one core to open a model
+        return OnnxSession(spec, *pool.map(partial(_open, directory, spec), (spec.prefill, spec.step)))
 
 
 def _open(directory: Path, spec: EngineSpec, program: ProgramSpec) -> onnxruntime.InferenceSession:
@@ -39,8 +42,8 @@ def _open(directory: Path, spec: EngineSpec, program: ProgramSpec) -> onnxruntim
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)  # as torch does; 0: all cores
     options.log_severity_level = 3
-    if program is spec.prefill:  # no second packed copy of the weights: long products pay little for packing each time
-        options.add_session_config_entry("session.disable_prepacking", "1")
+    # No second, packed copy of the weights: the graph multiplies them as they are stored.
+    options.add_session_config_entry("session.disable_prepacking", "1")
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=PROVIDERS)
     except Exception as error:  # ONNX Runtime's errors have no common base
