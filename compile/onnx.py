@@ -110,6 +110,7 @@ def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Mo
     ):
         simplify(model)
     _name_dimensions(model, program)
+    _check_readers(model, program)
     return model
 
 
@@ -124,6 +125,15 @@ def _name_dimensions(model: onnx_ir.Model, program: FunctionalProgram) -> None:
     for value in (*model.graph.inputs, *(value for node in model.graph for value in node.outputs)):
         if value.shape is not None:
             value.shape = onnx_ir.Shape([n if isinstance(n, int) else names.get(n.value) for n in value.shape])
+
+
+def _check_readers(model: onnx_ir.Model, program: FunctionalProgram) -> None:
+    """A session binds a cache's input and output to the same memory: one node reads the input, and what is written
+    comes from there. Raises AssertionError."""
+    for value in model.graph.inputs:
+        readers = [use.node.name for use in value.uses() if use.node.op_type != "Shape"]
+        if value.name in program.caches and len(readers) > 1:
+            raise AssertionError(f"{value.name}: expected one node that reads it, got {readers}")
 
 
 def _describe(model: onnx_ir.Model) -> dict[str, dict[str, Any]]:

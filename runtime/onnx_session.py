@@ -1,7 +1,8 @@
 """Run engines in ONNX Runtime: the session over numpy buffers, without torch.
 
-The programs write nothing in place: they return each cache anew. Two sets of buffers take turns as inputs and outputs,
-bound once for each slot count, so that no cache is copied between two steps.
+The programs write nothing in place: they return each state tensor and cache anew. Two sets of buffers take turns as
+inputs and outputs, bound once for each slot count. Both hold the same caches: a program reads a cache once, before it
+writes it (`compile/onnx.py` checks that).
 """
 
 import os
@@ -106,9 +107,9 @@ class OnnxSession(Session):
         self._bind_slots(max(slots, self._slots(max(self.lengths))))
         now, after = ({name: array[row : row + 1] for name, array in buffers.items()} for buffers in self._sets)
         now |= {"tokens": self.array(tokens)[None], "count": self.array([count])}
-        outputs = self.spec.prefill.outputs
         self._prefill.run_with_iobinding(_bind(self._prefill, self.spec.prefill, now, after))
-        for name in (output.removeprefix(NEXT) for output in outputs):
+        caches = {tensor.name for tensor in self.spec.caches}
+        for name in {output.removeprefix(NEXT) for output in self.spec.prefill.outputs} - caches:
             now[name][:] = after[name]
 
     def inputs(self) -> Buffers:
@@ -134,7 +135,7 @@ class OnnxSession(Session):
             if self._slots_bound:
                 kept = min(slots, self._slots_bound)
                 new[:, :, :kept] = now[tensor.name][:, :, :kept]
-            now[tensor.name], after[tensor.name] = new, np.empty_like(new)
+            now[tensor.name] = after[tensor.name] = new
         step, extra = self.spec.step, {"report": self._report}
         self._bindings = [_bind(self._step, step, *pair) for pair in ((now, after | extra), (after, now | extra))]
         self._slots_bound = slots
