@@ -13,6 +13,8 @@ import onnx_ir
 import torch
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
+from onnxscript.rewriter import RewriteRule, RewriteRuleSet
+from onnxscript.rewriter.rules.common import reshape_reshape_rule
 from torch import Tensor
 from torch.export import ExportedProgram
 
@@ -26,6 +28,14 @@ from .writer import write_weights
 OPSET = 18  # what the exporter writes without converting; ONNX Runtime and TensorRT read it
 INLINE_BYTES = 1024  # smaller constants stay in the graph, where parsers look at shapes and axes
 PROVIDER = "CPUExecutionProvider"
+# A norm as ONNX Runtime knows it, which then makes one node of it, and no reshape of a reshape.
+REWRITES = RewriteRuleSet(
+    [
+        RewriteRule(lambda op, x, y: op.Mul(x, op.Reciprocal(op.Sqrt(y))), lambda op, x, y: op.Div(x, op.Sqrt(y))),
+        reshape_reshape_rule,
+    ],
+    commute=True,
+)
 
 
 class FunctionalProgram(FlatProgram):
@@ -87,7 +97,7 @@ def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Mo
         raise AssertionError(f"written in place: expected nothing, got {sorted(map(str, lost.values()))}")
     model = result.model
     optimizer.fold_constants_ir(model)
-    _drop_transposes(model)
+    REWRITES.apply_to_model(model)
     for simplify in (
         passes.IdentityEliminationPass(),
         passes.RemoveUnusedNodesPass(),
@@ -100,31 +110,29 @@ def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Mo
     ):
         simplify(model)
     _name_dimensions(model)
+    _check_readers(model, program)
     return model
 
 
-def _drop_transposes(model: onnx_ir.Model) -> None:
-    """Take out transposes that move nothing; the exporter puts them around writes to a cache."""
-    outputs = set(model.graph.outputs)
-    for node in model.graph:
-        if node.op_type == "Transpose" and node.outputs[0] not in outputs:
-            order = node.attributes["perm"].as_ints()
-            if list(order) == sorted(order):
-                onnx_ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
-
-
 def _name_dimensions(model: onnx_ir.Model) -> None:
-    """Call the dynamic dimensions of inputs and outputs `rows`, `slots` and `tokens`; leave the shapes in between to
-    the reader, which infers them."""
-    axes = {0: "rows", 1: "tokens", 2: "slots"}
-    for value in (*model.graph.inputs, *model.graph.outputs):
-        shape = list(value.shape or ())
-        value.shape = onnx_ir.Shape([d if isinstance(d, int) else axes[i] for i, d in enumerate(shape)])
-    outputs = set(model.graph.outputs)
-    for node in model.graph:
-        for value in node.outputs:
-            if value not in outputs:
-                value.shape = value.type = None
+    """Call the dynamic dimensions of inputs `rows`, `tokens` and `slots`, wherever they appear: ONNX Runtime plans
+    memory by the shapes in between, and takes twice as long to plan without them. Other dynamic sizes are left to the
+    reader."""
+    axes, names = ("rows", "tokens", "slots"), dict[Any, str]()
+    for value in model.graph.inputs:
+        names |= {size.value: axes[i] for i, size in enumerate(value.shape or ()) if not isinstance(size, int)}
+    for value in (*model.graph.inputs, *(value for node in model.graph for value in node.outputs)):
+        if value.shape is not None:
+            value.shape = onnx_ir.Shape([n if isinstance(n, int) else names.get(n.value) for n in value.shape])
+
+
+def _check_readers(model: onnx_ir.Model, program: FunctionalProgram) -> None:
+    """A session binds a cache's input and output to the same memory: one node reads the input, and what is written
+    comes from there. Raises AssertionError."""
+    for value in model.graph.inputs:
+        readers = [use.node.name for use in value.uses() if use.node.op_type != "Shape"]
+        if value.name in program.caches and len(readers) > 1:
+            raise AssertionError(f"{value.name}: expected one node that reads it, got {readers}")
 
 
 def _describe(model: onnx_ir.Model) -> dict[str, dict[str, Any]]:

@@ -4,14 +4,17 @@ A node also names the TensorRT plugin that may replace it: the parser takes a re
 and version before a function of the file.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx
+import onnx_ir
 import torch
 from onnx import FunctionProto, helper
 from onnx.defs import OpSchema
 from onnxscript import opset18 as op
+from onnxscript.function_libs.torch_lib.ops import core
 from onnxscript.values import Op
 
 from ..kernels.accept.onnx import accept
@@ -70,6 +73,9 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         accept_op._opoverload: _accept,
         compacted_op._opoverload: _compact,
         torch.ops.aten.linear.default: _linear,
+        torch.ops.aten.index.Tensor: _index,
+        torch.ops.aten.index_put.default: _index_put,
+        torch.ops.aten.floor_divide.default: _floor_divide,
         torch.ops.aten.remainder.Scalar: _remainder,
     }
 
@@ -115,11 +121,46 @@ def _accept(*inputs: Any) -> Any:
 
 
 def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    """One Gemm that reads the weight as it is stored; the exporter's own would store it transposed, a second time."""
-    depth, width = weight.shape[1], weight.shape[0]
-    rows = op.Reshape(x, op.Constant(value_ints=[-1, depth]))
-    out = op.Gemm(rows, weight, transB=1) if bias is None else op.Gemm(rows, weight, bias, transB=1)
+    """weight [N, K] times x^T [K, rows]: as the left operand, ONNX Runtime reads a weight as it is stored, once for all
+    rows. As the right one it would be packed, on each call or into a second copy (8 rows: 0.16 ms, against 0.32 ms or
+    0.20 ms, for 3.5 MB)."""
+    width, depth = weight.shape
+    columns = op.Transpose(op.Reshape(x, op.Constant(value_ints=[-1, depth])), perm=[1, 0])
+    rows = op.Transpose(op.MatMul(weight, columns), perm=[1, 0])
+    out = rows if bias is None else op.Add(rows, bias)
+    leading = [n if isinstance(n, int) else -1 for n in x.shape[:-1]]
+    if leading.count(-1) <= 1:
+        return op.Reshape(out, op.Constant(value_ints=[*leading, width]))
     return op.Reshape(out, op.Concat(op.Shape(x, start=0, end=-1), op.Constant(value_ints=[width]), axis=0))
+
+
+def _index(x: Any, indices: Sequence[Any]) -> Any:
+    """Rows of a table: one Gather. The exporter's own takes five nodes."""
+    if len(indices) > 1 or indices[0] is None or indices[0].dtype != onnx_ir.DataType.INT64:
+        return core.aten_index(x, indices)
+    return op.Gather(x, indices[0], axis=0)
+
+
+def _index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
+    """A write to a cache: one ScatterND. The exporter's own goes through transposes that move nothing, and expands
+    values that have their shape already."""
+    integers = all(index is not None and index.dtype == onnx_ir.DataType.INT64 for index in indices)
+    if accumulate or not integers or list(values.shape) != [*_broadcast(indices), *x.shape[len(indices) :]]:
+        return core.aten_index_put(x, indices, values, accumulate)
+    shape = op.Shape(functools.reduce(op.Add, indices))
+    return op.ScatterND(x, op.Concat(*(op.Unsqueeze(op.Expand(i, shape), [-1]) for i in indices), axis=-1), values)
+
+
+def _broadcast(tensors: Sequence[Any]) -> list[Any]:
+    """The shape that tensors broadcast to."""
+    rank = max(len(tensor.shape) for tensor in tensors)
+    padded = [[1] * (rank - len(tensor.shape)) + list(tensor.shape) for tensor in tensors]
+    return [next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True)]
+
+
+def _floor_divide(x: Any, divisor: Any) -> Any:
+    """Integers, in three nodes; the exporter's own takes eight."""
+    return op.Div(op.Sub(x, op.Mod(x, divisor)), divisor)
 
 
 def _remainder(x: Any, divisor: Any) -> Any:

@@ -8,16 +8,23 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-import onnx
 import onnx_ir
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper
 from onnx.inliner import inline_local_functions
 from onnxscript import optimizer
+from onnxscript.rewriter import RewriteRule
 
 from ..kernels.plugin import NAMESPACE, VERSION, all_plugins
 from ..runtime.engine_file import NEXT
 
 PLUGIN_ATTRIBUTES = {"plugin_namespace": NAMESPACE, "plugin_version": VERSION, "aot": 1}
+
+# Weights as right operands: the product that TensorRT knows best. ONNX Runtime reads them faster as left ones.
+WEIGHTS_RIGHT = RewriteRule(
+    lambda op, x, w: op.Transpose(op.MatMul(w, op.Transpose(x, perm=[1, 0])), perm=[1, 0]),
+    lambda op, x, w: op.Gemm(x, w, transB=1),
+    remove_nodes=False,  # layers share the transposed x
+)
 
 
 def use_plugins(model: ModelProto) -> Counter[str]:
@@ -109,5 +116,8 @@ def fix_sizes(model: ModelProto, sizes: Mapping[str, Mapping[int, int]]) -> None
 
 
 def load_graph(path: Path) -> ModelProto:
-    """An ONNX file without the weights beside it."""
-    return onnx.load(path, load_external_data=False)
+    """An ONNX file as TensorRT wants it, without the weights beside it."""
+    model = onnx_ir.load(path)
+    WEIGHTS_RIGHT.apply_to_model(model)
+    optimizer.remove_unused_nodes(model)
+    return onnx_ir.to_proto(model)

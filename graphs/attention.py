@@ -75,7 +75,7 @@ class LayerCache:
         head = torch.arange(key.shape[1], device=key.device)[:, None]
         caches = self.keys[self.first_layer + layer_idx], self.values[self.first_layer + layer_idx]
         for cache, new in zip(caches, (key, value), strict=True):
-            cache[row, head, self.slots[:, None]] = new.to(cache.dtype)
+            cache.index_put_((row, head, self.slots[:, None]), new.to(cache.dtype))
         return caches
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

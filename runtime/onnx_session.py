@@ -1,11 +1,14 @@
 """Run engines in ONNX Runtime: the session over numpy buffers, without torch.
 
-The programs write nothing in place: they return each cache anew. Two sets of buffers take turns as inputs and outputs,
-bound once for each number of rows and slots, so that no cache is copied between two steps.
+The programs write nothing in place: they return each state tensor and cache anew. Two sets of buffers take turns as
+inputs and outputs, bound once for each number of rows and slots. Both hold the same caches: a program reads a cache
+once, before it writes it (`compile/onnx.py` checks that).
 """
 
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,8 @@ def machine() -> dict[str, Any]:
 def open_session(directory: Path, manifest: Manifest) -> Session:
     """Open both programs; they map the weights file. Raises EngineError for what ONNX Runtime does not take."""
     spec = manifest.spec
-    return OnnxSession(spec, *(_open(directory, spec, program) for program in (spec.prefill, spec.step)))
+    with ThreadPoolExecutor() as pool:  # ONNX Runtime takes one core to open a model
+        return OnnxSession(spec, *pool.map(partial(_open, directory, spec), (spec.prefill, spec.step)))
 
 
 def _open(directory: Path, spec: EngineSpec, program: ProgramSpec) -> onnxruntime.InferenceSession:
@@ -37,8 +41,8 @@ def _open(directory: Path, spec: EngineSpec, program: ProgramSpec) -> onnxruntim
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)  # as torch does; 0: all cores
     options.log_severity_level = 3
-    if program is spec.prefill:  # no second packed copy of the weights: long products pay little for packing each time
-        options.add_session_config_entry("session.disable_prepacking", "1")
+    # No second, packed copy of the weights: the graph multiplies them as they are stored.
+    options.add_session_config_entry("session.disable_prepacking", "1")
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=PROVIDERS)
     except Exception as error:  # ONNX Runtime's errors have no common base
@@ -102,9 +106,9 @@ class OnnxSession(Session):
         self._use_slots(max(slots, self._slots(max(self.lengths))))
         now, after = (_rows(buffers, slice(row, row + 1)) for buffers in (self.state, self._sets[1 - self._turn]))
         now |= {"tokens": self.array(tokens)[None], "count": self.array([count])}
-        outputs = self.spec.prefill.outputs
         self._prefill.run_with_iobinding(_bind(self._prefill, self.spec.prefill, now, after))
-        for name in (output.removeprefix(NEXT) for output in outputs):
+        caches = {tensor.name for tensor in self.spec.caches}
+        for name in {output.removeprefix(NEXT) for output in self.spec.prefill.outputs} - caches:
             now[name][:] = after[name]
 
     def release(self, row: int) -> None:
@@ -144,7 +148,7 @@ class OnnxSession(Session):
             if self._slots_bound:
                 kept = min(slots, self._slots_bound)
                 new[:, :, :kept] = now[tensor.name][:, :, :kept]
-            now[tensor.name], after[tensor.name] = new, np.empty_like(new)
+            now[tensor.name] = after[tensor.name] = new
         self._bindings, self._slots_bound = {}, slots
 
 

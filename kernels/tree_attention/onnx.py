@@ -21,44 +21,42 @@ def tree_attention(
     window: int,
     softcap: float,
 ):
-    """See `op.tree_attention`. sinks [H] is always given, -inf where the model has none."""
-    slots = op.Shape(k, start=2, end=3)
-    length = op.Unsqueeze(op.Max(op.Min(lengths, slots), 0), [1, 2])
-    slot = op.Range(0, op.Squeeze(slots) + 1, 1)  # one more, for tree keys beyond the cache
-    keys = op.Shape(key_depths, start=1, end=2)
+    """See `op.tree_attention`. sinks [H] is always given, -inf where the model has none.
+
+    What does not depend on q, k and v comes first: all layers of a pass share it. Logits are [B, H, T, S] here, and
+    the products' operands and results [B, H_kv, G * T, ...].
+    """
+    nodes, keys = op.Shape(depths, start=1, end=2), op.Shape(key_depths, start=1, end=2)
     tree = unpack_bits(ancestors, keys)  # [B, T, M]
-    committed = slot < length  # [B, 1, S + 1]
+    depth = op.Unsqueeze(depths, [2])
     if op.Constant(value_int=window) > 0:
-        depth = op.Unsqueeze(depths, [2])
-        seen = op.And(committed, slot > length + depth - window)
         near = op.And(tree, depth - op.Unsqueeze(key_depths, [1]) < window)
     else:
-        seen = op.Identity(committed)
         near = op.Identity(tree)
-    tree_shape = op.Shape(near)
-    place = op.Min(length + op.Range(0, op.Squeeze(keys), 1), slots)
-    seen = op.Expand(seen, op.Concat(op.Shape(depths), [1], axis=0))
-    visible = op.ScatterElements(seen, op.Expand(place, tree_shape), near, axis=2)
-    visible = op.Slice(visible, [0], slots, [2])  # [B, T, S]
+    # Whether a query sees a committed slot, each tree key, a slot after the tree: [B, 1, T, 1 + M + 1].
+    seen = op.Pad(op.Cast(op.Unsqueeze(near, [1]), to=FLOAT.dtype), [0, 0, 0, 1, 0, 0, 0, 0], 1.0)
+    masks = op.Log(op.Pad(seen, [0, 0, 0, 0, 0, 0, 0, 1], 0.0))  # added to logits: 0 or -inf
+    length = op.Unsqueeze(op.Max(lengths, 0), [1, 2, 3])
+    per_node = op.Concat([1, 1], nodes, [1], axis=0)
+    sink = op.Unsqueeze(op.Max(sinks, -3.4028234663852886e38), [0, 2, 3])  # finite: a query that sees nothing gets 0
+    sink = op.Expand(sink, op.Concat(op.Shape(depths, start=0, end=1), [1], nodes, [1], axis=0))
+    per_head = op.Concat([0, -1], nodes, [0], axis=0)
 
-    kv_heads = op.Shape(k, start=1, end=2)
-    groups = op.Shape(q, start=1, end=2) / kv_heads
-    batch, nodes = op.Shape(q, start=0, end=1), op.Shape(q, start=2, end=3)
-    rows = op.Reshape(q, op.Concat(batch, kv_heads, [-1], op.Shape(q, start=3, end=4), axis=0))
-    scores = op.Cast(op.MatMul(rows, op.Transpose(k, perm=[0, 1, 3, 2])), to=FLOAT.dtype) * scale
-    if op.Constant(value_float=softcap) > 0.0:  # noqa: SIM108 (an ONNX If)
-        capped = op.Tanh(scores / softcap) * softcap
+    slot = op.Range(0, op.Squeeze(op.Shape(k, start=2, end=3)), 1)
+    place = op.Clip(slot + (1 - length), 0, op.Squeeze(keys) + 1)  # [B, 1, 1, S], an index to `masks`
+    mask = op.GatherElements(masks, op.Expand(place, per_node), axis=3)
+    if op.Constant(value_int=window) > 0:
+        near = op.Or(slot > length + op.Unsqueeze(depth, [1]) - window, place > 0)
+        mask = mask + op.Log(op.Cast(near, to=FLOAT.dtype))
     else:
-        capped = op.Identity(scores)
-    capped = op.Reshape(capped, op.Concat(batch, kv_heads, groups, nodes, slots, axis=0))
-    capped = op.Where(op.Unsqueeze(visible, [1, 2]), capped, op.Constant(value_float=float("-inf")))
-
-    sink = op.Reshape(sinks, op.Concat([1], kv_heads, groups, [1, 1], axis=0))
-    peak = op.Max(op.ReduceMax(capped, [-1]), sink, -3.4028234663852886e38)
-    weights = op.Exp(capped - peak)  # [B, H_kv, G, T, S]
-    total = op.Max(op.ReduceSum(weights, [-1]) + op.Exp(sink - peak), 1e-30)
-    grouped = op.Concat(batch, kv_heads, groups * nodes, [-1], axis=0)
-    mixed = op.MatMul(op.CastLike(op.Reshape(weights, grouped), v), v)  # [B, H_kv, G * T, D]
-    out = op.CastLike(op.Cast(mixed, to=FLOAT.dtype) / op.Reshape(total, grouped), q)
-    out = op.Reshape(out, op.Concat(batch, op.Shape(q, start=1, end=2), nodes, [-1], axis=0))
-    return op.Transpose(out, perm=[0, 2, 1, 3])
+        mask = op.Identity(mask)
+    grouped = op.Concat([0], op.Shape(k, start=1, end=2), [-1, 0], axis=0)
+    logits = op.Cast(op.MatMul(op.Reshape(q, grouped), op.Transpose(k, perm=[0, 1, 3, 2])), to=FLOAT.dtype) * scale
+    if op.Constant(value_float=softcap) > 0.0:  # noqa: SIM108 (an ONNX If)
+        capped = op.Tanh(logits / softcap) * softcap
+    else:
+        capped = op.Identity(logits)
+    capped = op.Concat(op.Reshape(capped, per_head) + mask, sink, axis=3)
+    weights = op.Slice(op.Softmax(capped), [0], [-1], [3])
+    mixed = op.MatMul(op.Reshape(op.CastLike(weights, v), grouped), v)  # [B, H_kv, G * T, D]
+    return op.Transpose(op.Reshape(mixed, per_head), perm=[0, 2, 1, 3])

@@ -30,7 +30,9 @@ def unpack_bits(words: INT32, count: INT64) -> BOOL:
     """Int32 [B, T, W], count [1] -> bool [B, T, count]."""
     signed = op.Cast(words, to=INT64.dtype)
     unsigned = op.Unsqueeze(op.Where(signed < 0, signed + 4294967296, signed), [-1])
-    high = unsigned / op.Constant(value=POWERS)  # [B, T, W, 32]
+    low = op.Constant(value_ints=[1, 2, 4, 8, 16, 32, 64, 128])  # short, so that ONNX Runtime merges them in all calls
+    powers = op.Reshape(op.Unsqueeze(op.Constant(value_ints=[1, 256, 65536, 16777216]), [1]) * low, [-1])
+    high = unsigned / powers  # [B, T, W, 32]
     digits = op.Reshape(high - high / 2 * 2, [0, 0, -1])
     return op.Slice(digits, [0], count, [2]) > 0
 

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from specstep.compile import tensorrt_plan
 from specstep.compile.build import build, make_config
 from specstep.compile.tensorrt import make_target, prefill_profiles, step_profiles
-from specstep.compile.tensorrt_onnx import fix_sizes, use_plugins
+from specstep.compile.tensorrt_onnx import fix_sizes, load_graph, use_plugins
 from specstep.runtime.engine_file import read_manifest
 from specstep.runtime.inspect import describe
 from specstep.runtime.tensorrt_library import LibraryError, load_library
@@ -151,6 +151,15 @@ def test_smollm2(tmp_path: Path) -> None:
         "tree_attention_split": 30, "tree_attention_merge": 30,
     }  # fmt: skip
     assert (folder / "step.plan").stat().st_size > 250e6
+
+
+def test_weights_are_right_operands(onnx_folder: Path) -> None:
+    """In the ONNX file they are left ones; every product changes, the functions stay."""
+    for name in ("step.onnx", "prefill.onnx"):
+        written, loaded = onnx.load(onnx_folder / name, load_external_data=False), load_graph(onnx_folder / name)
+        before, after = (Counter(node.op_type for node in model.graph.node) for model in (written, loaded))
+        assert before["MatMul"] == after["Gemm"] > 10 and before["Gemm"] == after["MatMul"] == 0
+        assert {function.name for function in written.functions} == {function.name for function in loaded.functions}
 
 
 def cache_model(write: str = "ScatterND", domain: str = "specstep") -> onnx.ModelProto:
