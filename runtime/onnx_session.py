@@ -41,8 +41,8 @@ def _open(directory: Path, spec: EngineSpec, program: ProgramSpec) -> onnxruntim
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)  # as torch does; 0: all cores
     options.log_severity_level = 3
-    # No second, packed copy of the weights: the graph multiplies them as they are stored.
-    options.add_session_config_entry("session.disable_prepacking", "1")
+    if program is spec.prefill:  # no second, packed copy of weights that a step may want packed (see `onnx_ops`)
+        options.add_session_config_entry("session.disable_prepacking", "1")
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=PROVIDERS)
     except Exception as error:  # ONNX Runtime's errors have no common base

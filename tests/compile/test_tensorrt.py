@@ -102,13 +102,15 @@ CASES = {
     "model": ("model", {"tree": "dynamic", "depth": 2, "top_k": 2, "nodes": 4}, None),
     "eagle3 dynamic": ("eagle3", {"tree": "dynamic", "depth": 2, "top_k": 2, "nodes": 4}, None),
     "eagle3 static": ("eagle3", {"tree": "static", "depth": 2, "top_k": 2, "nodes": 4}, None),
+    "both": ("ngram,eagle3", {"tree": "dynamic", "depth": 2, "top_k": 2, "nodes": 4}, None),
 }
 
 
 def drafter(name: str, folder: Path) -> str:
     if name == "model":
         return str(save_model(folder / "drafter", tokenizer=True, seed=1, num_hidden_layers=1, hidden_size=32))
-    return str(save_eagle3(folder / "head", eagle_aux_hidden_state_layer_ids=[0, 0, 0])) if name == "eagle3" else name
+    head = save_eagle3(folder / "head", eagle_aux_hidden_state_layer_ids=[0, 0, 0])
+    return name.replace("eagle3", str(head))
 
 
 @pytest.mark.usefixtures("compiler")
