@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..graphs.attention import ATTENTION_NAME, chain_pass
+from ..graphs.experts import EXPERTS_NAME
 from ..graphs.target import CausalLM
 from ..runtime.errors import BuildError
 from .assemble import Graphs
@@ -39,10 +40,12 @@ def check_faithful(source: Source, graphs: Graphs) -> None:
 
 def _transformers_logits(model: Any, tokens: Tensor) -> Tensor:
     model.set_attn_implementation("eager")
+    model.set_experts_implementation("eager")
     try:
         return model(input_ids=tokens, use_cache=False).logits.float()
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
+        model.set_experts_implementation(EXPERTS_NAME)
 
 
 def _engine_logits(target: CausalLM, graphs: Graphs, tokens: Tensor) -> Tensor:

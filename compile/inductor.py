@@ -66,8 +66,8 @@ def compile_programs(exported: dict[str, ExportedProgram], directory: Path, devi
         return
     for program in exported.values():
         share_masks(program)
-    if sum(use_small_linear(program) for program in exported.values()):
-        config["aot_inductor.custom_ops_to_c_shims"] = c_shims()
+        use_small_linear(program)
+    config["aot_inductor.custom_ops_to_c_shims"] = c_shims()
     children = [_Child(name, program, paths[name], config) for name, program in exported.items()]
     try:
         for child in children:

@@ -21,6 +21,8 @@ from ..kernels.accept.onnx import accept
 from ..kernels.accept.op import accept as accept_op
 from ..kernels.compact.onnx import compact
 from ..kernels.compact.op import compacted as compacted_op
+from ..kernels.expert_linear.onnx import expert_linear
+from ..kernels.expert_linear.op import expert_linear as expert_linear_op
 from ..kernels.onnx_domain import OPS
 from ..kernels.tree_attention.onnx import tree_attention
 from ..kernels.tree_attention.op import tree_attention as tree_attention_op
@@ -28,6 +30,7 @@ from ..kernels.tree_layout.onnx import first_true, pack_bits, tree_layout, unpac
 from ..kernels.tree_layout.op import tree_layout as tree_layout_op
 
 DOMAIN = OPS.domain
+INTEGERS = (onnx_ir.DataType.INT64, onnx_ir.DataType.INT32)
 PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": "1", "aot": 1}
 # Inputs, outputs and attributes of each node. F: the engine's dtype.
 SCHEMAS = {
@@ -43,13 +46,14 @@ SCHEMAS = {
         "max_depth INT",
     ),
     "compact": ("cache F, lengths int64, path int64, accepted int64", "compacted F", ""),
+    "expert_linear": ("x F, weight F, experts int64", "out F", "transB INT"),
 }
 
 
 def functions() -> list[FunctionProto]:
     """The functions of the domain, helpers included."""
     protos = []
-    for function in (pack_bits, unpack_bits, first_true, tree_layout, tree_attention, accept, compact):
+    for function in (pack_bits, unpack_bits, first_true, tree_layout, tree_attention, accept, compact, expert_linear):
         proto = function.to_function_proto()
         if proto.name in SCHEMAS:
             proto.attribute_proto.extend(helper.make_attribute(name, v) for name, v in PLUGIN_ATTRIBUTES.items())
@@ -72,6 +76,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         tree_attention_op._opoverload: _attention,
         accept_op._opoverload: _accept,
         compacted_op._opoverload: _compact,
+        expert_linear_op._opoverload: _expert_linear,
         torch.ops.aten.linear.default: _linear,
         torch.ops.aten.index.Tensor: _index,
         torch.ops.aten.index_put.default: _index_put,
@@ -120,13 +125,18 @@ def _accept(*inputs: Any) -> Any:
     return _node("accept", *inputs[:-1], max_depth=inputs[-1])
 
 
+def _expert_linear(*inputs: Any) -> Any:
+    return _node("expert_linear", *inputs[:-1], transB=int(not inputs[-1]))
+
+
 def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
     """weight [N, K] times x^T [K, rows]: as the left operand, ONNX Runtime reads a weight as it is stored, once for all
     rows. As the right one it would be packed, on each call or into a second copy (8 rows: 0.16 ms, against 0.32 ms or
-    0.20 ms, for 3.5 MB). A single token per row is better off with the packed copy (a whole step: 22 ms, 40 ms)."""
+    0.20 ms, for 3.5 MB). A single token per row is better off with the packed copy (a whole step: 22 ms, 40 ms), which
+    costs its memory: a draft model, whose chain and catch-up read the same weights, holds them twice."""
     width, depth = weight.shape
     rows = op.Reshape(x, op.Constant(value_ints=[-1, depth]))
-    if x.shape[-2] == 1:
+    if list(x.shape)[-2:-1] in ([], [1]):
         out = op.Gemm(rows, weight, transB=1)
     else:
         out = op.Transpose(op.MatMul(weight, op.Transpose(rows, perm=[1, 0])), perm=[1, 0])
@@ -140,7 +150,7 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
 def _index(x: Any, indices: Sequence[Any]) -> Any:
     """Rows of a table: one Gather. The exporter's own takes five nodes."""
-    if len(indices) > 1 or indices[0] is None or indices[0].dtype != onnx_ir.DataType.INT64:
+    if len(indices) > 1 or indices[0] is None or indices[0].dtype not in INTEGERS:
         return core.aten_index(x, indices)
     return op.Gather(x, indices[0], axis=0)
 
@@ -149,10 +159,16 @@ def _index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = F
     """A write to a cache: one ScatterND. The exporter's own goes through transposes that move nothing, and expands
     values that have their shape already."""
     integers = all(index is not None and index.dtype == onnx_ir.DataType.INT64 for index in indices)
-    if accumulate or not integers or list(values.shape) != [*_broadcast(indices), *x.shape[len(indices) :]]:
+    if accumulate or not integers or not _same(values.shape, [*_broadcast(indices), *x.shape[len(indices) :]]):
         return core.aten_index_put(x, indices, values, accumulate)
     shape = op.Shape(functools.reduce(op.Add, indices))
     return op.ScatterND(x, op.Concat(*(op.Unsqueeze(op.Expand(i, shape), [-1]) for i in indices), axis=-1), values)
+
+
+def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Two shapes of which both are known are the same."""
+    known = all(getattr(size, "value", size) is not None for size in (*one, *other))
+    return known and list(one) == list(other)
 
 
 def _broadcast(tensors: Sequence[Any]) -> list[Any]:
@@ -164,9 +180,13 @@ def _broadcast(tensors: Sequence[Any]) -> list[Any]:
 
 def _floor_divide(x: Any, divisor: Any) -> Any:
     """Integers, in three nodes; the exporter's own takes eight."""
+    if x.dtype not in INTEGERS:
+        return core.aten_floor_divide(x, divisor)
     return op.Div(op.Sub(x, op.Mod(x, divisor)), divisor)
 
 
 def _remainder(x: Any, divisor: Any) -> Any:
     """The exporter's own takes no divisor that depends on a shape."""
+    if x.dtype not in INTEGERS:
+        return core.aten_remainder(x, divisor)
     return op.Mod(x, op.CastLike(divisor, x))

@@ -7,12 +7,13 @@ without a word anywhere. So the functions of our ops are taken out: a node that 
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx_ir
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper
 from onnx.inliner import inline_local_functions
 from onnxscript import optimizer
-from onnxscript.rewriter import RewriteRule
+from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
 from ..kernels.plugin import NAMESPACE, VERSION, all_plugins
 from ..runtime.engine_file import NEXT
@@ -25,6 +26,21 @@ WEIGHTS_RIGHT = RewriteRule(
     lambda op, x, w: op.Gemm(x, w, transB=1),
     remove_nodes=False,  # layers share the transposed x
 )
+
+
+def _expert_linear(op: Any, x: Any, weight: Any, experts: Any, transB: Any) -> Any:
+    """TensorRT has no loop over the experts in use: each pair of a token and an expert brings its weight along."""
+    held = op.Gather(weight, experts)
+    column = op.Constant(value_ints=[2 if transB.as_int() else 1])
+    rows = op.Unsqueeze(x, column)
+    return op.Squeeze(op.MatMul(held, rows) if transB.as_int() else op.MatMul(rows, held), column)
+
+
+EXPERTS = RewriteRule(
+    lambda op, x, weight, experts, transB: op.expert_linear(x, weight, experts, transB=transB, _domain=NAMESPACE),
+    _expert_linear,
+)
+FOR_TENSORRT = RewriteRuleSet([WEIGHTS_RIGHT, EXPERTS])
 
 
 def use_plugins(model: ModelProto) -> Counter[str]:
@@ -118,6 +134,6 @@ def fix_sizes(model: ModelProto, sizes: Mapping[str, Mapping[int, int]]) -> None
 def load_graph(path: Path) -> ModelProto:
     """An ONNX file as TensorRT wants it, without the weights beside it."""
     model = onnx_ir.load(path)
-    WEIGHTS_RIGHT.apply_to_model(model)
+    FOR_TENSORRT.apply_to_model(model)
     optimizer.remove_unused_nodes(model)
     return onnx_ir.to_proto(model)

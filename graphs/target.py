@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .attention import ATTENTION_NAME, LayerCache, Pass, register_attention
+from .experts import EXPERTS_NAME, register_experts
 
 PLAIN_ROPE = {"default", "linear", "llama3", "yarn", "proportional"}  # frequencies that do not depend on the length
 
@@ -32,7 +33,9 @@ class CausalLM(nn.Module):
         super().__init__()
         check_config(model)
         register_attention()
+        register_experts()
         model.set_attn_implementation(ATTENTION_NAME)
+        model.set_experts_implementation(EXPERTS_NAME)
         self.model = model.eval().requires_grad_(False)
         self.first_layer, self.feature_layers = first_layer, tuple(feature_layers)
         self.config = model.config.get_text_config()

@@ -6,7 +6,16 @@ from .op import (
     c_shims,
     detect_instruction_set,
     load_library,
+    small_expert_linear,
     small_linear,
 )
 
-__all__ = ["LIBRARY_NAME", "build_library", "c_shims", "detect_instruction_set", "load_library", "small_linear"]
+__all__ = [
+    "LIBRARY_NAME",
+    "build_library",
+    "c_shims",
+    "detect_instruction_set",
+    "load_library",
+    "small_expert_linear",
+    "small_linear",
+]

@@ -1,4 +1,4 @@
-"""Builds, loads and calls the library behind `specstep::small_linear`.
+"""Builds, loads and calls the library behind `specstep::small_linear` and `specstep::small_expert_linear`.
 
 Nothing happens at import. A process that only runs engines calls `load_library` with the engine's copy of the library;
 it needs neither a compiler nor Inductor.
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 LIBRARY_NAME = "libspecstep_linear.so"
-SOURCES = ("linear.cpp", "tile.h")
+SOURCES = ("linear.cpp", "experts.cpp")
+HEADERS = ("small_linear.h", "tile.h")
 # The oldest PyTorch whose stable C interface the library uses; it then loads in that version and every later one.
 STABLE_INTERFACE = "0x020b000000000000"
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma")
@@ -74,6 +75,7 @@ def load_library(library: Path | None = None) -> None:
     # RTLD_GLOBAL: a compiled model names the C function without naming the library, whose folder differs per engine.
     ctypes.CDLL(str(path.resolve()), mode=ctypes.RTLD_GLOBAL)
     torch.library.register_fake("specstep::small_linear", _fake)
+    torch.library.register_fake("specstep::small_expert_linear", _fake_experts)
 
 
 def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -88,14 +90,31 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return result
 
 
+def small_expert_linear(x: Tensor, weight: Tensor, experts: Tensor) -> Tensor:
+    """Row p of x times the weight of its expert, each weight in use read once.
+
+    x: [P, K] on the CPU. weight: [E, N, K] of the same dtype; a transposed view of [E, K, N] will do. experts: [P]
+    int64, each below E. Returns [P, N]. Raises ValueError for what does not fit together, IndexError for an expert that
+    is not there. Inference only.
+    """
+    load_library()
+    result: Tensor = torch.ops.specstep.small_expert_linear(x, weight, experts)
+    return result
+
+
 def c_shims() -> dict[Any, list[str]]:
     """Inductor's `aot_inductor.custom_ops_to_c_shims`: with it a compiled model calls the C function directly."""
     load_library()
-    declaration = (
-        "AOTITorchError aoti_torch_cpu_small_linear("
-        "AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle* bias, AtenTensorHandle* out)"
-    )
-    return {torch.ops.specstep.small_linear.default: [declaration]}
+    handles = {
+        "small_linear": "AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle* bias",
+        "small_expert_linear": "AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle experts",
+    }
+    return {
+        getattr(torch.ops.specstep, name).default: [
+            f"AOTITorchError aoti_torch_cpu_{name}({inputs}, AtenTensorHandle* out)"
+        ]
+        for name, inputs in handles.items()
+    }
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -105,6 +124,14 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         lambda: f"specstep::small_linear: x has depth {x.shape[-1]}, weight has {weight.shape[1]}",
     )
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _fake_experts(x: Tensor, weight: Tensor, experts: Tensor) -> Tensor:
+    torch._check(
+        x.dim() == 2 and weight.dim() == 3 and x.shape[1] == weight.shape[2] and experts.shape == x.shape[:1],
+        lambda: f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, experts {tuple(experts.shape)}",
+    )
+    return x.new_empty((x.shape[0], weight.shape[1]))
 
 
 def _find_compiler(compiler: str | None) -> str:
@@ -127,7 +154,7 @@ def _arguments(instruction_set: str) -> list[str]:
 
 def _digest(command: list[str]) -> str:
     version = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=False).stdout
-    sources = [(Path(__file__).parent / name).read_text() for name in SOURCES]
+    sources = [(Path(__file__).parent / name).read_text() for name in (*SOURCES, *HEADERS)]
     return hashlib.sha256("\0".join([*command, version, torch.__version__, *sources]).encode()).hexdigest()[:16]
 
 
@@ -135,7 +162,8 @@ def _compile(command: list[str], library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         partial = Path(folder) / LIBRARY_NAME
         # Libraries follow the source that needs them: some linkers drop them otherwise.
-        full = [command[0], str(Path(__file__).parent / SOURCES[0]), *command[1:], "-o", str(partial)]
+        sources = [str(Path(__file__).parent / name) for name in SOURCES]
+        full = [command[0], *sources, *command[1:], "-o", str(partial)]
         done = subprocess.run(full, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"compiling specstep::small_linear failed: {' '.join(full)}\n{done.stderr}")

