@@ -1,7 +1,6 @@
 """Compare engines' steps with torch's, on recorded steps of a real generation, through polygraphy."""
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from .jit import eager
 
 PROMPT = "List three facts about light, then list them again."
 TOLERANCE = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}  # of floats; integers must be equal
-FREE = ("backend", "device", "compute_capability", "plugins", "prefill_chunk")  # options that leave a step as it is
+NOT_OF_STEP = ("backend", "device", "compute_capability", "plugins", "prefill_chunk")  # options that leave it as it is
 
 
 class Worst(NamedTuple):
@@ -47,16 +46,13 @@ class Comparison(NamedTuple):
 class SessionRunner(BaseRunner):
     """A session's step as a polygraphy runner. Its inputs are what `Session.read` gives."""
 
-    def __init__(self, name: str, open_session: Callable[[], Session], outputs: Collection[str]):
+    def __init__(self, name: str, session: Session, outputs: Collection[str]):
         """outputs: `next.X` for input X as it is after the step, and the report."""
         super().__init__(name=name)
-        self.open_session, self.outputs = open_session, outputs
+        self.session, self.outputs = session, outputs
 
     def activate_impl(self) -> None:
-        self.session = self.open_session()
-
-    def deactivate_impl(self) -> None:
-        del self.session
+        """Nothing to open."""
 
     def get_input_metadata_impl(self) -> TensorMetadata:
         metadata = TensorMetadata()
@@ -86,16 +82,18 @@ def compare(
     model: what the engines were built from, by default what the first one's manifest says. save: folder for the inputs
     and outputs as polygraphy JSON. Raises InputError for engines or a model that do not fit together.
     """
-    specs = {Path(directory): read_manifest(directory).spec for directory in directories}
-    reference = _torch_engine(next(iter(specs)), model, report)
-    _check_layouts(reference.spec, specs)
+    report(f"loading {', '.join(map(str, directories))}")
+    sessions = {Path(directory): load(directory).session for directory in directories}
+    _check_same_step({directory: session.spec for directory, session in sessions.items()})
+    reference = _torch_engine(next(iter(sessions)), model, report)
     report(f"recording {steps} steps")
     feeds = record(reference, steps)
     outputs = _outputs(reference.spec)
-    runners = [SessionRunner("torch", lambda: reference.session, outputs)]
-    for directory, spec in specs.items():
-        name = f"{spec.config['backend']} {directory}" if len(specs) > 1 else spec.config["backend"]
-        runners.append(SessionRunner(name, functools.partial(_load_session, directory), outputs))
+    runners = [SessionRunner("torch", reference.session, outputs)]
+    for directory, session in sessions.items():
+        backend = session.spec.config["backend"]
+        name = f"{backend} {directory}" if len(sessions) > 1 else backend
+        runners.append(SessionRunner(name, session, outputs))
     report(f"comparing {' and '.join(runner.name for runner in runners)}")
     paths: dict[str, str] = {}
     if save is not None:
@@ -119,6 +117,8 @@ def record(engine: Engine, steps: int) -> list[Tensors]:
     tokens = engine.text.encode(PROMPT, chat=False) if engine.text else [2, 3, 4, 5] * 6
     batch = session.spec.max_batch
     for rows, count in ((batch, steps - steps // 2), (1, steps // 2)):
+        if not count:
+            continue
         for row in range(rows):  # of different lengths
             session.admit(row, (tokens[: max(1, len(tokens) - row)])[: length - 2], length, session.spec.stop_ids)
         for _ in range(count):
@@ -135,8 +135,11 @@ def worst_output(runners: tuple[str, str], one: Sequence[Any], other: Sequence[A
     for step, (expected, got) in enumerate(zip(one, other, strict=True)):
         for name in expected:
             a, b = (np.asarray(values[name]).astype(np.float64) for values in (expected, got))
-            error = np.abs(a - b) / np.maximum(np.abs(a), 1.0)
-            if error.size and not error.max() <= most:  # NaN too
+            with np.errstate(invalid="ignore"):
+                error = np.abs(a - b) / np.maximum(np.abs(a), 1.0)
+            error[np.isnan(error)] = np.inf
+            error[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0  # infinities too
+            if error.size and error.max() > most:
                 index = np.unravel_index(int(np.argmax(error)), error.shape)
                 place = tuple(int(i) for i in index)
                 worst, most = Worst(runners, name, step, place, float(a[index]), float(b[index])), float(error[index])
@@ -144,30 +147,36 @@ def worst_output(runners: tuple[str, str], one: Sequence[Any], other: Sequence[A
 
 
 def _torch_engine(directory: Path, model: str | None, report: Callable[[str], None]) -> Engine:
-    """The model itself, as an engine was configured."""
+    """The model itself, as an engine was configured. Raises InputError for another model."""
     manifest = read_manifest(directory)
     name = model or manifest.about["model"]["name"]
     report(f"loading {name}")
     options = {field.name: manifest.spec.config[field.name] for field in dataclasses.fields(EngineConfig)}
-    return eager(name, **options)
+    engine = eager(name, **options)
+    if (engine.spec.state, engine.spec.caches) != (manifest.spec.state, manifest.spec.caches):
+        raise InputError(f"model: expected the one that {directory} was built from, got another; name it with --model")
+    return engine
 
 
-def _load_session(directory: Path) -> Session:
-    return load(directory).session
-
-
-def _check_layouts(reference: EngineSpec, specs: Mapping[Path, EngineSpec]) -> None:
-    """All have the state of the first, and the model has it too. Raises InputError."""
-    first = next(iter(specs))
-    for directory, spec in specs.items():
-        odd = [name for name, value in spec.config.items() if name not in FREE and value != specs[first].config[name]]
-        if odd or (spec.state, spec.caches) != (specs[first].state, specs[first].caches):
+def _check_same_step(specs: Mapping[Path, EngineSpec]) -> None:
+    """All have the step and the state of the first. Raises InputError."""
+    (first, expected), *others = specs.items()
+    for directory, spec in others:
+        ours, theirs = _step_options(expected), _step_options(spec)
+        odd = [name for name in ours if theirs[name] != ours[name]]
+        if odd or (spec.state, spec.caches) != (expected.state, expected.caches):
             raise InputError(
                 f"engine: expected the model and the step of {first}, got others in {directory}: "
                 f"{', '.join(odd) or 'the model'} differs"
             )
-    if (reference.state, reference.caches) != (specs[first].state, specs[first].caches):
-        raise InputError(f"model: expected the one that {first} was built from, got another; name it with --model")
+
+
+def _step_options(spec: EngineSpec) -> dict[str, Any]:
+    """What a step was built with; files by their names, wherever they were."""
+    options = {name: value for name, value in spec.config.items() if name not in NOT_OF_STEP}
+    drafters = [Path(name).name for name in options["drafter"].split(",")]
+    choices = options["tree_choices"]
+    return options | {"drafter": drafters, "tree_choices": choices and Path(choices).name}
 
 
 def _outputs(spec: EngineSpec) -> dict[str, bool]:

@@ -127,12 +127,21 @@ def _name_dimensions(model: onnx_ir.Model) -> None:
 
 
 def _check_readers(model: onnx_ir.Model, program: FunctionalProgram) -> None:
-    """A session binds a cache's input and output to the same memory: one node reads the input, and what is written
-    comes from there. Raises AssertionError."""
+    """A session binds a cache's input and output to the same memory: one node reads the input, and the output is what
+    became of it. Raises AssertionError."""
+    written = dict(zip(program.output_names, model.graph.outputs, strict=True))
     for value in model.graph.inputs:
-        readers = [use.node.name for use in value.uses() if use.node.op_type != "Shape"]
-        if value.name in program.caches and len(readers) > 1:
-            raise AssertionError(f"{value.name}: expected one node that reads it, got {readers}")
+        if value.name not in program.caches:
+            continue
+        readers = [use.node for use in value.uses() if use.node.op_type != "Shape"]
+        source = written[f"{NEXT}{value.name}"]
+        while source.producer() is not None:
+            source = source.producer().inputs[0]
+        if len(readers) > 1 or source is not value:
+            raise AssertionError(
+                f"{value.name}: expected one node that reads it, on the way to its output, got "
+                f"{[node.name for node in readers]}, and an output that is made of {source.name}"
+            )
 
 
 def _describe(model: onnx_ir.Model) -> dict[str, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The few calls of the CUDA driver that plugins and the TensorRT runtime need, without a CUDA package or torch."""
 
+import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
@@ -49,6 +50,7 @@ class Driver:
         address = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(size, 1)))
         self.call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(size))
+        self.call("cuCtxSynchronize")  # our streams do not wait for the default stream
         return address.value
 
     def free(self, address: int) -> None:
@@ -86,15 +88,22 @@ class Driver:
 
     def capture(self, run: Callable[[], None], stream: int) -> int:
         """Record what `run` does on the stream, which runs nothing -> a graph for `launch_graph`, which lives as long
-        as the process."""
+        as the process. Raises what `run` raises, and DriverError for work that cannot be captured; the stream is as
+        it was."""
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuStreamBeginCapture_v2", _pointer(stream), CAPTURE_THIS_THREAD)
         try:
             run()
-        finally:  # a stream that is left capturing can do nothing else
-            self.call("cuStreamEndCapture", _pointer(stream), ctypes.byref(graph))
-        self.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
-        self.call("cuGraphDestroy", graph)
+        except Exception:
+            with contextlib.suppress(DriverError):  # of the two errors, that of `run` says why
+                self.call("cuStreamEndCapture", _pointer(stream), ctypes.byref(graph))
+                self.call("cuGraphDestroy", graph)
+            raise
+        self.call("cuStreamEndCapture", _pointer(stream), ctypes.byref(graph))
+        try:
+            self.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
+        finally:
+            self.call("cuGraphDestroy", graph)
         return executable.value or 0
 
     def launch_graph(self, graph: int, stream: int) -> None:

@@ -1,13 +1,15 @@
 """Replay a step as a CUDA graph."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def captured(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """`run` as a CUDA graph. It must work on static buffers alone; what it returns is overwritten by the next replay.
+def captured(run: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
+    """`run` as a CUDA graph. It must work on static buffers alone; what it returns is overwritten by the next replay of
+    any graph of the same memory `pool` (see `torch.cuda.graph_pool_handle`).
 
     The first call is a real one outside of any graph, so that everything lazy (allocations, module loads) has
     happened; the capture that follows it records and does not run, so no step is taken twice.
@@ -20,7 +22,7 @@ def captured(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
         if graph is None:
             first = run()  # a real step, outside of any graph: allocates, autotunes, loads modules
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):  # records, does not run
+            with torch.cuda.graph(graph, pool=pool):  # records, does not run
                 result = run()
             return first
         graph.replay()

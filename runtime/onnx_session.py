@@ -1,8 +1,8 @@
 """Run engines in ONNX Runtime: the session over numpy buffers, without torch.
 
-The programs write nothing in place: they return each state tensor and cache anew. Two sets of buffers take turns as
-inputs and outputs, bound once for each number of rows and slots. Both hold the same caches: a program reads a cache
-once, before it writes it (`compile/onnx.py` checks that).
+The programs write nothing in place: they return each state tensor and cache anew. Two sets of state tensors take turns
+as inputs and outputs, bound once for each number of rows and slots. Of the caches there is one set, both input and
+output: a program reads a cache once, before it writes it (`compile/onnx.py` checks that).
 """
 
 import os
@@ -79,8 +79,8 @@ def _onnx_type(dtype: str) -> str:
 
 
 class OnnxSession(Session):
-    """See `Session`. The caches have as many slots as the last step needed; a step that needs more moves them to larger
-    buffers."""
+    """See `Session`. The caches have as many slots as the last call needed; a call that needs more, or fewer, moves
+    them to buffers of that size."""
 
     def __init__(self, spec: EngineSpec, prefill: onnxruntime.InferenceSession, step: onnxruntime.InferenceSession):
         super().__init__(spec)
@@ -125,8 +125,10 @@ class OnnxSession(Session):
         return self._report[:rows].tolist()
 
     def read(self, rows: int, slots: int) -> Tensors:
-        self._use_slots(slots)
-        return {name: array[:rows].copy() for name, array in self.state.items()}
+        self._use_slots(max(slots, self._slots_bound))  # fewer would cut what rows have in their caches
+        caches = {tensor.name for tensor in self.spec.caches}
+        views = {name: a[:rows, :, :slots] if name in caches else a[:rows] for name, a in self.state.items()}
+        return {name: view.copy() for name, view in views.items()}
 
     def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         self._use_slots(tensors[self.spec.caches[0].name].shape[2])

@@ -48,7 +48,8 @@ IDLE = RowReport([], FREE, ())  # of a row that took no part in a step
 class Session:
     """Rows of static buffers and one call per step. Rows are admitted and released one by one; the others never notice.
 
-    A backend fills in `array`, `prefill` and `replay`. `state` holds its tensors by name, [B, ...] each.
+    A backend fills in `array`, `prefill`, `replay`, `read` and `write`. `state` holds its tensors by name, [B, ...]
+    each.
     """
 
     state: dict[str, Any]

@@ -66,13 +66,19 @@ class Execution:
         """config: an IRuntimeConfig of the plan's engine, where the library has it."""
         self.plan, self._profile = plan, 0
         self.context = plan.engine.create_execution_context(*([config] if config is not None else []))
+        if self.context is None:
+            raise EngineError(
+                f"{plan.path}: expected an execution context, TensorRT made none, most often for want of GPU memory; "
+                f"free some, or {REBUILD} and a smaller --max-batch or --max-seq-len"
+            )
 
     def bind(self, shapes: Mapping[str, Shape], addresses: Mapping[str, int], stream: int) -> None:
         """Set the shapes of dynamic inputs, and the memory of every input and output, for runs to come."""
         if self.plan.dynamic:
             profile = self.plan.profile(shapes)
             if profile != self._profile:
-                self.context.set_optimization_profile_async(profile, stream)
+                if not self.context.set_optimization_profile_async(profile, stream):
+                    raise EngineError(f"{self.plan.path}: profile {profile}: expected to be set, was refused")
                 self._profile = profile
         for name in self.plan.dynamic:
             if not self.context.set_input_shape(name, shapes[name]):

@@ -5,6 +5,8 @@ write in place. What a step returns anew is copied back to where the next step r
 """
 
 import contextlib
+import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from .errors import EngineError
 from .session import Session, Tensors
 from .tensorrt_library import MODULES, LibraryError, load_library
 from .tensorrt_plan import Execution, Plan
+
+LOGGER = logging.getLogger(__name__)
 
 
 def machine() -> dict[str, Any]:
@@ -77,19 +81,24 @@ def _graph_config(plan: Plan) -> Any:
 
 
 def _captured(run: Callable[[], None], device: Driver, stream: int) -> Callable[[], None]:
-    """`run` as a CUDA graph. The first call is a real one outside of any graph, in which everything lazy happens; the
-    capture that follows it records and does not run, so no step is taken twice."""
-    graph = 0
+    """`run` as a CUDA graph, where it can be one: a plan without plugins has a loop, which TensorRT may refuse to
+    capture. The first call is a real one outside of any graph, in which everything lazy happens; the capture that
+    follows it records and does not run, so no step is taken twice."""
+    replay: Callable[[], None] | None = None
 
-    def replay() -> None:
-        nonlocal graph
-        if graph:
-            device.launch_graph(graph, stream)
-        else:
-            run()
-            graph = device.capture(run, stream)
+    def call() -> None:
+        nonlocal replay
+        if replay is not None:
+            replay()
+            return
+        run()
+        try:
+            replay = functools.partial(device.launch_graph, device.capture(run, stream), stream)
+        except (DriverError, EngineError) as error:
+            LOGGER.warning("the step runs without a CUDA graph, and slower: %s", error)
+            replay = run
 
-    return replay
+    return call
 
 
 class TensorrtSession(Session):

@@ -23,6 +23,7 @@ class TorchSession(Session):
         self.state: dict[str, Tensor] = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.state}
         self.caches = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.caches}
         self._replays: dict[tuple[int, int], Callable[[], Tensor]] = {}
+        self._pool = torch.cuda.graph_pool_handle() if spec.device == "cuda" else None  # of all graphs' memory
 
     def array(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.spec.device)
@@ -40,10 +41,7 @@ class TorchSession(Session):
         return self._replays[rows, slots]().tolist()  # the one device-to-host copy
 
     def read(self, rows: int, slots: int) -> Tensors:
-        tensors = self._views(slice(rows), slots)
-        return {
-            name: (t.float() if t.dtype == torch.bfloat16 else t).cpu().numpy().copy() for name, t in tensors.items()
-        }
+        return {name: _numpy(tensor) for name, tensor in self._views(slice(rows), slots).items()}
 
     def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         for name, values in tensors.items():
@@ -63,7 +61,7 @@ class TorchSession(Session):
                 buffer.copy_(value)
             return report
 
-        return captured(replay) if self.spec.device == "cuda" else replay
+        return captured(replay, self._pool) if self._pool else replay
 
     def _views(self, rows: slice, slots: int) -> dict[str, Tensor]:
         """State and caches of some rows, the caches' first slots."""

@@ -13,7 +13,7 @@ static launch_callback on_launch;
 typedef void (*task)(void);
 struct work { address to, from; size_t size; task run; };
 struct graph { int count; struct work works[1000]; };
-static struct graph *capturing;
+struct graph *capturing;
 int captures, launches;
 
 static void do_work(struct work w) {
@@ -51,6 +51,7 @@ void set_launch_callback(launch_callback callback) { on_launch = callback; }
 int cuInit(unsigned flags) { return 0; }
 int cuDeviceGet(int *device, int index) { *device = index; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = malloc(1); return 0; }
+int cuCtxSynchronize(void) { return 0; }
 int cuCtxSetCurrent(void *context) { return context == NULL; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : -1;

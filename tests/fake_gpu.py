@@ -42,6 +42,7 @@ class FakeEngine:
         self.outputs = {value.name: value for value in self.session.get_outputs()}
         self.slots, self.profiles, self.device = slots, profiles, device
         self.used: list[tuple[int, int]] = []  # profile and size of each run
+        self.can_be_captured = True
         self.contexts: list[FakeContext] = []
         self.names = [*self.inputs, *self.outputs]
         self.num_io_tensors, self.num_optimization_profiles = len(self.names), len(profiles)
@@ -96,7 +97,10 @@ class FakeContext:
         return address != 0
 
     def execute_async_v3(self, stream: int) -> bool:
-        self.engine.device._library.submit_task(self.run)
+        library = self.engine.device._library
+        if ctypes.c_void_p.in_dll(library, "capturing") and not self.engine.can_be_captured:
+            return False
+        library.submit_task(self.run)
         return stream != 0
 
     def _run(self) -> None:

@@ -56,6 +56,7 @@ def tree_attention(
         capped = op.Tanh(logits / softcap) * softcap
     else:
         capped = op.Identity(logits)
+    capped = op.Min(capped, 3.4028234663852886e38)  # an infinite logit of an unseen slot stays unseen, not NaN
     capped = op.Concat(op.Reshape(capped, per_head) + mask, sink, axis=3)
     weights = op.Slice(op.Softmax(capped), [0], [-1], [3])
     mixed = op.MatMul(op.Reshape(op.CastLike(weights, v), grouped), v)  # [B, H_kv, G * T, D]

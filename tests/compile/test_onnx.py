@@ -13,7 +13,7 @@ from polygraphy.json import load_json
 from sessions import PROMPTS, agree
 from specstep.compile.assemble import FlatProgram, assemble, example_inputs
 from specstep.compile.build import build, make_config
-from specstep.compile.compare import TOLERANCE, compare
+from specstep.compile.compare import TOLERANCE, compare, worst_output
 from specstep.compile.export import export_program
 from specstep.compile.onnx import FunctionalProgram, to_onnx
 from specstep.compile.onnx_ops import SCHEMAS
@@ -186,6 +186,28 @@ def test_check_compares_integers_exactly(onnx_folder, monkeypatch):
     monkeypatch.setitem(TOLERANCE, "float32", 1.0)
     result = compare([onnx_folder], steps=1)
     assert not result.agree and (result.worst[0].name, result.worst[0].place) == ("report", (0, 3))
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "value"),
+    [([1.0, 5.0], [1.5, np.nan], 5.0), ([np.nan, 1.0], [1.0, 1.5], np.nan), ([1.0, np.inf], [1.1, -np.inf], np.inf),
+     ([np.inf, np.nan, 1.0], [np.inf, np.nan, 1.5], 1.0)],
+)  # fmt: skip
+def test_worst_output_is_nan_before_all(expected, got, value):
+    """Nothing hides behind a NaN or an infinity; equal ones are no difference."""
+    worst = worst_output(("a", "b"), [{"x": np.array(expected)}] * 2, [{"x": np.array(got)}] * 2)
+    np.testing.assert_equal(worst.expected, value)
+    assert worst.name == "x" and worst.step == 0
+
+
+def test_check_takes_a_drafter_wherever_it_was(model_folder, tmp_path, monkeypatch):
+    """Two engines name one head by two paths."""
+    head = save_eagle3(tmp_path / "head")
+    monkeypatch.chdir(tmp_path)
+    options = OPTIONS | TREES["chain"] | {"max_batch": 1, "backend": "onnx"}
+    engines = [specstep.build(str(model_folder), tmp_path / name, drafter=path, **options)
+               for name, path in (("one", "head"), ("two", str(head)))]  # fmt: skip
+    assert compare(engines, steps=2).agree
 
 
 def test_check_refuses_engines_of_other_configurations(onnx_folder, model_folder, tmp_path):

@@ -170,6 +170,18 @@ def test_tree_beyond_the_cache_is_not_seen(backend: Any, random_trees: Any) -> N
     check(backend, replace(case, k=case.k[:, :, :73], v=case.v[:, :, :73]))
 
 
+@pytest.mark.parametrize("softcap", [0.0, 20.0])
+def test_infinite_scores_of_unseen_slots_stay_unseen(backend: Any, random_trees: Any, softcap: float) -> None:
+    """What a pass that overflowed left behind a row."""
+    case = make_case(random_trees, lengths=(0, 20, 33))
+    k = case.k.clone()
+    k[:, :, 41:] = 0  # behind every row's tree
+    k[:, :, 41:, 0] = 3e38
+    case = replace(case, q=case.q * 4, k=k, softcap=softcap)
+    assert torch.isinf(case.q[..., 0] * 3e38).any()
+    check(backend, case)
+
+
 def test_transposed_cache(backend: Any, random_trees: Any) -> None:
     case = make_case(random_trees)
     k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (case.k, case.v))

@@ -46,6 +46,19 @@ def test_slots_follow_the_longest_row(onnx_folder):
     session.release(0)
 
 
+def test_reading_fewer_slots_leaves_the_caches(onnx_folder):
+    """`read` is a look: a row that is longer than what is read keeps all of its cache."""
+    session = specstep.load(onnx_folder).session
+    session.admit(0, list(range(2, 102)), 190, [])
+    session.step()
+    whole = session.read(1, 128)
+    part = session.read(1, 64)
+    assert part["keys.0"].shape[2] == 64 and np.array_equal(part["keys.0"], whole["keys.0"][:, :, :64])
+    again = session.read(1, 128)
+    assert all(np.array_equal(again[name], array) for name, array in whole.items())
+    assert np.abs(again["keys.0"][:, :, 64:100]).min(axis=(0, 1, 3)).max() > 0
+
+
 def engine_alone(folder, prompt, count):
     return specstep.load(folder).generate(prompt, count, ignore_eos=True).token_ids
 

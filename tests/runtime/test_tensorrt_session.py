@@ -116,6 +116,24 @@ def test_a_step_is_one_graph_for_each_number_of_rows(engine: Path, onnx_engine: 
     assert len(session._step.engine.contexts) == 2
 
 
+def test_a_step_that_cannot_be_captured_still_runs(
+    engine: Path, onnx_engine: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tried once for each number of rows, with a warning that says why; no step is lost or taken twice."""
+    loaded, expected = specstep.load(engine), specstep.load(onnx_engine)
+    loaded.session._step.engine.can_be_captured = False
+    for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
+        got, want = (each.generate(prompts, 24) for each in (loaded, expected))
+        assert [result.token_ids for result in got] == [result.token_ids for result in want]
+    library = loaded.session.device._library
+    assert ctypes.c_int.in_dll(library, "captures").value == 2
+    assert ctypes.c_int.in_dll(library, "launches").value == 0
+    assert not ctypes.c_void_p.in_dll(library, "capturing")
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "the step runs without a CUDA graph, and slower"
+    ] * 2
+
+
 def test_rtx_replays_by_itself(engine: Path, onnx_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT for RTX is asked to capture the step, with kernels that are compiled at once."""
     fake = tensorrt_session.load_library("tensorrt")
