@@ -31,7 +31,7 @@ from ..kernels.tree_layout.op import tree_layout as tree_layout_op
 
 DOMAIN = OPS.domain
 INTEGERS = (onnx_ir.DataType.INT64, onnx_ir.DataType.INT32)
-PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": "1", "aot": 1}
+PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": "1", "aot": 1}  # as in `kernels.plugin`
 # Inputs, outputs and attributes of each node. F: the engine's dtype.
 SCHEMAS = {
     "tree_layout": ("parents int64, valid bool", "ancestors int32, depths int64, child int64, sibling int64", ""),
