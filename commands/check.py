@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     for worst in result.worst:
         print(
             f"{worst.runners[0]} and {worst.runners[1]}: worst output {worst.name} at {list(worst.place)} of step "
-            f"{worst.step}: {worst.expected:g} and {worst.got:g}"
+            f"{worst.step}: {worst.expected:g} and {worst.got:g}, off by {worst.error:.2g}"
         )
     print(f"{result.steps} steps: {'all outputs agree' if result.agree else 'OUTPUTS DIFFER'}")
     return 0 if result.agree else 1

@@ -1,7 +1,9 @@
 """ONNX engines: the files, and equality with torch and transformers on every integer."""
 
+import dataclasses
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,7 +15,7 @@ from polygraphy.json import load_json
 from sessions import PROMPTS, agree
 from specstep.compile.assemble import FlatProgram, assemble, example_inputs
 from specstep.compile.build import build, make_config
-from specstep.compile.compare import TOLERANCE, compare, worst_output
+from specstep.compile.compare import TOLERANCE, check_same_step, compare, within, worst_output
 from specstep.compile.export import export_program
 from specstep.compile.onnx import FunctionalProgram, to_onnx
 from specstep.compile.onnx_ops import SCHEMAS
@@ -200,14 +202,56 @@ def test_worst_output_is_nan_before_all(expected, got, value):
     assert worst.name == "x" and worst.step == 0
 
 
-def test_check_takes_a_drafter_wherever_it_was(model_folder, tmp_path, monkeypatch):
-    """Two engines name one head by two paths."""
-    head = save_eagle3(tmp_path / "head")
-    monkeypatch.chdir(tmp_path)
-    options = OPTIONS | TREES["chain"] | {"max_batch": 1, "backend": "onnx"}
-    engines = [specstep.build(str(model_folder), tmp_path / name, drafter=path, **options)
-               for name, path in (("one", "head"), ("two", str(head)))]  # fmt: skip
-    assert compare(engines, steps=2).agree
+def step_outputs(**changes):
+    """What one step of two rows returns: two tokens and none, lengths 5 and 3."""
+    outputs = {
+        "report": np.array([[2, 0, 1, 7, 8, 9, 0, 2, 1, 0, 1, 1], [0, 3, 0, 7, 8, 9, 0, 2, 1, 0, 1, 1]]),
+        "next.lengths": np.array([5, 3]),
+        "next.history": np.arange(16).reshape(2, 8),
+        "next.keys.0": np.ones((2, 1, 8, 4), np.float32),
+        "next.features": np.ones((2, 3, 4), np.float32),
+    }
+    for name, (place, value) in changes.items():
+        outputs[f"next.{name}".replace("next.report", "report").replace("keys", "keys.0")][place] = value
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("changes", "differs"),
+    [
+        ({}, []),
+        ({"report": ((0, 4), 9)}, ["report"]),  # the second of two tokens
+        ({"report": ((0, 5), 8)}, []),  # a third one, which there is not
+        ({"report": ((0, 7), 1)}, ["report"]),  # the node of the accepted token
+        ({"report": ((0, 8), 2)}, []),
+        ({"report": ((1, 3), 8)}, []),  # the row took no part
+        ({"history": ((0, 5), 9)}, ["next.history"]),  # the root
+        ({"history": ((0, 6), 9)}, []),
+        ({"keys": ((0, 0, 4, 2), 2.0)}, ["next.keys.0"]),
+        ({"keys": ((1, 0, 3, 2), 2.0)}, []),
+        ({"keys": ((0, 0, 4, 2), 1.01)}, []),  # rounding
+        ({"features": ((1, 2, 3), np.nan)}, ["next.features"]),
+        ({"lengths": (0, 6)}, ["next.lengths", "next.history", "next.keys.0"]),
+    ],
+)
+def test_check_compares_what_a_step_decides(changes, differs):
+    """All of it, and nothing that a step leaves to chance."""
+    same = within(0.1, step_outputs(), step_outputs(**changes))
+    assert [name for name, equal in same.items() if not equal] == differs
+    if differs:
+        assert worst_output(("a", "b"), [step_outputs()], [step_outputs(**changes)]).name in differs
+
+
+def test_check_takes_a_drafter_wherever_it_was(onnx_folder):
+    """Two engines may name one head by two paths."""
+    spec = read_manifest(onnx_folder).spec
+
+    def of(drafter):
+        return dataclasses.replace(spec, config=spec.config | {"drafter": drafter, "backend": "tensorrt"})
+
+    check_same_step({Path("one"): of("heads/a,ngram"), Path("two"): of("/b/heads/a,ngram")})
+    with pytest.raises(specstep.InputError, match="got others in two: drafter differs"):
+        check_same_step({Path("one"): of("heads/a,ngram"), Path("two"): of("heads/b,ngram")})
 
 
 def test_check_refuses_engines_of_other_configurations(onnx_folder, model_folder, tmp_path):
