@@ -22,7 +22,8 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command -> exit status: 0, or 2 for bad input (one line on standard error says which)."""
+    """Run a command -> exit status: 0; 1 where `check` found a difference; 2 for bad input (one line on standard error
+    says which); 130 when interrupted."""
     options = parser().parse_args(arguments)
     try:
         return options.run(options)

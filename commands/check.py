@@ -8,7 +8,7 @@ from .progress import report
 HELP = "compare engines' steps with torch, through polygraphy"
 EXAMPLES = """examples:
   specstep check engines/onnx
-  specstep check engines/onnx engines/tensorrt
+  specstep check engines/onnx engines/tensorrt  # both of one dtype
   specstep check engines/onnx --steps 32 --save report"""
 
 
@@ -16,6 +16,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("engines", metavar="DIR", nargs="+", help="engine directories of one configuration, of any backends")
     add("--model", metavar="MODEL", help="what the engines were built from (default: what the first manifest says)")
+    add("--drafter", metavar="NAME", help="their drafter (default: what the first manifest says)")
     add("--steps", type=int, metavar="N", default=8, help="steps of a generation to compare (default: 8)")
     add("--save", metavar="FOLDER", help="write inputs and outputs as polygraphy JSON, for a bug report")
 
@@ -31,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
             "run `pip install 'specstep[polygraphy]'`"
         ) from None
 
-    result = compare(options.engines, options.model, options.steps, options.save, report)
+    result = compare(options.engines, options.model, options.drafter, options.steps, options.save, report)
     for worst in result.worst:
         print(
             f"{worst.runners[0]} and {worst.runners[1]}: worst output {worst.name} at {list(worst.place)} of step "

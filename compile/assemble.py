@@ -105,6 +105,7 @@ def _spec(
     shape = drafter.shape
     scratch = max(shape.nodes + 1, shape.depth + 2, 1 + sum(shape.frontiers))
     capacity = -(-(config.max_seq_len + scratch) // SLOT_STEP) * SLOT_STEP + SLOT_STEP
+    capacity = max(capacity, 3 * SLOT_STEP)  # a number of slots that can only be one is no dynamic dimension
     batch = config.max_batch
     declared = row_state(capacity)
     own = drafter.scorer.state(shape)

@@ -15,7 +15,7 @@ from polygraphy.logger import G_LOGGER
 
 from ..runtime.engine import Engine, load
 from ..runtime.engine_file import NEXT, EngineSpec, read_manifest
-from ..runtime.errors import InputError
+from ..runtime.errors import BuildError, InputError
 from ..runtime.session import Session, Tensors
 from .config import EngineConfig
 from .jit import eager
@@ -75,19 +75,21 @@ class SessionRunner(BaseRunner):
 def compare(
     directories: Sequence[str | Path],
     model: str | None = None,
+    drafter: str | None = None,
     steps: int = 8,
     save: str | Path | None = None,
     report: Callable[[str], None] = lambda message: None,
 ) -> Comparison:
     """Replay recorded steps of a real generation in torch and in engines of the same configuration, of any backend.
 
-    model: what the engines were built from, by default what the first one's manifest says. save: folder for the inputs
-    and outputs as polygraphy JSON. Raises InputError for engines or a model that do not fit together.
+    model, drafter: what the engines were built from, by default what the first one's manifest says. save: folder for
+    the inputs and outputs as polygraphy JSON. Raises InputError for engines or a model that do not fit together.
     """
+    paths = _saved(save)
+    check_same_step({Path(directory): read_manifest(directory).spec for directory in directories})
     report(f"loading {', '.join(map(str, directories))}")
     sessions = {Path(directory): load(directory).session for directory in directories}
-    check_same_step({directory: session.spec for directory, session in sessions.items()})
-    reference = _torch_engine(next(iter(sessions)), model, report)
+    reference = _torch_engine(next(iter(sessions)), model, drafter, report)
     report(f"recording {steps} steps")
     feeds = record(reference, steps)
     outputs = _outputs(reference.spec)
@@ -97,10 +99,6 @@ def compare(
         name = f"{backend} {directory}" if len(sessions) > 1 else backend
         runners.append(SessionRunner(name, session, outputs))
     report(f"comparing {' and '.join(runner.name for runner in runners)}")
-    paths: dict[str, str] = {}
-    if save is not None:
-        Path(save).mkdir(parents=True, exist_ok=True)
-        paths = {f"save_{kind}_path": str(Path(save) / f"{kind}.json") for kind in ("inputs", "outputs")}
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
         results = Comparator.run(runners, data_loader=feeds, **paths)
         tolerance = TOLERANCE[reference.spec.config["dtype"]]
@@ -108,6 +106,17 @@ def compare(
     named = {name: list(iterations) for name, iterations in results}
     first, *others = named
     return Comparison(agree, len(feeds), [worst_output((first, other), named[first], named[other]) for other in others])
+
+
+def _saved(folder: str | Path | None) -> dict[str, str]:
+    """Where inputs and outputs go, as polygraphy names it. Raises InputError."""
+    if folder is None:
+        return {}
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"save: expected a folder that can be written, got {folder}: {error.strerror}") from None
+    return {f"save_{kind}_path": str(Path(folder) / f"{kind}.json") for kind in ("inputs", "outputs")}
 
 
 def record(engine: Engine, steps: int) -> list[Tensors]:
@@ -188,13 +197,19 @@ def _difference(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.float64
         return np.nan_to_num(np.where(same, 0.0, np.abs(a - b)), nan=np.inf, posinf=np.inf)
 
 
-def _torch_engine(directory: Path, model: str | None, report: Callable[[str], None]) -> Engine:
+def _torch_engine(directory: Path, model: str | None, drafter: str | None, report: Callable[[str], None]) -> Engine:
     """The model itself, as an engine was configured. Raises InputError for another model."""
     manifest = read_manifest(directory)
     name = model or manifest.about["model"]["name"]
     report(f"loading {name}")
     options = {field.name: manifest.spec.config[field.name] for field in dataclasses.fields(EngineConfig)}
-    engine = eager(name, **options)
+    try:
+        engine = eager(name, **options | ({"drafter": drafter} if drafter else {}))
+    except BuildError as error:
+        raise InputError(
+            f"{error} ({directory} was built from it; name a model or drafter that is elsewhere now with --model, "
+            "--drafter)"
+        ) from None
     if (engine.spec.state, engine.spec.caches) != (manifest.spec.state, manifest.spec.caches):
         raise InputError(f"model: expected the one that {directory} was built from, got another; name it with --model")
     return engine

@@ -30,8 +30,8 @@ from ..kernels.tree_layout.onnx import first_true, pack_bits, tree_layout, unpac
 from ..kernels.tree_layout.op import tree_layout as tree_layout_op
 
 DOMAIN = OPS.domain
-INTEGERS = (onnx_ir.DataType.INT64, onnx_ir.DataType.INT32)
-PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": "1", "aot": 1}  # as in `kernels.plugin`
+INDEX_TYPES = (onnx_ir.DataType.INT64, onnx_ir.DataType.INT32)
+PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(OPS.version), "aot": 1}
 # Inputs, outputs and attributes of each node. F: the engine's dtype.
 SCHEMAS = {
     "tree_layout": ("parents int64, valid bool", "ancestors int32, depths int64, child int64, sibling int64", ""),
@@ -150,7 +150,7 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
 def _index(x: Any, indices: Sequence[Any]) -> Any:
     """Rows of a table: one Gather. The exporter's own takes five nodes."""
-    if len(indices) > 1 or indices[0] is None or indices[0].dtype not in INTEGERS:
+    if len(indices) > 1 or indices[0] is None or indices[0].dtype not in INDEX_TYPES:
         return core.aten_index(x, indices)
     return op.Gather(x, indices[0], axis=0)
 
@@ -180,13 +180,13 @@ def _broadcast(tensors: Sequence[Any]) -> list[Any]:
 
 def _floor_divide(x: Any, divisor: Any) -> Any:
     """Integers, in three nodes; the exporter's own takes eight."""
-    if x.dtype not in INTEGERS:
+    if x.dtype not in INDEX_TYPES:
         return core.aten_floor_divide(x, divisor)
     return op.Div(op.Sub(x, op.Mod(x, divisor)), divisor)
 
 
 def _remainder(x: Any, divisor: Any) -> Any:
     """The exporter's own takes no divisor that depends on a shape."""
-    if x.dtype not in INTEGERS:
+    if x.dtype not in INDEX_TYPES:
         return core.aten_remainder(x, divisor)
     return op.Mod(x, op.CastLike(divisor, x))

@@ -44,7 +44,7 @@ def make_target(config: dict[str, Any]) -> Target:
     """What an engine's configuration asks for. Raises BuildError for a library, GPU or capability that is not there."""
     backend = config["backend"]
     trt = load_library(backend)
-    named = tuple(int(name.replace(".", "")) for name in config["compute_capability"] or ())
+    named = tuple(dict.fromkeys(int(name.replace(".", "")) for name in config["compute_capability"] or ()))
     if backend == "tensorrt":
         return Target(backend, (_device_capability("device: TensorRT builds with the GPU that will run the engine"),),
                       config["plugins"])  # fmt: skip

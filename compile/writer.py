@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..kernels.linear import CompilerError
 from ..runtime.engine_file import MANIFEST, WEIGHTS, EngineSpec, Manifest, file_entry
 from ..runtime.errors import BuildError
 from ..runtime.text import CHAT_TEMPLATE, TOKENIZER
@@ -44,6 +45,8 @@ def engine_directory(output: Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:  # a full disk, most likely
         reason = getattr(error, "strerror", None) or error
         raise BuildError(f"output: {output}: could not be written: {reason}") from error
+    except CompilerError as error:
+        raise BuildError(str(error)) from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

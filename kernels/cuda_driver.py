@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,21 +16,24 @@ class DriverError(RuntimeError):
 
 
 class Driver:
-    """Device 0 of a CUDA driver library, its primary context current in the calling thread. Raises DriverError."""
+    """Device 0 of a CUDA driver library, its primary context current in each thread that calls. Raises DriverError."""
 
     def __init__(self, library: str = "libcuda.so.1"):
         try:
             self._library = ctypes.CDLL(library)
         except OSError as error:
             raise DriverError(f"CUDA: expected an NVIDIA driver, got {error}") from None
+        self._device, self._context = ctypes.c_int(), ctypes.c_void_p()
+        self._entered = threading.local()
         self.call("cuInit", 0)
-        self._device, context = ctypes.c_int(), ctypes.c_void_p()
         self.call("cuDeviceGet", ctypes.byref(self._device), 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
-        self.call("cuCtxSetCurrent", context)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function of the driver. Raises DriverError with the driver's own words."""
+        if self._context and not hasattr(self._entered, "context"):  # this thread's first call
+            self._entered.context = self._context
+            self.call("cuCtxSetCurrent", self._context)
         status = getattr(self._library, name)(*arguments)
         if status != 0:
             text = ctypes.c_char_p()
@@ -46,7 +50,7 @@ class Driver:
         return 10 * values[0] + values[1]
 
     def allocate(self, size: int) -> int:
-        """Address of `size` new bytes, zero; they live as long as the process or until `free`."""
+        """Address of `size` new bytes, zero; they live until `free`."""
         address = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(size, 1)))
         self.call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(size))
@@ -58,10 +62,14 @@ class Driver:
         self.call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def stream(self) -> int:
-        """A new stream that does not wait for the default stream."""
+        """A new stream that does not wait for the default stream; it lives until `free_stream`."""
         stream = ctypes.c_void_p()
         self.call("cuStreamCreate", ctypes.byref(stream), 1)
         return stream.value or 0
+
+    def free_stream(self, stream: int) -> None:
+        """Give a stream back, when its work is done."""
+        self.call("cuStreamDestroy_v2", _pointer(stream))
 
     def upload(self, address: int, data: Any, stream: int) -> None:
         """Copy a contiguous host buffer to the device, in the stream's order; the buffer may be reused at once."""
@@ -87,14 +95,13 @@ class Driver:
         )
 
     def capture(self, run: Callable[[], None], stream: int) -> int:
-        """Record what `run` does on the stream, which runs nothing -> a graph for `launch_graph`, which lives as long
-        as the process. Raises what `run` raises, and DriverError for work that cannot be captured; the stream is as
-        it was."""
+        """Record what `run` does on the stream, which runs nothing -> a graph for `launch_graph`. Raises what `run`
+        raises, and DriverError for work that cannot be captured; the stream is as it was."""
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuStreamBeginCapture_v2", _pointer(stream), CAPTURE_THIS_THREAD)
         try:
             run()
-        except Exception:
+        except BaseException:
             with contextlib.suppress(DriverError):  # of the two errors, that of `run` says why
                 self.call("cuStreamEndCapture", _pointer(stream), ctypes.byref(graph))
                 self.call("cuGraphDestroy", graph)
@@ -109,6 +116,10 @@ class Driver:
     def launch_graph(self, graph: int, stream: int) -> None:
         """Run what `capture` recorded."""
         self.call("cuGraphLaunch", _pointer(graph), _pointer(stream))
+
+    def free_graph(self, graph: int) -> None:
+        """Give a graph of `capture` back."""
+        self.call("cuGraphExecDestroy", _pointer(graph))
 
     @functools.cache  # noqa: B019 (one driver per process; modules live as long as it does)
     def function(self, ptx: str, entry: str) -> int:

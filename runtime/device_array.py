@@ -1,6 +1,7 @@
 """Tensors in GPU memory, without torch."""
 
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,11 +17,12 @@ class DeviceArray:
     """A tensor in device memory: rows of it can be assigned from the host, and all of it read."""
 
     def __init__(self, device: Driver, stream: int, shape: Sequence[int], dtype: str):
-        """dtype: as torch names it. New memory is zero."""
+        """dtype: as torch names it. New memory is zero; it is given back with the array."""
         self.device, self.stream, self.shape, self.kind = device, stream, tuple(shape), dtype
         self.dtype = np.dtype(BITS.get(dtype, dtype))
         self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         self.address = device.allocate(self.shape[0] * self.row_bytes)
+        weakref.finalize(self, device.free, self.address).atexit = False
 
     def row(self, row: int) -> int:
         """Address of a row."""

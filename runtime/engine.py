@@ -60,7 +60,7 @@ class Engine:
         A prompt is text or token ids. `max_new_tokens` None means up to the engine's limit. Raises InputError
         before anything runs if any prompt or number is unusable.
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        single = isinstance(prompts, str) or (len(prompts) > 0 and not hasattr(prompts[0], "__iter__"))
         many: list[Prompt] = [prompts] if single else list(prompts)  # type: ignore[list-item,arg-type]
         requests = [
             self.request(

@@ -2,7 +2,8 @@
 
 manifest.json            format version, configuration, programs with their inputs and outputs, state layout, sha256 of
                          each file
-prefill.pt2, step.pt2    the compiled graphs, without weights; prefill.onnx, step.onnx for the backend onnx
+prefill.pt2, step.pt2    the compiled graphs, without weights; prefill.onnx, step.onnx for the backend onnx;
+                         prefill.plan, step.plan for those of TensorRT, weights included
 weights.safetensors      all weights once, memory-mapped and shared by both
 tokenizer.json, chat_template.jinja
 """
@@ -16,7 +17,7 @@ from typing import Any
 
 from .errors import EngineError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 NEXT = "next."  # in a program that writes nothing in place, `next.X` is the output that input X becomes

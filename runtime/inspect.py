@@ -9,7 +9,8 @@ def describe(manifest: Manifest) -> str:
     """A page about an engine: model, tree, limits, programs with their inputs and outputs, files, requirements."""
     spec, about = manifest.spec, manifest.about
     model, config = about["model"], spec.config
-    caches = sum(_bytes(tensor) for tensor in spec.caches)
+    copies = 2 if "plans" in about and not config["plugins"] else 1  # a step without plugins writes its caches anew
+    caches = copies * sum(_bytes(tensor) for tensor in spec.caches)
     lines = [
         f"model       {model['name']}: {model.get('model_type', '')}, {model['parameters'] / 1e6:.1f}M parameters, "
         + config["dtype"],

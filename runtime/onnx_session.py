@@ -39,7 +39,8 @@ def open_session(directory: Path, manifest: Manifest) -> Session:
 def _open(directory: Path, spec: EngineSpec, program: ProgramSpec) -> onnxruntime.InferenceSession:
     path = directory / program.file
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)  # as torch does; 0: all cores
+    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # as torch does; a list is for nested loops
+    options.intra_op_num_threads = int(threads) if threads.isdecimal() else 0  # 0: all cores
     options.log_severity_level = 3
     if program is spec.prefill:  # no second, packed copy of weights that a step may want packed (see `onnx_ops`)
         options.add_session_config_entry("session.disable_prepacking", "1")

@@ -7,6 +7,7 @@ write in place. What a step returns anew is copied back to where the next step r
 import contextlib
 import functools
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,13 @@ def open_session(directory: Path, manifest: Manifest) -> Session:
     runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
     with _plugins(spec):
         prefill, step = (Plan(trt, runtime, directory / p.file, spec, p) for p in (spec.prefill, spec.step))
-    return TensorrtSession(spec, prefill, step, device)
+    try:
+        return TensorrtSession(spec, prefill, step, device)
+    except DriverError as error:
+        raise EngineError(
+            f"engine: expected GPU memory for its caches, got {error}; free some, or {REBUILD} and a smaller "
+            "--max-batch or --max-seq-len"
+        ) from None
 
 
 def _plugins(spec: EngineSpec) -> contextlib.AbstractContextManager[None]:
@@ -93,7 +100,9 @@ def _captured(run: Callable[[], None], device: Driver, stream: int) -> Callable[
             return
         run()
         try:
-            replay = functools.partial(device.launch_graph, device.capture(run, stream), stream)
+            graph = device.capture(run, stream)
+            replay = functools.partial(device.launch_graph, graph, stream)
+            weakref.finalize(call, device.free_graph, graph).atexit = False
         except (DriverError, EngineError) as error:
             LOGGER.warning("the step runs without a CUDA graph, and slower: %s", error)
             replay = run
@@ -107,6 +116,7 @@ class TensorrtSession(Session):
     def __init__(self, spec: EngineSpec, prefill: Plan, step: Plan, device: Driver):
         super().__init__(spec)
         self._step, self.device, self.stream = step, device, device.stream()
+        weakref.finalize(self, device.free_stream, self.stream).atexit = False
         self._prefill = Execution(prefill)
         self._replays: dict[int, Callable[[], None]] = {}
         self.state: dict[str, DeviceArray] = {t.name: self._new(t.shape, t.dtype) for t in spec.state}

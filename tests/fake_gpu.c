@@ -7,6 +7,9 @@ typedef void (*launch_callback)(const char *, const unsigned *, void **);
 
 int capability = 89;
 int failing; /* status of the next cuStreamCreate */
+int failing_capture, failing_instance; /* of each cuStreamEndCapture, cuGraphInstantiateWithFlags */
+int memory, graphs, streams; /* in use */
+static _Thread_local int entered;
 static launch_callback on_launch;
 
 /* Work on a stream is done at once; while it is captured, it is kept to be done at each launch of the graph. */
@@ -33,12 +36,20 @@ int cuStreamBeginCapture_v2(void *stream, int mode) {
   capturing = calloc(1, sizeof *capturing);
   return 0;
 }
-int cuStreamEndCapture(void *stream, void **graph) { *graph = capturing; capturing = NULL; return *graph == NULL; }
+int cuStreamEndCapture(void *stream, void **graph) {
+  *graph = failing_capture ? NULL : capturing;
+  graphs += *graph != NULL;
+  capturing = NULL;
+  return failing_capture;
+}
 int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags) {
+  if (failing_instance) return failing_instance;
   *executable = memcpy(malloc(sizeof(struct graph)), graph, sizeof(struct graph));
+  graphs++;
   return flags != 0;
 }
-int cuGraphDestroy(void *graph) { free(graph); return 0; }
+int cuGraphDestroy(void *graph) { free(graph); graphs--; return graph == NULL; }
+int cuGraphExecDestroy(void *graph) { free(graph); graphs--; return graph == NULL; }
 int cuGraphLaunch(void *executable, void *stream) {
   struct graph *graph = executable;
   launches++;
@@ -52,19 +63,20 @@ int cuInit(unsigned flags) { return 0; }
 int cuDeviceGet(int *device, int index) { *device = index; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = malloc(1); return 0; }
 int cuCtxSynchronize(void) { return 0; }
-int cuCtxSetCurrent(void *context) { return context == NULL; }
+int cuCtxSetCurrent(void *context) { entered = 1; return context == NULL; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : -1;
   return 0;
 }
 int cuGetErrorString(int status, const char **text) { *text = "a fake failure"; return 0; }
-int cuMemAlloc_v2(address *out, size_t size) { return posix_memalign((void **)out, 256, size); }
-int cuMemFree_v2(address memory) { free((void *)memory); return 0; }
+int cuMemAlloc_v2(address *out, size_t size) { memory++; return entered ? posix_memalign((void **)out, 256, size) : 201; }
+int cuMemFree_v2(address where) { free((void *)where); memory--; return entered ? 0 : 201; }
 int cuMemsetD8_v2(address memory, unsigned char value, size_t size) { memset((void *)memory, value, size); return 0; }
-int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t size, void *stream) { memcpy((void *)to, from, size); return capturing != NULL; }
-int cuMemcpyDtoHAsync_v2(void *to, address from, size_t size, void *stream) { memcpy(to, (void *)from, size); return capturing != NULL; }
+int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t size, void *stream) { memcpy((void *)to, from, size); return entered ? capturing != NULL : 201; }
+int cuMemcpyDtoHAsync_v2(void *to, address from, size_t size, void *stream) { memcpy(to, (void *)from, size); return entered ? capturing != NULL : 201; }
 int cuMemcpyDtoDAsync_v2(address to, address from, size_t size, void *stream) { return submit((struct work){to, from, size}); }
-int cuStreamCreate(void **stream, unsigned flags) { *stream = malloc(1); return failing; }
+int cuStreamCreate(void **stream, unsigned flags) { *stream = malloc(1); streams++; return failing; }
+int cuStreamDestroy_v2(void *stream) { free(stream); streams--; return stream == NULL; }
 int cuStreamSynchronize(void *stream) { return stream == NULL; }
 int cuModuleLoadData(void **module, const void *image) { *module = strdup(image); return 0; }
 int cuModuleGetFunction(void **function, void *module, const char *name) {

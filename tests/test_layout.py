@@ -72,6 +72,17 @@ def test_packages_in_pyproject_are_the_tree():
     assert {path.parent for path in SOURCES} == {ROOT / folder for folder in folders}, "a folder without __init__.py"
 
 
+def test_files_beside_the_code_are_packaged():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    packaged = set()
+    for package, patterns in declared.items():
+        folder = ROOT.joinpath(*package.split(".")[1:])
+        packaged |= {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    ignored = {".py", ".pyc"}
+    found = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()}
+    assert {path for path in found if path.suffix not in ignored} <= packaged
+
+
 def test_import_is_light_and_names_are_real():
     program = """
 import sys, specstep, specstep.cli

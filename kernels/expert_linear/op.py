@@ -21,6 +21,8 @@ def expert_linear(x: Tensor, weight: Tensor, experts: Tensor, transposed: bool) 
 
     Returns:
         [P, N]: `weight[experts[p]] @ x[p]`.
+
+    On a GPU, other dtypes than bfloat16 take a plain sum: Inductor fuses it, eager torch holds [P, N, K] in memory.
     """
     if not x.is_cuda:
         return small_expert_linear(x, weight.transpose(1, 2) if transposed else weight, experts)

@@ -2,6 +2,7 @@
 
 from .op import (
     LIBRARY_NAME,
+    CompilerError,
     build_library,
     c_shims,
     detect_instruction_set,
@@ -12,6 +13,7 @@ from .op import (
 
 __all__ = [
     "LIBRARY_NAME",
+    "CompilerError",
     "build_library",
     "c_shims",
     "detect_instruction_set",

@@ -31,6 +31,10 @@ INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
 }
 
 
+class CompilerError(RuntimeError):
+    """No C++ compiler, or one that failed."""
+
+
 def detect_instruction_set() -> str:
     """The widest of INSTRUCTION_SETS that this machine runs."""
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -47,7 +51,7 @@ def build_library(instruction_set: str | None = None, compiler: str | None = Non
 
     instruction_set: one of INSTRUCTION_SETS; by default what this machine has. compiler: a g++ (11 or later) or clang++
     command; by default the first of g++, clang++, c++ on the path. cache: by default `.cache/specstep` in the user's
-    home. Raises ValueError for an unknown instruction set, RuntimeError without a compiler or when compilation fails.
+    home. Raises ValueError for an unknown instruction set, CompilerError without a compiler or when compilation fails.
     """
     chosen = detect_instruction_set() if instruction_set is None else instruction_set
     if chosen not in INSTRUCTION_SETS:
@@ -140,7 +144,7 @@ def _find_compiler(compiler: str | None) -> str:
         found = shutil.which(candidate)
         if found is not None:
             return found
-    raise RuntimeError(f"no C++ compiler: looked for {', '.join(candidates)}; install g++ or name one with `compiler`")
+    raise CompilerError(f"compiler: expected a C++ compiler, got none of {', '.join(candidates)}; install g++")
 
 
 def _arguments(instruction_set: str) -> list[str]:
@@ -166,5 +170,5 @@ def _compile(command: list[str], library: Path) -> None:
         full = [command[0], *sources, *command[1:], "-o", str(partial)]
         done = subprocess.run(full, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise RuntimeError(f"compiling specstep::small_linear failed: {' '.join(full)}\n{done.stderr}")
+            raise CompilerError(f"compiler: {' '.join(full)} failed\n{done.stderr}")
         os.replace(partial, library)  # atomic: another process may be building the same

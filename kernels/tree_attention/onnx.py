@@ -35,7 +35,7 @@ def tree_attention(
         near = op.Identity(tree)
     # Whether a query sees a committed slot, each tree key, a slot after the tree: [B, 1, T, 1 + M + 1].
     seen = op.Pad(op.Cast(op.Unsqueeze(near, [1]), to=FLOAT.dtype), [0, 0, 0, 1, 0, 0, 0, 0], 1.0)
-    masks = op.Log(op.Pad(seen, [0, 0, 0, 0, 0, 0, 0, 1], 0.0))  # added to logits: 0 or -inf
+    masks = op.Log(op.Pad(seen, [0, 0, 0, 0, 0, 0, 0, 1], 0.0))  # 0 or -inf
     length = op.Unsqueeze(op.Max(lengths, 0), [1, 2, 3])
     per_node = op.Concat([1, 1], nodes, [1], axis=0)
     sink = op.Unsqueeze(op.Max(sinks, -3.4028234663852886e38), [0, 2, 3])  # finite: a query that sees nothing gets 0
@@ -56,8 +56,8 @@ def tree_attention(
         capped = op.Tanh(logits / softcap) * softcap
     else:
         capped = op.Identity(logits)
-    capped = op.Min(capped, 3.4028234663852886e38)  # an infinite logit of an unseen slot stays unseen, not NaN
-    capped = op.Concat(op.Reshape(capped, per_head) + mask, sink, axis=3)
+    masked = op.Where(mask == 0.0, op.Reshape(capped, per_head), mask)  # no sum: it would hand on NaN of an unseen slot
+    capped = op.Concat(masked, sink, axis=3)
     weights = op.Slice(op.Softmax(capped), [0], [-1], [3])
     mixed = op.MatMul(op.Reshape(op.CastLike(weights, v), grouped), v)  # [B, H_kv, G * T, D]
     return op.Transpose(op.Reshape(mixed, per_head), perm=[0, 2, 1, 3])

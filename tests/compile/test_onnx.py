@@ -1,6 +1,8 @@
 """ONNX engines: the files, and equality with torch and transformers on every integer."""
 
 import dataclasses
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import onnx
 import pytest
 import specstep
 import torch
-from models import greedy, save_eagle3, tiny_model
+from models import greedy, save_eagle3, save_model, tiny_model
 from polygraphy.json import load_json
 from sessions import PROMPTS, agree
 from specstep.compile.assemble import FlatProgram, assemble, example_inputs
@@ -167,8 +169,6 @@ def test_check_compares_and_saves(onnx_folder, engine_folder, tmp_path, capsys):
 
 
 def test_check_finds_a_difference(onnx_folder, model_folder, tmp_path):
-    from models import save_model
-
     other = save_model(tmp_path / "other", tokenizer=True, seed=5)
     result = compare([onnx_folder], model=str(other), steps=2)
     assert not result.agree
@@ -254,6 +254,24 @@ def test_check_takes_a_drafter_wherever_it_was(onnx_folder):
         check_same_step({Path("one"): of("heads/a,ngram"), Path("two"): of("heads/b,ngram")})
 
 
+def test_check_names_what_is_not_where_it_was(onnx_folder, model_folder, tmp_path):
+    """A model, a drafter, a folder to save in."""
+    from specstep.runtime.engine_file import MANIFEST
+
+    folder = shutil.copytree(onnx_folder, tmp_path / "copy")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["spec"]["config"]["drafter"] = "gone"
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(specstep.InputError, match=r"drafter: expected .* got 'gone' .*name a model or drafter"):
+        compare([folder])
+    assert compare([folder], drafter="ngram", steps=1).agree
+    with pytest.raises(specstep.InputError, match=r"model: .* got 'no/such/model' .*with --model"):
+        compare([onnx_folder], model="no/such/model")
+    (tmp_path / "file").touch()
+    with pytest.raises(specstep.InputError, match=r"save: expected a folder that can be written, got .*file"):
+        compare([onnx_folder], save=tmp_path / "file")
+
+
 def test_check_refuses_engines_of_other_configurations(onnx_folder, model_folder, tmp_path):
     other = specstep.build(str(model_folder), tmp_path / "other", drafter="none", backend="onnx", **OPTIONS)
     message = f"engine: expected .* of {onnx_folder}, got others in {other}: drafter"
@@ -277,3 +295,15 @@ def test_what_onnx_runtime_cannot_run_is_refused(options, message, model_folder,
 def test_float16_builds_and_runs(model_folder, tmp_path):
     folder = build(str(model_folder), tmp_path / "engine", backend="onnx", dtype="float16", drafter="ngram", **OPTIONS)
     assert len(specstep.load(folder).generate(PROMPTS[0], 8).token_ids) > 0
+
+
+@pytest.mark.parametrize("length", [4, 5])
+def test_the_shortest_rows(length, tmp_path):
+    """An engine whose caches hold all that it may be given in one size."""
+    model = save_model(tmp_path / "model", num_hidden_layers=1)
+    options = {"max_batch": 2, "max_seq_len": length, "prefill_chunk": 2, "drafter": "ngram"}
+    engine = specstep.load(build(str(model), tmp_path / "engine", backend="onnx", **options))
+    prompts = [[5], [7, 8], [3, 9, 4][: length - 1]]
+    got = [result.token_ids for result in engine.generate(prompts, ignore_eos=True)]
+    expected = tiny_model("Llama", num_hidden_layers=1)
+    assert got == [greedy(expected, prompt, length - len(prompt), []) for prompt in prompts]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from specstep.compile.passes import use_small_linear
 from specstep.kernels.expert_linear.op import expert_linear
-from specstep.kernels.linear import build_library, c_shims, load_library, reference, small_linear
+from specstep.kernels.linear import CompilerError, build_library, c_shims, load_library, reference, small_linear
 from specstep.kernels.linear.op import INSTRUCTION_SETS, detect_instruction_set
 from torch import Tensor, nn
 
@@ -197,5 +197,5 @@ def test_narrower_instruction_sets(tmp_path: Path) -> None:
 def test_build_errors_name_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="instruction_set: expected one of avx512_bf16"):
         build_library(instruction_set="sse9")
-    with pytest.raises(RuntimeError, match="no C\\+\\+ compiler: looked for no-such-compiler"):
+    with pytest.raises(CompilerError, match=r"expected a C\+\+ compiler, got none of no-such-compiler; install g\+\+"):
         build_library(compiler="no-such-compiler", cache=tmp_path)

@@ -59,6 +59,21 @@ def test_reading_fewer_slots_leaves_the_caches(onnx_folder):
     assert np.abs(again["keys.0"][:, :, 64:100]).min(axis=(0, 1, 3)).max() > 0
 
 
+@pytest.mark.parametrize(("given", "expected"), [("2,1", 2), ("", 0), ("many", 0), ("3", 3)])
+def test_threads_are_those_that_openmp_is_given(given, expected, onnx_folder, monkeypatch):
+    seen = []
+    real = onnx_session.onnxruntime.InferenceSession
+
+    def session(path, options, **more):
+        seen.append(options.intra_op_num_threads)
+        return real(path, options, **more)
+
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setattr(onnx_session.onnxruntime, "InferenceSession", session)
+    specstep.load(onnx_folder)
+    assert seen == [expected, expected]
+
+
 def engine_alone(folder, prompt, count):
     return specstep.load(folder).generate(prompt, count, ignore_eos=True).token_ids
 

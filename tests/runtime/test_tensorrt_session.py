@@ -1,10 +1,12 @@
 """The TensorRT session over a fake GPU: its memory, bindings and checks are real, ONNX Runtime stands in for plans."""
 
 import ctypes
+import gc
 import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -116,22 +118,57 @@ def test_a_step_is_one_graph_for_each_number_of_rows(engine: Path, onnx_engine: 
     assert len(session._step.engine.contexts) == 2
 
 
+def variable(loaded: Any, name: str) -> Any:
+    """A variable of the fake driver."""
+    return ctypes.c_int.in_dll(loaded.session.device._library, name)
+
+
+@pytest.mark.parametrize("failure", ["run", "failing_capture", "failing_instance"])
 def test_a_step_that_cannot_be_captured_still_runs(
-    engine: Path, onnx_engine: Path, caplog: pytest.LogCaptureFixture
+    failure: str, engine: Path, onnx_engine: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Tried once for each number of rows, with a warning that says why; no step is lost or taken twice."""
     loaded, expected = specstep.load(engine), specstep.load(onnx_engine)
-    loaded.session._step.engine.can_be_captured = False
+    if failure == "run":
+        loaded.session._step.engine.can_be_captured = False
+    else:
+        variable(loaded, failure).value = 901
     for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
         got, want = (each.generate(prompts, 24) for each in (loaded, expected))
         assert [result.token_ids for result in got] == [result.token_ids for result in want]
-    library = loaded.session.device._library
-    assert ctypes.c_int.in_dll(library, "captures").value == 2
-    assert ctypes.c_int.in_dll(library, "launches").value == 0
-    assert not ctypes.c_void_p.in_dll(library, "capturing")
+    assert [variable(loaded, name).value for name in ("captures", "launches", "graphs")] == [2, 0, 0]
+    assert not ctypes.c_void_p.in_dll(loaded.session.device._library, "capturing")
     assert [record.message.split(":")[0] for record in caplog.records] == [
         "the step runs without a CUDA graph, and slower"
     ] * 2
+
+
+def test_an_engine_gives_its_memory_back(engine: Path) -> None:
+    """All of it: tensors, streams and graphs."""
+    kept = specstep.load(engine)
+    names = ("memory", "graphs", "streams")
+    before = [variable(kept, name).value for name in names]
+    for _ in range(2):
+        loaded = specstep.load(engine)
+        loaded.generate(PROMPTS, 24)
+        assert all(variable(kept, name).value > count for name, count in zip(names, before, strict=True))
+        del loaded
+        gc.collect()
+        assert [variable(kept, name).value for name in names] == before
+
+
+def test_an_engine_runs_in_any_thread(engine: Path) -> None:
+    loaded = specstep.load(engine)
+    expected = loaded.generate(PROMPTS, 24)
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(loaded.generate, PROMPTS, 24).result()
+    assert [result.token_ids for result in got] == [result.token_ids for result in expected]
+
+
+def test_short_memory_says_what_to_do(engine: Path) -> None:
+    variable(specstep.load(engine), "failing").value = 2
+    with pytest.raises(specstep.EngineError, match=r"expected GPU memory .* a fake failure; free some, or build"):
+        specstep.load(engine)
 
 
 def test_rtx_replays_by_itself(engine: Path, onnx_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
