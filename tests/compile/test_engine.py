@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from sessions import PROMPTS, agree
 from specstep.compile import inductor
 from specstep.compile.build import build
-from specstep.runtime import aoti
 from specstep.kernels.linear import CompilerError
+from specstep.runtime import aoti
 from specstep.runtime.engine_file import FORMAT_VERSION, MANIFEST
 
 OPTIONS = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
