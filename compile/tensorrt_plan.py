@@ -1,7 +1,6 @@
 """One TensorRT plan from one ONNX file: parse, check that our ops became plugins, build."""
 
 import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from ..runtime.errors import BuildError
 from ..runtime.tensorrt_library import check_parser, load_library
+from ..runtime.user_cache import cache_path, keep
 
 Report = Callable[[str], None]
 Profile = dict[str, tuple[int, int, int]]  # dynamic dimension, as the ONNX file names it -> least, best and most
@@ -167,12 +167,8 @@ def timing_cache(trt: Any, config: Any, target: Target) -> Iterator[None]:
     if target.backend == "tensorrt-rtx":
         yield
         return
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "specstep"
-    path = folder / f"{target.backend}-{trt.__version__}-{target.capabilities[0]}.timing"
+    path = cache_path(f"{target.backend}-{trt.__version__}-{target.capabilities[0]}.timing")
     config.set_timing_cache(config.create_timing_cache(path.read_bytes() if path.is_file() else b""), False)
     yield
     with contextlib.suppress(OSError):  # a cache that cannot be kept is none the worse for the engine
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_bytes(config.get_timing_cache().serialize())
-        temporary.replace(path)
+        keep(path, bytes(config.get_timing_cache().serialize()))

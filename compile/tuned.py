@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..runtime.aoti import machine
+from ..runtime.user_cache import cache_path, keep
 from .config import EngineConfig
 from .ngram_file import tokenizer_hash
 from .source import Source
@@ -50,10 +51,8 @@ def save_tuned(source: Source, config: EngineConfig, because: str, measured: Any
     OSError."""
     path = tuned_path(source, config)
     choice = {name: getattr(config, name) for name in CHOSEN}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    work = path.with_suffix(".tmp")
-    work.write_text(json.dumps({"choice": choice, "because": because, "measured": measured}, indent=1) + "\n")
-    os.replace(work, path)
+    text = json.dumps({"choice": choice, "because": because, "measured": measured}, indent=1)
+    keep(path, f"{text}\n".encode())
     return path
 
 
@@ -67,8 +66,7 @@ def tuned_path(source: Source, config: EngineConfig) -> Path:
         "torch": machine()["torch"],
     }
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "specstep" / "tuned" / f"{name}.json"
+    return cache_path("tuned", f"{name}.json")
 
 
 def model_hash(source: Source) -> str:

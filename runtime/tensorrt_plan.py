@@ -1,10 +1,10 @@
 """A plan of TensorRT or TensorRT for RTX: loaded and checked, and run over bound memory."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .engine_file import REBUILD, EngineSpec, ProgramSpec
+from .engine_file import REBUILD, Manifest, ProgramSpec
 from .errors import EngineError
 
 PLAN_DTYPES = {"INT64": "int64", "BOOL": "bool", "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
@@ -15,11 +15,14 @@ Shape = tuple[int, ...]
 class Plan:
     """A deserialized plan. Raises EngineError for what is not the manifest's program.
 
-    inputs: names of those that the plan reads; dynamic: of those whose shape is set for each run.
+    inputs: names of those that the plan reads; dynamic: of those whose shape is set for each run. digest: sha256 of
+    its file.
     """
 
-    def __init__(self, trt: Any, runtime: Any, path: Path, spec: EngineSpec, program: ProgramSpec):
+    def __init__(self, trt: Any, runtime: Any, directory: Path, manifest: Manifest, program: ProgramSpec):
+        path, spec = directory / program.file, manifest.spec
         self.path, self.program, self.library = path, program, trt
+        self.digest: str = manifest.files[program.file]["sha256"]
         self.engine = runtime.deserialize_cuda_engine(path.read_bytes())
         if self.engine is None:
             raise EngineError(
@@ -28,10 +31,10 @@ class Plan:
             )
         names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
         self.inputs = [name for name in names if self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
-        self._check(names, spec)
+        self._check(names, manifest)
         self.dynamic = [name for name in self.inputs if -1 in tuple(self.engine.get_tensor_shape(name))]
 
-    def _check(self, names: list[str], spec: EngineSpec) -> None:
+    def _check(self, names: list[str], manifest: Manifest) -> None:
         outputs = set(names) - set(self.inputs)
         odd = (set(self.inputs) - set(self.program.inputs)) | (outputs ^ set(self.program.outputs))
         if odd:  # an input that nothing reads may be missing
@@ -39,7 +42,7 @@ class Plan:
                 f"{self.path}: expected the inputs and outputs of the manifest, got a difference in {sorted(odd)[:3]}; "
                 f"{REBUILD}"
             )
-        for tensor in (*spec.state, *spec.caches):
+        for tensor in (*manifest.spec.state, *manifest.spec.caches):
             if tensor.name in self.inputs:
                 dtype = PLAN_DTYPES.get(self.engine.get_tensor_dtype(tensor.name).name)
                 if dtype != tensor.dtype:
@@ -62,9 +65,10 @@ class Plan:
 class Execution:
     """An execution context of a plan."""
 
-    def __init__(self, plan: Plan, config: Any = None):
-        """config: an IRuntimeConfig of the plan's engine, where the library has it."""
-        self.plan, self._profile = plan, 0
+    def __init__(self, plan: Plan, config: Any = None, after_first: Callable[[], None] | None = None):
+        """config: an IRuntimeConfig of the plan's engine, where the library has it; after_first: called after the first
+        run."""
+        self.plan, self._profile, self._after_first = plan, 0, after_first
         self.context = plan.engine.create_execution_context(*([config] if config is not None else []))
         if self.context is None:
             raise EngineError(
@@ -91,3 +95,6 @@ class Execution:
         """Run over what is bound."""
         if not self.context.execute_async_v3(stream):
             raise EngineError(f"{self.plan.path}: expected to run, TensorRT refused; its log says why")
+        if self._after_first is not None:
+            self._after_first()
+            self._after_first = None

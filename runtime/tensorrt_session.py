@@ -22,6 +22,7 @@ from .errors import EngineError
 from .session import Session, Tensors
 from .tensorrt_library import MODULES, LibraryError, load_library
 from .tensorrt_plan import Execution, Plan
+from .tensorrt_rtx import execution
 
 LOGGER = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def open_session(directory: Path, manifest: Manifest) -> Session:
     trt = load_library(spec.config["backend"])
     runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
     with _plugins(spec):
-        prefill, step = (Plan(trt, runtime, directory / p.file, spec, p) for p in (spec.prefill, spec.step))
+        prefill, step = (Plan(trt, runtime, directory, manifest, p) for p in (spec.prefill, spec.step))
     try:
         return TensorrtSession(spec, prefill, step, device)
     except DriverError as error:
@@ -72,19 +73,6 @@ def _plugins(spec: EngineSpec) -> contextlib.AbstractContextManager[None]:
     from ..kernels.plugin_rtx import registered
 
     return registered()
-
-
-def _graph_config(plan: Plan) -> Any:
-    """How TensorRT for RTX runs a step: as a CUDA graph, which it captures by itself, with kernels compiled for the
-    shapes at once, so that every step runs the same ones. None: TensorRT, which captures nothing."""
-    strategies = getattr(plan.library, "CudaGraphStrategy", None)
-    if strategies is None:
-        return None
-    config = plan.engine.create_runtime_config()
-    config.cuda_graph_strategy = strategies.WHOLE_GRAPH_CAPTURE
-    eager = plan.library.DynamicShapesKernelSpecializationStrategy.EAGER
-    config.dynamic_shapes_kernel_specialization_strategy = eager
-    return config
 
 
 def _captured(run: Callable[[], None], device: Driver, stream: int) -> Callable[[], None]:
@@ -117,7 +105,8 @@ class TensorrtSession(Session):
         super().__init__(spec)
         self._step, self.device, self.stream = step, device, device.stream()
         weakref.finalize(self, device.free_stream, self.stream).atexit = False
-        self._prefill = Execution(prefill)
+        self._rtx = spec.config["backend"] == "tensorrt-rtx"
+        self._prefill = execution(prefill, captures=False) if self._rtx else Execution(prefill)
         self._replays: dict[int, Callable[[], None]] = {}
         self.state: dict[str, DeviceArray] = {t.name: self._new(t.shape, t.dtype) for t in spec.state}
         self.caches = {tensor.name: self._new(self._cache_shape(tensor), tensor.dtype) for tensor in spec.caches}
@@ -127,9 +116,11 @@ class TensorrtSession(Session):
                     self.state[tensor.name][row] = tensor.fill
         self._every = self.state | self.caches
         in_place = set(self.caches) if spec.config["plugins"] else set[str]()
+        written = {name.removeprefix(NEXT) for plan in (prefill, step) for name in plan.program.outputs}
         self._after = {
             name: array if name in in_place else self._new(array.shape, array.kind)
             for name, array in self._every.items()
+            if name in written
         }
         self._report = self._new((spec.max_batch, step.engine.get_tensor_shape("report")[1]), "int64")
         self._tokens = self._new((1, spec.prefill_chunk), "int64")
@@ -155,16 +146,15 @@ class TensorrtSession(Session):
 
     def _make_replay(self, rows: int) -> Callable[[], None]:
         """One step of the first rows."""
-        config = _graph_config(self._step)
-        execution = Execution(self._step, config)
+        step = execution(self._step, captures=True) if self._rtx else Execution(self._step)
         shapes = {name: (rows, *array.shape[1:]) for name, array in self._every.items()}
-        execution.bind(shapes, self._addresses(self._step, 0, {"report": self._report.address}), self.stream)
+        step.bind(shapes, self._addresses(self._step, 0, {"report": self._report.address}), self.stream)
 
         def run() -> None:
-            execution.run(self.stream)
+            step.run(self.stream)
             self._copy_back(self._step, 0, rows)
 
-        return run if config is not None else _captured(run, self.device, self.stream)
+        return run if self._rtx else _captured(run, self.device, self.stream)
 
     def read(self, rows: int, slots: int) -> Tensors:
         tensors = {name: array.read(rows) for name, array in self._every.items()}

@@ -71,7 +71,33 @@ class FakeEngine:
         return self.contexts[-1]
 
     def create_runtime_config(self) -> Any:
-        return SimpleNamespace()
+        return FakeConfig()
+
+
+class FakeConfig:
+    """An IRuntimeConfig of TensorRT for RTX."""
+
+    def create_runtime_cache(self) -> Any:
+        return FakeCache()
+
+    def set_runtime_cache(self, cache: Any) -> None:
+        self.cache = cache
+
+
+class FakeCache:
+    """Kernels that were compiled: one for each size that a context ran."""
+
+    def __init__(self) -> None:
+        self.kernels: set[int] = set()
+
+    def deserialize(self, data: bytes) -> bool:
+        if not data.startswith(b"kernels "):
+            return False
+        self.kernels = {int(name) for name in data.split()[1:]}
+        return True
+
+    def serialize(self) -> bytes:
+        return b" ".join([b"kernels", *(b"%d" % kernel for kernel in sorted(self.kernels))])
 
 
 class FakeContext:
@@ -109,6 +135,8 @@ class FakeContext:
         assert len(sizes) == (1 if engine.profiles else 0)
         size = min(sizes, default=-1)
         engine.used.append((self.profile, size))
+        if self.config is not None:
+            self.config.cache.kernels.add(size)
         for name, value in (engine.inputs | engine.outputs).items():
             dtype = {"float": "float32"}.get(value.type[7:-1], value.type[7:-1])
             arrays[name] = array_at(self.addresses[name], engine.shape(name, size), dtype)

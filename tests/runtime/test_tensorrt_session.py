@@ -171,8 +171,9 @@ def test_short_memory_says_what_to_do(engine: Path) -> None:
         specstep.load(engine)
 
 
-def test_rtx_replays_by_itself(engine: Path, onnx_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT for RTX is asked to capture the step, with kernels that are compiled at once."""
+@pytest.fixture
+def rtx_engine(engine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The same for TensorRT for RTX."""
     fake = tensorrt_session.load_library("tensorrt")
     strategies = {
         "CudaGraphStrategy": SimpleNamespace(WHOLE_GRAPH_CAPTURE="whole"),
@@ -180,22 +181,49 @@ def test_rtx_replays_by_itself(engine: Path, onnx_engine: Path, monkeypatch: pyt
     }
     rtx = SimpleNamespace(**vars(fake) | strategies)
     monkeypatch.setattr(tensorrt_session, "load_library", lambda backend: rtx)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def change(manifest: dict[str, Any]) -> None:
         manifest["spec"]["config"].update(backend="tensorrt-rtx", plugins=False)
         manifest["requires"] = {}
 
     edit(engine, change)
-    loaded = specstep.load(engine)
+    return engine
+
+
+def test_rtx_replays_by_itself(rtx_engine: Path, onnx_engine: Path) -> None:
+    """TensorRT for RTX is asked to capture the step, with kernels that are compiled at once."""
+    loaded = specstep.load(rtx_engine)
     expected = specstep.load(onnx_engine).generate(PROMPTS, 24)
     assert [result.token_ids for result in loaded.generate(PROMPTS, 24)] == [result.token_ids for result in expected]
     session = loaded.session
-    configs = [context.config for context in session._step.engine.contexts]
-    assert [vars(config) for config in configs] == [
-        {"cuda_graph_strategy": "whole", "dynamic_shapes_kernel_specialization_strategy": "eager"}
-    ]
-    assert [context.config for context in session._prefill.plan.engine.contexts] == [None]
-    assert ctypes.c_int.in_dll(session.device._library, "captures").value == 0
+    configs = [vars(context.config) for context in session._step.engine.contexts]
+    asked = {"cuda_graph_strategy": "whole", "dynamic_shapes_kernel_specialization_strategy": "eager"}
+    assert [{name: config[name] for name in asked} for config in configs] == [asked]
+    assert [set(vars(context.config)) for context in session._prefill.plan.engine.contexts] == [{"cache"}]
+    assert variable(loaded, "captures").value == 0
+
+
+def test_rtx_keeps_the_kernels_that_it_compiled(rtx_engine: Path, tmp_path: Path) -> None:
+    """From process to process, for each plan; a file that is not taken is replaced."""
+    folder = tmp_path / "cache" / "specstep" / "kernels"
+
+    def kept() -> list[bytes]:
+        return sorted(path.read_bytes() for path in folder.iterdir())
+
+    specstep.load(rtx_engine).generate([5, 6, 7], 8)
+    assert kept() == [b"kernels 1", b"kernels 3"]  # of a step of one row, of a prompt of three tokens
+    specstep.load(rtx_engine).generate(PROMPTS, 8)
+    assert kept() == [b"kernels 1 2", b"kernels 3 16"]
+    for path in folder.iterdir():
+        path.write_bytes(b"of another version")
+    specstep.load(rtx_engine).generate([5, 6, 7], 8)
+    assert kept() == [b"kernels 1", b"kernels 3"]
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    folder.write_text("no folder")
+    assert specstep.load(rtx_engine).generate([5, 6, 7], 8).token_ids
 
 
 def test_reads_and_writes_what_a_step_reads(engine: Path, onnx_engine: Path) -> None:

@@ -1,0 +1,40 @@
+"""What TensorRT for RTX does where a plan runs, and TensorRT where it is built: it compiles kernels for the GPU. And it
+captures CUDA graphs by itself."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from .tensorrt_plan import Execution, Plan
+from .user_cache import cache_path, keep
+
+
+class RuntimeCache:
+    """The kernels that a plan's contexts compile, kept from process to process."""
+
+    def __init__(self, config: Any, path: Path):
+        """config: an IRuntimeConfig, of contexts to come. What was kept for another GPU or version is not taken."""
+        self._cache, self._path, self._kept = config.create_runtime_cache(), path, b""
+        with contextlib.suppress(OSError):
+            self._kept = path.read_bytes()
+            self._cache.deserialize(self._kept)
+        config.set_runtime_cache(self._cache)
+
+    def save(self) -> None:
+        """Keep what was compiled since."""
+        data = self._cache.serialize()
+        if data is not None and bytes(data) != self._kept:
+            with contextlib.suppress(OSError):  # kernels that cannot be kept run as well
+                keep(self._path, bytes(data))
+
+
+def execution(plan: Plan, captures: bool) -> Execution:
+    """A context of a plan of TensorRT for RTX. captures: it runs as a CUDA graph, with kernels compiled at once for the
+    shapes that it is bound to, so that every run is of the same ones."""
+    config = plan.engine.create_runtime_config()
+    if captures:
+        config.cuda_graph_strategy = plan.library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        eager = plan.library.DynamicShapesKernelSpecializationStrategy.EAGER
+        config.dynamic_shapes_kernel_specialization_strategy = eager
+    cache = RuntimeCache(config, cache_path("kernels", f"{plan.digest}.bin"))
+    return Execution(plan, config, after_first=cache.save)
