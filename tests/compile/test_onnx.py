@@ -22,7 +22,7 @@ from specstep.compile.export import export_program
 from specstep.compile.onnx import FunctionalProgram, to_onnx
 from specstep.compile.onnx_ops import SCHEMAS
 from specstep.compile.source import load_source
-from specstep.runtime.engine_file import NEXT, read_manifest
+from specstep.runtime.engine_file import MANIFEST, NEXT, read_manifest
 from specstep.runtime.onnx_session import OnnxSession
 
 OPTIONS = {"max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
@@ -42,30 +42,34 @@ def test_engine_equals_inductor_and_transformers(onnx_folder, engine_folder):
     assert [engine.generate(prompt, 60).token_ids for prompt in PROMPTS] == [result.token_ids for result in results]
 
 
-@pytest.mark.parametrize(
-    ("drafter", "tree", "batch"),
-    [
-        ("eagle3", "dynamic", 4),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-            ("none", None, 4), ("ngram", None, 4), ("ngram", None, 1), ("model", "dynamic", 4), ("model", "chain", 4),
-            ("eagle3", "chain", 4), ("eagle3", "static", 4), ("eagle3", "dynamic", 1), ("ngram,eagle3", "dynamic", 4),
-        )),
-    ],
-)  # fmt: skip
-def test_engine_equals_inductor_torch_and_transformers(drafter, tree, batch, model_folder, drafter_folder, tmp_path):
-    """One row and all of them; every integer of every step."""
+def agrees(backends, drafter, tree, batch, model_folder, drafter_folder, tmp_path):
+    """Every integer of every step, with one row and with all of them, is eager torch's; every token transformers'."""
     head = str(save_eagle3(tmp_path / "head"))
     name = drafter.replace("eagle3", head).replace("model", str(drafter_folder))
     options = OPTIONS | TREES.get(tree, {}) | {"max_batch": batch, "drafter": name, "dtype": "float32"}
-    engines = [
-        specstep.load(build(str(model_folder), tmp_path / backend, backend=backend, **options))
-        for backend in ("onnx", "inductor")
-    ]
+    engines = [specstep.load(build(str(model_folder), tmp_path / b, backend=b, **options)) for b in backends]
     engines.append(specstep.eager(str(model_folder), **options))
     for rows in {1, batch}:
         agree(engines, rows)
     model = tiny_model("Llama")
     assert [r.token_ids for r in engines[0].generate(PROMPTS, 40)] == [greedy(model, p, 40, [1]) for p in PROMPTS]
+
+
+def test_head_equals_torch_and_transformers(model_folder, drafter_folder, tmp_path):
+    agrees(["onnx"], "eagle3", "dynamic", 4, model_folder, drafter_folder, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("drafter", "tree", "batch"),
+    [
+        ("none", None, 4), ("ngram", None, 4), ("ngram", None, 1), ("model", "dynamic", 4), ("model", "chain", 4),
+        ("eagle3", "chain", 4), ("eagle3", "static", 4), ("eagle3", "dynamic", 4), ("eagle3", "dynamic", 1),
+        ("ngram,eagle3", "dynamic", 4),
+    ],
+)  # fmt: skip
+def test_engine_equals_inductor_torch_and_transformers(drafter, tree, batch, model_folder, drafter_folder, tmp_path):
+    agrees(["onnx", "inductor"], drafter, tree, batch, model_folder, drafter_folder, tmp_path)
 
 
 def test_caches_are_those_of_torch(onnx_folder, model_folder):
@@ -254,14 +258,18 @@ def test_check_takes_a_drafter_wherever_it_was(onnx_folder):
         check_same_step({Path("one"): of("heads/a,ngram"), Path("two"): of("heads/b,ngram")})
 
 
+def edited(engine, copy, **config):
+    """A copy of an engine whose manifest says other options."""
+    folder = shutil.copytree(engine, copy)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["spec"]["config"].update(config)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    return folder
+
+
 def test_check_names_what_is_not_where_it_was(onnx_folder, model_folder, tmp_path):
     """A model, a drafter, a folder to save in."""
-    from specstep.runtime.engine_file import MANIFEST
-
-    folder = shutil.copytree(onnx_folder, tmp_path / "copy")
-    manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["spec"]["config"]["drafter"] = "gone"
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    folder = edited(onnx_folder, tmp_path / "copy", drafter="gone")
     with pytest.raises(specstep.InputError, match=r"drafter: expected .* got 'gone' .*name a model or drafter"):
         compare([folder])
     assert compare([folder], drafter="ngram", steps=1).agree
@@ -272,8 +280,8 @@ def test_check_names_what_is_not_where_it_was(onnx_folder, model_folder, tmp_pat
         compare([onnx_folder], save=tmp_path / "file")
 
 
-def test_check_refuses_engines_of_other_configurations(onnx_folder, model_folder, tmp_path):
-    other = specstep.build(str(model_folder), tmp_path / "other", drafter="none", backend="onnx", **OPTIONS)
+def test_check_refuses_engines_of_other_configurations(onnx_folder, tmp_path):
+    other = edited(onnx_folder, tmp_path / "other", drafter="none")
     message = f"engine: expected .* of {onnx_folder}, got others in {other}: drafter"
     with pytest.raises(specstep.InputError, match=message):
         compare([onnx_folder, other])
@@ -297,13 +305,12 @@ def test_float16_builds_and_runs(model_folder, tmp_path):
     assert len(specstep.load(folder).generate(PROMPTS[0], 8).token_ids) > 0
 
 
-@pytest.mark.parametrize("length", [4, 5])
-def test_the_shortest_rows(length, tmp_path):
-    """An engine whose caches hold all that it may be given in one size."""
+def test_the_shortest_rows(tmp_path):
+    """Rows of four tokens, prompts included."""
     model = save_model(tmp_path / "model", num_hidden_layers=1)
-    options = {"max_batch": 2, "max_seq_len": length, "prefill_chunk": 2, "drafter": "ngram"}
+    options = {"max_batch": 2, "max_seq_len": 4, "prefill_chunk": 2, "drafter": "ngram"}
     engine = specstep.load(build(str(model), tmp_path / "engine", backend="onnx", **options))
-    prompts = [[5], [7, 8], [3, 9, 4][: length - 1]]
+    prompts = [[5], [7, 8], [3, 9, 4]]
     got = [result.token_ids for result in engine.generate(prompts, ignore_eos=True)]
     expected = tiny_model("Llama", num_hidden_layers=1)
-    assert got == [greedy(expected, prompt, length - len(prompt), []) for prompt in prompts]
+    assert got == [greedy(expected, prompt, 4 - len(prompt), []) for prompt in prompts]
