@@ -53,9 +53,6 @@ class SessionRunner(BaseRunner):
         super().__init__(name=name)
         self.session, self.outputs = session, outputs
 
-    def activate_impl(self) -> None:
-        """Nothing to open."""
-
     def get_input_metadata_impl(self) -> TensorMetadata:
         metadata = TensorMetadata()
         for name, array in self.session.read(1, self.session.spec.slot_step).items():

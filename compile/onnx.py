@@ -110,7 +110,7 @@ def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Mo
     ):
         simplify(model)
     _name_dimensions(model)
-    _check_readers(model, program)
+    check_readers(model, program)
     return model
 
 
@@ -126,7 +126,7 @@ def _name_dimensions(model: onnx_ir.Model) -> None:
             value.shape = onnx_ir.Shape([n if isinstance(n, int) else names.get(n.value) for n in value.shape])
 
 
-def _check_readers(model: onnx_ir.Model, program: FunctionalProgram) -> None:
+def check_readers(model: onnx_ir.Model, program: FunctionalProgram) -> None:
     """A session binds a cache's input and output to the same memory: one node reads the input, and the output is what
     became of it. Raises AssertionError."""
     written = dict(zip(program.output_names, model.graph.outputs, strict=True))

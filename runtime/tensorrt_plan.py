@@ -63,12 +63,14 @@ class Plan:
 
 
 class Execution:
-    """An execution context of a plan."""
+    """An execution context of a plan. captures: its runs are CUDA graphs that the library makes by itself."""
 
-    def __init__(self, plan: Plan, config: Any = None, after_first: Callable[[], None] | None = None):
+    def __init__(
+        self, plan: Plan, config: Any = None, after_first: Callable[[], None] | None = None, captures: bool = False
+    ):
         """config: an IRuntimeConfig of the plan's engine, where the library has it; after_first: called after the first
         run."""
-        self.plan, self._profile, self._after_first = plan, 0, after_first
+        self.plan, self.captures, self._profile, self._after_first = plan, captures, 0, after_first
         self.context = plan.engine.create_execution_context(*([config] if config is not None else []))
         if self.context is None:
             raise EngineError(

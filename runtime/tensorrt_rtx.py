@@ -29,12 +29,14 @@ class RuntimeCache:
 
 
 def execution(plan: Plan, captures: bool) -> Execution:
-    """A context of a plan of TensorRT for RTX. captures: it runs as a CUDA graph, with kernels compiled at once for the
-    shapes that it is bound to, so that every run is of the same ones."""
+    """A context of a plan. Of TensorRT for RTX: its kernels are kept; where `captures`, it runs as a CUDA graph, with
+    kernels compiled at once for the shapes that it is bound to, so that every run is of the same ones."""
+    if not hasattr(plan.library, "CudaGraphStrategy"):  # TensorRT
+        return Execution(plan)
     config = plan.engine.create_runtime_config()
     if captures:
         config.cuda_graph_strategy = plan.library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
         eager = plan.library.DynamicShapesKernelSpecializationStrategy.EAGER
         config.dynamic_shapes_kernel_specialization_strategy = eager
     cache = RuntimeCache(config, cache_path("kernels", f"{plan.digest}.bin"))
-    return Execution(plan, config, after_first=cache.save)
+    return Execution(plan, config, cache.save, captures)

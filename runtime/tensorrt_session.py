@@ -21,7 +21,7 @@ from .engine_file import NEXT, REBUILD, EngineSpec, Manifest, TensorSpec
 from .errors import EngineError
 from .session import Session, Tensors
 from .tensorrt_library import MODULES, LibraryError, load_library
-from .tensorrt_plan import Execution, Plan
+from .tensorrt_plan import Plan
 from .tensorrt_rtx import execution
 
 LOGGER = logging.getLogger(__name__)
@@ -105,8 +105,7 @@ class TensorrtSession(Session):
         super().__init__(spec)
         self._step, self.device, self.stream = step, device, device.stream()
         weakref.finalize(self, device.free_stream, self.stream).atexit = False
-        self._rtx = spec.config["backend"] == "tensorrt-rtx"
-        self._prefill = execution(prefill, captures=False) if self._rtx else Execution(prefill)
+        self._prefill = execution(prefill, captures=False)
         self._replays: dict[int, Callable[[], None]] = {}
         self.state: dict[str, DeviceArray] = {t.name: self._new(t.shape, t.dtype) for t in spec.state}
         self.caches = {tensor.name: self._new(self._cache_shape(tensor), tensor.dtype) for tensor in spec.caches}
@@ -146,7 +145,7 @@ class TensorrtSession(Session):
 
     def _make_replay(self, rows: int) -> Callable[[], None]:
         """One step of the first rows."""
-        step = execution(self._step, captures=True) if self._rtx else Execution(self._step)
+        step = execution(self._step, captures=True)
         shapes = {name: (rows, *array.shape[1:]) for name, array in self._every.items()}
         step.bind(shapes, self._addresses(self._step, 0, {"report": self._report.address}), self.stream)
 
@@ -154,7 +153,7 @@ class TensorrtSession(Session):
             step.run(self.stream)
             self._copy_back(self._step, 0, rows)
 
-        return run if self._rtx else _captured(run, self.device, self.stream)
+        return run if step.captures else _captured(run, self.device, self.stream)
 
     def read(self, rows: int, slots: int) -> Tensors:
         tensors = {name: array.read(rows) for name, array in self._every.items()}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 import specstep
 import torch
@@ -19,7 +20,7 @@ from specstep.compile.assemble import FlatProgram, assemble, example_inputs
 from specstep.compile.build import build, make_config
 from specstep.compile.compare import TOLERANCE, check_same_step, compare, within, worst_output
 from specstep.compile.export import export_program
-from specstep.compile.onnx import FunctionalProgram, to_onnx
+from specstep.compile.onnx import FunctionalProgram, check_readers, to_onnx
 from specstep.compile.onnx_ops import SCHEMAS
 from specstep.compile.source import load_source
 from specstep.runtime.engine_file import MANIFEST, NEXT, read_manifest
@@ -116,6 +117,24 @@ def test_a_write_in_place_is_refused(model_folder):
     with torch.no_grad():
         FunctionalProgram(graphs.prefill)(*inputs)
     assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
+
+
+def test_a_cache_that_is_not_its_own_output_is_refused(model_folder):
+    """A session binds both to the same memory."""
+    graphs = assemble(load_source(str(model_folder), "float32", "cpu"), make_config({"dtype": "float32", **OPTIONS}))
+    program = FunctionalProgram(graphs.prefill)
+    model = to_onnx(export_program(program, graphs.spec), program)
+    check_readers(model, program)
+    outputs = model.graph.outputs
+    one, other = (program.output_names.index(f"{NEXT}keys.{layer}") for layer in (0, 1))
+    outputs[one], outputs[other] = outputs[other], outputs[one]
+    with pytest.raises(AssertionError, match=r"keys\.0: .* an output that is made of keys\.1"):
+        check_readers(model, program)
+    outputs[one], outputs[other] = outputs[other], outputs[one]
+    cache = next(value for value in model.graph.inputs if value.name == "keys.0")
+    model.graph.append(onnx_ir.node("Identity", [cache], name="second"))
+    with pytest.raises(AssertionError, match=r"keys\.0: expected one node that reads it, .*second"):
+        check_readers(model, program)
 
 
 def test_files_hold_our_ops_once_and_weights_once(onnx_folder):
