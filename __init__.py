@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .compile.build import build
     from .compile.jit import eager, jit
+    from .errors import BuildError, EngineError, InputError, SpecstepError
     from .runtime.engine import Engine, Generation, load
-    from .runtime.errors import BuildError, EngineError, InputError, SpecstepError
 
 _HOMES = {
     "build": "compile.build",
@@ -22,10 +22,10 @@ _HOMES = {
     "load": "runtime.engine",
     "Engine": "runtime.engine",
     "Generation": "runtime.engine",
-    "SpecstepError": "runtime.errors",
-    "BuildError": "runtime.errors",
-    "EngineError": "runtime.errors",
-    "InputError": "runtime.errors",
+    "SpecstepError": "errors",
+    "BuildError": "errors",
+    "EngineError": "errors",
+    "InputError": "errors",
 }
 
 __all__ = [

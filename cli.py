@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from .commands import bench_acceptance, build, check, collect, count, generate, inspect, train_drafter, tune
-from .runtime.errors import SpecstepError
+from .errors import SpecstepError
 
 COMMANDS = {
     "build": build,

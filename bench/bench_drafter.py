@@ -12,7 +12,7 @@ from collections import defaultdict
 
 from replay import replay
 from specstep.compile.config import EngineConfig
-from specstep.compile.drafters import make_drafter
+from specstep.compile.drafters.choose import make_drafter
 from specstep.compile.source import load_source
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import specstep
 import torch
-from specstep.runtime.aoti import open_weights
 from specstep.runtime.engine_file import read_manifest
+from specstep.runtime.inductor.aoti import open_weights
 
 ROOT = Path(__file__).parent.parent
 LOAD = """

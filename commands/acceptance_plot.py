@@ -3,7 +3,7 @@
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.errors import InputError
+from ..errors import InputError
 
 if TYPE_CHECKING:
     from ..runtime.acceptance import Acceptance

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..runtime.errors import InputError
+from ..errors import InputError
 from .files import write
 from .progress import report
 from .prompts import LINES, Entry, make_requests, read_prompts

@@ -2,7 +2,7 @@
 
 import argparse
 
-from ..runtime.errors import InputError
+from ..errors import InputError
 from .progress import report
 
 HELP = "compare engines' steps with torch, through polygraphy"
@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     if options.steps < 1:
         raise InputError(f"steps: expected at least 1, got {options.steps}")
     try:
-        from ..compile.compare import compare  # imports torch, onnx, onnxruntime and polygraphy
+        from ..compile.check import compare  # imports torch, onnx, onnxruntime and polygraphy
     except ModuleNotFoundError as error:
         raise InputError(
             f"check: expected the package {error.name}, which is not installed; "

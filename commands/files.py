@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..runtime.errors import InputError
+from ..errors import InputError
 
 
 def write(file: str, text: str) -> None:

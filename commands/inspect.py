@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ..runtime.errors import InputError
+from ..errors import InputError
 
 HELP = "show what an engine is made of"
 EXAMPLES = """examples:
@@ -20,8 +20,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..runtime.engine_file import check_files, read_manifest
-    from ..runtime.inspect import describe
-    from ..runtime.svg import draw
+    from .describe import describe
+    from .tree_svg import draw
 
     manifest = read_manifest(options.engine)
     check_files(Path(options.engine), manifest, deep=False)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..runtime.errors import InputError
+from ..errors import InputError
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine

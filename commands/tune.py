@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from ..runtime.errors import InputError
+from ..errors import InputError
 from .files import write
 from .progress import report
 from .prompts import LINES, read_prompts

@@ -3,21 +3,19 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
+from ..errors import BuildError
 from ..graphs.drafters.drafter import Drafter
 from ..graphs.prefill import Prefill
 from ..graphs.state import row_state
 from ..graphs.step import SpeculativeStep
 from ..graphs.target import CacheLayer, CausalLM, UnsupportedModel, cache_layers
 from ..runtime.engine_file import EngineSpec, ProgramSpec, TensorSpec
-from ..runtime.errors import BuildError
 from .config import EngineConfig
-from .drafters import make_drafter
+from .drafters.choose import make_drafter
 from .source import Source
 
 SLOT_STEP = 64
@@ -31,18 +29,6 @@ class Graphs:
     prefill: "FlatProgram"
     step: "FlatProgram"
     spec: EngineSpec
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """What a backend made of the graphs, its files written: the programs, the exported step, and what a machine needs
-    to run them (see `engine_file.check_machine`). details: more of what the manifest says about the engine."""
-
-    programs: dict[str, ProgramSpec]
-    step: ExportedProgram
-    requires: dict[str, Any]
-    versions: dict[str, str]
-    details: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class FlatProgram(nn.Module):

@@ -3,16 +3,16 @@
 import dataclasses
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..runtime.aoti import machine
-from ..runtime.errors import BuildError
+from ..backends import BACKENDS
+from ..errors import BuildError
+from ..runtime.inductor.aoti import machine
 from .assemble import assemble
-from .config import DEFAULT_DTYPES, EngineConfig
+from .config import EngineConfig
 from .faithful import check_faithful
 from .source import load_source, model_summary
 from .stages import describe_tree, stage_shares
@@ -31,7 +31,7 @@ def build(model: str, output: str | Path, *, report: Report = lambda message: No
     config = make_config(options)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise BuildError("device: expected cpu, got cuda on a machine without a usable NVIDIA GPU")
-    backend = _backend(config.backend)
+    compiler = BACKENDS[config.backend].load_compiler()
     with engine_directory(Path(output)) as directory:
         report(f"loading {model}")
         source = load_source(model, config.dtype, config.device)
@@ -40,7 +40,7 @@ def build(model: str, output: str | Path, *, report: Report = lambda message: No
         report("comparing the traced model with transformers")
         check_faithful(source, graphs)
 
-        lowered = backend.lower(graphs, directory, report)
+        lowered = compiler.lower(graphs, directory, report)
         write_tokenizer(directory, source)
         special = source.tokenizer.special_tokens_map if source.tokenizer else {}
         about = {
@@ -63,20 +63,9 @@ def make_config(options: dict[str, Any]) -> EngineConfig:
     unknown = sorted(set(options) - known)
     if unknown:
         raise BuildError(f"options: expected some of {', '.join(sorted(known))}, got {', '.join(unknown)}")
-    if options.get("backend") in DEFAULT_DTYPES:
-        options = {"dtype": DEFAULT_DTYPES[options["backend"]]} | options
+    if options.get("backend") in BACKENDS:
+        options = {"dtype": BACKENDS[options["backend"]].dtypes[0]} | options
     return EngineConfig(**options)
-
-
-def _backend(name: str) -> Any:
-    """The module of this package that lowers graphs for a backend. Raises BuildError if what it needs is missing."""
-    try:
-        return import_module(f".{name.removesuffix('-rtx')}", __package__)
-    except ModuleNotFoundError as error:
-        raise BuildError(
-            f"backend {name}: expected the package {error.name}, which is not installed; "
-            f"run `pip install 'specstep[{name}]'`"
-        ) from None
 
 
 def _versions() -> dict[str, str]:

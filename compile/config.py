@@ -1,14 +1,12 @@
 """What a user may choose when building an engine."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from ..runtime.errors import BuildError
+from ..backends import BACKENDS, Backend
+from ..errors import BuildError
 
-DTYPES = ("bfloat16", "float32", "float16")
-DEVICES = ("cpu", "cuda")
-BACKENDS = ("inductor", "onnx", "tensorrt", "tensorrt-rtx")
-DEFAULT_DTYPES = {"onnx": "float32"}  # of backends that do not take the default bfloat16
 TREES = ("chain", "static", "dynamic")
 
 
@@ -42,18 +40,12 @@ class EngineConfig:
     plugins: bool = True
 
     def __post_init__(self) -> None:
-        for field, known in (("dtype", DTYPES), ("device", DEVICES), ("backend", BACKENDS), ("tree", (*TREES, None))):
-            if getattr(self, field) not in known:
-                names = ", ".join(name for name in known if name)
-                raise BuildError(f"{field}: expected one of {names}, got {getattr(self, field)!r}")
-        if self.backend == "onnx" and self.dtype == "bfloat16":
-            raise BuildError(
-                "dtype: expected float32 or float16 for backend onnx, got bfloat16: ONNX Runtime has no bfloat16 "
-                "matrix product on a CPU"
-            )
-        if self.backend == "onnx" and self.device != "cpu":
-            raise BuildError(f"device: expected cpu for backend onnx, got {self.device}")
-        self._check_tensorrt()
+        self._check_choice("backend", BACKENDS)
+        self._check_choice("tree", (*TREES, None))
+        backend = BACKENDS[self.backend]
+        self._check_choice("dtype", backend.dtypes, f" for backend {self.backend}")
+        self._check_choice("device", backend.devices, f" for backend {self.backend}")
+        self._check_backend_options(backend)
         ranges = {
             "nodes": (0, 256), "depth": (0, 64), "top_k": (1, 64), "max_batch": (1, 256), "prefill_chunk": (2, 8192)
         }  # fmt: skip
@@ -64,20 +56,22 @@ class EngineConfig:
         if not self.max_seq_len >= 4:
             raise BuildError(f"max_seq_len: expected at least 4, got {self.max_seq_len}")
 
-    def _check_tensorrt(self) -> None:
-        """The options of the TensorRT backends. Raises BuildError."""
-        if self.compute_capability is not None:
-            if self.backend != "tensorrt-rtx":
+    def _check_choice(self, field: str, known: Collection[str | None], context: str = "") -> None:
+        got = getattr(self, field)
+        if got not in known:
+            names = ", ".join(name for name in known if name)
+            raise BuildError(f"{field}: expected one of {names}{context}, got {got!r}")
+
+    def _check_backend_options(self, backend: Backend) -> None:
+        """The options that not every backend has. Raises BuildError."""
+        for field, default in (("plugins", True), ("compute_capability", None)):
+            got = getattr(self, field)
+            if got != default and field not in backend.options:
+                takers = " or ".join(name for name, other in BACKENDS.items() if field in other.options)
                 raise BuildError(
-                    f"compute_capability: expected none for backend {self.backend}, got "
-                    f"{' '.join(self.compute_capability)}; only --backend tensorrt-rtx builds for another GPU"
+                    f"{field}: expected {default} for backend {self.backend}, got {got}; {takers} takes it"
                 )
+        if self.compute_capability is not None:
             odd = [name for name in self.compute_capability if not re.fullmatch(r"\d{1,2}\.\d", name)]
             if odd or not self.compute_capability:
                 raise BuildError(f"compute_capability: expected numbers as 8.9, got {' '.join(odd) or 'none'}")
-        if not self.plugins and not self.backend.startswith("tensorrt"):
-            raise BuildError(f"plugins: expected backend tensorrt or tensorrt-rtx for --no-plugins, got {self.backend}")
-        if self.backend.startswith("tensorrt") and self.device != "cpu":
-            raise BuildError(
-                f"device: expected cpu (where the model is traced) for backend {self.backend}, got {self.device}"
-            )

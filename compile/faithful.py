@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import BuildError
 from ..graphs.attention import ATTENTION_NAME, chain_pass
 from ..graphs.experts import EXPERTS_NAME
 from ..graphs.target import CausalLM
-from ..runtime.errors import BuildError
 from .assemble import Graphs
 from .source import Source
 

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from ..errors import BuildError
 from ..kernels.linear import LIBRARY_NAME, build_library, c_shims, detect_instruction_set
-from ..runtime.aoti import machine
 from ..runtime.engine_file import ProgramSpec
-from ..runtime.errors import BuildError
-from .assemble import Graphs, Lowered
+from ..runtime.inductor.aoti import machine
+from .assemble import Graphs
 from .export import export_program
-from .passes import share_masks, use_small_linear
+from .lowered import Lowered
+from .rewrites import share_masks, use_small_linear
 from .writer import write_weights
 
 CONFIG: dict[str, Any] = {

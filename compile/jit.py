@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..runtime.engine import Engine
+from ..runtime.inductor.torch_session import Program, TorchSession
 from ..runtime.text import Text
-from ..runtime.torch_session import Program, TorchSession
 from .assemble import FlatProgram, assemble
 from .build import make_config
 from .faithful import check_faithful

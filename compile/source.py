@@ -11,7 +11,7 @@ from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from ..runtime.errors import BuildError
+from ..errors import BuildError
 
 # alias -> (importable package that carries the file, file, how to get it). The package is located, never imported.
 ALIASES = {

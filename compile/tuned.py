@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from ..runtime.aoti import machine
-from ..runtime.user_cache import cache_path, keep
+from ..runtime.inductor.aoti import machine
+from ..user_cache import cache_path, keep
 from .config import EngineConfig
-from .ngram_file import tokenizer_hash
+from .drafters.ngram_file import tokenizer_hash
 from .source import Source
 
 CHOSEN = ("drafter", "tree", "nodes", "depth", "top_k")  # fields of EngineConfig

@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..errors import BuildError
 from ..kernels.linear import CompilerError
 from ..runtime.engine_file import MANIFEST, WEIGHTS, EngineSpec, Manifest, file_entry
-from ..runtime.errors import BuildError
 from ..runtime.text import CHAT_TEMPLATE, TOKENIZER
-from .assemble import Lowered
+from .lowered import Lowered
 from .source import Source
 
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from .state import FULL, RUNNING, STOPPED, State
+from ..report import FULL, RUNNING, STOPPED
+from .state import State
 
 
 def emit(state: State, path: Tensor, accepted: Tensor, choice: Tensor) -> tuple[Tensor, Tensor, Tensor]:

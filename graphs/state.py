@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-RUNNING, STOPPED, FULL, FREE = 0, 1, 2, 3  # values of state["finish"]: why a row ended, if it did
+from ..report import FREE
+
 STOP_IDS = 16  # stop tokens a row can have
 
 State = dict[str, Tensor]
@@ -27,7 +28,7 @@ def row_state(slots: int) -> dict[str, StateTensor]:
     """The state of the step itself; drafters add their own.
 
     history: prompt and output tokens, the root at index `lengths`; lengths: tokens in the KV cache; limits: most
-    tokens, prompt included, that the row may reach; finish: one of the four codes above; stop_ids: padded with -1.
+    tokens, prompt included, that the row may reach; finish: a code of `report`; stop_ids: padded with -1.
     """
     return {
         "history": StateTensor((slots,), torch.int64),

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ..kernels.accept.op import accept
 from ..kernels.compact.op import compact
 from ..kernels.tree_layout.op import tree_layout
+from ..report import SCALARS, Report
 from .attention import Pass
 from .drafters.drafter import Drafter
 from .emit import emit
@@ -19,8 +20,7 @@ from .tree import sibling_ranks
 class SpeculativeStep(nn.Module):
     """state, KV tensors -> report, next state. Every row moves by 1 to D + 1 tokens; finished rows stand still.
 
-    The report [B, 3 + 3 * (D + 1)] int64 is all the host reads: the number of new tokens, the finish code, the accepted
-    depth, the new tokens, the accepted path as nodes of the tree, root first, and each node's rank among its siblings.
+    The report [B, 3 + 3 * (D + 1)] int64 is all that the host reads; `report.Report` names its columns.
     """
 
     def __init__(self, target: CausalLM, drafter: Drafter):
@@ -44,9 +44,10 @@ class SpeculativeStep(nn.Module):
         compact([*keys[:layers], *values[:layers]], state["lengths"], path, accepted)
         put(state["history"], state["lengths"] + 1, tokens)
         drafter_state |= self.drafter.scorer.commit(path, count, features)
-        counts = torch.stack([count, finish, accepted.where(count > 0, 0)], 1)
-        report = torch.cat([counts, tokens, path, sibling_ranks(tree).gather(1, path)], 1)
-        return report, {"lengths": state["lengths"] + count, "finish": finish} | drafter_state
+        ranks = sibling_ranks(tree).gather(1, path)
+        report = Report(count, finish, accepted.where(count > 0, 0), tokens, path, ranks)
+        columns = torch.cat([torch.stack(report[:SCALARS], 1), *report[SCALARS:]], 1)
+        return columns, {"lengths": state["lengths"] + count, "finish": finish} | drafter_state
 
 
 def put(history: Tensor, start: Tensor, tokens: Tensor) -> None:

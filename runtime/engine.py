@@ -2,24 +2,17 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ..backends import BACKENDS
+from ..errors import EngineError, InputError
 from .engine_file import REBUILD, EngineSpec, Manifest, check_files, check_machine, read_manifest
-from .errors import EngineError, InputError
 from .generate import Request, run
 from .session import Session
 from .text import Text, TextStream
 
 Prompt = str | Sequence[int]
-
-BACKENDS = {
-    "inductor": "aoti",
-    "onnx": "onnx_session",
-    "tensorrt": "tensorrt_session",
-    "tensorrt-rtx": "tensorrt_session",
-}  # backend -> its module, with `machine` and `open_session`
 
 
 @dataclass(frozen=True)
@@ -155,10 +148,4 @@ def _backend(manifest: Manifest) -> Any:
     name = manifest.spec.config.get("backend")
     if name not in BACKENDS:
         raise EngineError(f"engine: backend: expected one of {', '.join(BACKENDS)}, got {name!r}; {REBUILD}")
-    try:
-        return import_module(f".{BACKENDS[name]}", __package__)
-    except ModuleNotFoundError as error:
-        raise EngineError(
-            f"engine: backend {name}: expected the package {error.name}, which is not installed; "
-            f"run `pip install 'specstep[{name}]'`"
-        ) from None
+    return BACKENDS[name].load_runner()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import EngineError
+from ..errors import EngineError
 
 FORMAT_VERSION = 4
 MANIFEST = "manifest.json"

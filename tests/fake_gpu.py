@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from specstep.kernels.cuda_driver import Driver
+from specstep.runtime.tensorrt.driver import Driver
 
 KINDS = {"int64": "INT64", "bool": "BOOL", "float": "FLOAT", "float16": "HALF"}
 

@@ -136,7 +136,7 @@ def save_eagle3(folder: Path, target_hidden: int = 48, seed: int = 0, **changes:
 
 def save_eagle3_for(folder: Path, model: PreTrainedModel, seed: int = 0) -> Path:
     """Write a random EAGLE-3 head for a real model, through our own module's shapes."""
-    from specstep.compile.eagle3_file import read_config
+    from specstep.compile.drafters.eagle3_file import read_config
     from specstep.graphs.drafters.eagle3 import Eagle3Head
 
     config = {

@@ -6,7 +6,7 @@ from typing import Any
 import onnxruntime
 import torch
 from onnx import TensorProto, helper
-from specstep.compile.onnx_ops import DOMAIN, add_functions
+from specstep.compile.onnx.ops import DOMAIN, add_functions
 from torch import Tensor
 
 TYPES = {

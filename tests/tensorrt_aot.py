@@ -85,9 +85,9 @@ def main(folder: Path) -> None:
     tensor.SymExprImpl = lambda expression: expression._expr.value
     lib._register_plugin_creator = lambda *arguments: None  # there is no registry
 
+    from specstep.compile.tensorrt.plugins import register
     from specstep.kernels.plugin import all_plugins
-    from specstep.kernels.plugin_aot import register
-    from specstep.kernels.plugin_ptx import parameters
+    from specstep.kernels.ptx import parameters
 
     register(trt, trtp, 90)
     register(trt, trtp, 90)  # as a second build does

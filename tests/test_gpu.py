@@ -4,7 +4,7 @@ import pytest
 import specstep
 import torch
 from models import greedy, save_eagle3, tiny_model
-from specstep.runtime.tensorrt_library import LibraryError, load_library
+from specstep.runtime.tensorrt.library import LibraryError, load_library
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from ..compile.build import build, make_config
-from ..compile.drafters import default_drafters
+from ..compile.drafters.choose import default_drafters
 from ..compile.source import load_source
 from ..compile.tuned import save_tuned
+from ..errors import BuildError
 from ..graphs.tree import DynamicTree
 from ..runtime.acceptance import Acceptance
 from ..runtime.engine import Engine, load
-from ..runtime.errors import BuildError
 from ..runtime.generate import run
 
 Report = Callable[[str], None]

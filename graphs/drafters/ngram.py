@@ -20,7 +20,7 @@ from .ngram_tables import NgramTables
 
 # Length of a match -> how many matches of that length weigh as much as all that shorter ones and the tables say. Fitted
 # by likelihood to held-out greedy answers of SmolLM2-135M-Instruct; the fit gives length 3 an infinite weight, so it
-# is left out, and it is the same with and without tables (compile/data/*.md has what it gives).
+# is left out, and it is the same with and without tables (compile/drafters/data/*.md has what it gives).
 CONCENTRATIONS: Mapping[int, float] = {1: 13.0, 2: 2.0, 4: 0.53}
 STEPS_PER_NAT = 4096  # log-probabilities are multiples of 1/4096: sums are exact, so equal paths tie on every backend
 

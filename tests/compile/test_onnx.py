@@ -18,13 +18,13 @@ from polygraphy.json import load_json
 from sessions import PROMPTS, agree
 from specstep.compile.assemble import FlatProgram, assemble, example_inputs
 from specstep.compile.build import build, make_config
-from specstep.compile.compare import TOLERANCE, check_same_step, compare, within, worst_output
+from specstep.compile.check import TOLERANCE, check_same_step, compare, within, worst_output
 from specstep.compile.export import export_program
-from specstep.compile.onnx import FunctionalProgram, check_readers, to_onnx
-from specstep.compile.onnx_ops import SCHEMAS
+from specstep.compile.onnx.lower import FunctionalProgram, check_readers, to_onnx
+from specstep.compile.onnx.ops import SCHEMAS
 from specstep.compile.source import load_source
 from specstep.runtime.engine_file import MANIFEST, NEXT, read_manifest
-from specstep.runtime.onnx_session import OnnxSession
+from specstep.runtime.onnx import OnnxSession
 
 OPTIONS = {"max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
 TREES = {

@@ -8,7 +8,7 @@ import torch
 from models import greedy, save_eagle3, save_model, tiny_model
 from safetensors.torch import load_file, save_file
 from specstep.compile.config import EngineConfig
-from specstep.compile.eagle3_file import load_eagle3
+from specstep.compile.drafters.eagle3_file import load_eagle3
 from specstep.compile.source import load_source
 from specstep.graphs.tree import DraftTree
 

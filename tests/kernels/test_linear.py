@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from specstep.compile.passes import use_small_linear
+from specstep.compile.rewrites import use_small_linear
 from specstep.kernels.expert_linear.op import expert_linear
 from specstep.kernels.linear import CompilerError, build_library, c_shims, load_library, reference, small_linear
 from specstep.kernels.linear.op import INSTRUCTION_SETS, detect_instruction_set

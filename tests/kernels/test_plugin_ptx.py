@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specstep.kernels.plugin_ptx import parameters, visible_parameters
+from specstep.kernels.ptx import parameters, visible_parameters
 
 ARCHITECTURES = (80, 90, 120)
 
@@ -17,7 +17,7 @@ ARCHITECTURES = (80, 90, 120)
 PROGRAM = """
 import json, sys
 from specstep.kernels.plugin import DYNAMIC, INTEGERS, all_plugins
-from specstep.kernels.plugin_ptx import compile_ptx
+from specstep.kernels.ptx import compile_ptx
 
 def shapes(b, h, kv, t, d, s):
     w, where = (t + 31) // 32, [(b,), (b, t), (b, t, (t + 31) // 32), (b, t)]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_gpu import array_at, fake_driver
-from specstep.kernels.cuda_driver import Driver, DriverError
-from specstep.kernels.plugin_ptx import Binary
-from specstep.runtime.tensorrt_library import LibraryError, load_library
+from specstep.kernels.ptx import Binary
+from specstep.runtime.tensorrt.driver import Driver, DriverError
+from specstep.runtime.tensorrt.library import LibraryError, load_library
 
 try:
     trt = load_library("tensorrt-rtx")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import specstep
 from sessions import PROMPTS
+from specstep.commands.describe import describe
 from specstep.runtime import onnx_session
 from specstep.runtime.engine_file import MANIFEST, file_entry, read_manifest
-from specstep.runtime.inspect import describe
 
 
 def test_an_engine_runs_without_torch(onnx_folder):
@@ -141,7 +141,7 @@ def test_an_inductor_engine_is_not_taken_for_onnx(engine_folder, tmp_path):
 
 def test_a_missing_package_is_named(onnx_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.delitem(sys.modules, "specstep.runtime.onnx_session", raising=False)
+    monkeypatch.delitem(sys.modules, "specstep.runtime.onnx", raising=False)
     with pytest.raises(specstep.EngineError, match=r"onnxruntime, which is not installed; run `pip install"):
         specstep.load(onnx_folder)
 

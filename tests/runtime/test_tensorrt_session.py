@@ -18,11 +18,11 @@ import pytest
 import specstep
 from fake_gpu import FakeEngine, fake_driver, fake_library
 from specstep.compile.build import build
-from specstep.compile.compare import compare
+from specstep.compile.check import compare
 from specstep.runtime import tensorrt_session
-from specstep.runtime.device_array import DeviceArray
 from specstep.runtime.engine_file import MANIFEST, file_entry, read_manifest
-from specstep.runtime.tensorrt_library import LibraryError, load_library
+from specstep.runtime.tensorrt.device_array import DeviceArray
+from specstep.runtime.tensorrt.library import LibraryError, load_library
 
 OPTIONS: dict[str, Any] = {
     "drafter": "ngram",
@@ -298,7 +298,7 @@ def test_engines_that_do_not_fit_are_refused(engine: Path, damage: Any, message:
 
 
 def test_a_machine_without_a_gpu_is_told_what_is_missing(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from specstep.kernels.cuda_driver import Driver
+    from specstep.runtime.tensorrt.driver import Driver
 
     monkeypatch.setattr(tensorrt_session, "driver", lambda: Driver("libcuda-that-is-not-there.so"))
     with pytest.raises(specstep.EngineError, match=r"expected an NVIDIA GPU of compute capability 8.9, 12.0, got none"):
@@ -319,14 +319,14 @@ def test_rtx_is_seen_where_it_is_installed() -> None:
     assert f"tensorrt-rtx {version('tensorrt-rtx-cu13')}" in tensorrt_session.machine()["libraries"]
 
 
-@pytest.mark.parametrize("first", ["tensorrt_rtx", "specstep.runtime.tensorrt_session"])
+@pytest.mark.parametrize("first", ["tensorrt_rtx", "specstep.runtime.tensorrt.session"])
 def test_a_library_that_others_imported_is_not_built_with(first: str) -> None:
     """Its parser would end the process at the first plugin."""
     if find_spec("tensorrt_rtx") is None:
         pytest.skip("needs tensorrt-rtx")
     program = f"""
 import {first}
-from specstep.runtime.tensorrt_library import LibraryError, check_parser, load_library
+from specstep.runtime.tensorrt.library import LibraryError, check_parser, load_library
 load_library("tensorrt-rtx")
 try:
     check_parser()

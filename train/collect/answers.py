@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from ...compile.build import build
-from ...compile.ngram_file import tokenizer_hash
+from ...compile.drafters.ngram_file import tokenizer_hash
 from ...compile.source import Source
+from ...errors import InputError
 from ...runtime.engine import Engine, load
 from ...runtime.engine_file import MANIFEST
-from ...runtime.errors import InputError
 from ...runtime.generate import run
 from ..data.corpus import Text
 from .options import CollectOptions

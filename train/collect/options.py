@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ...runtime.errors import InputError
+from ...errors import InputError
 
 OWN_TOKENS = 1_000_000
 OWN_TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)

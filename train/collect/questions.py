@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ...compile.source import Source
-from ...runtime.errors import InputError
+from ...errors import InputError
 from .sampling import sample
 
 LONGEST, SHORTEST = 160, 12  # tokens, characters

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...compile.ngram_file import tokenizer_hash
+from ...compile.drafters.ngram_file import tokenizer_hash
 from ...compile.source import Source, load_source
 from ..data.corpus import Text, encode, encode_lines, lines
 from ..data.hidden_states import feature_layers, hidden_states

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...compile.ngram_file import tokenizer_hash
-from ...runtime.errors import InputError
+from ...compile.drafters.ngram_file import tokenizer_hash
+from ...errors import InputError
 from .reader import Data
 
 BATCH = 512  # dialogues that go through the tokenizer at a time

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...runtime.errors import InputError
+from ...errors import InputError
 
 FORMAT_VERSION = 1
 MANIFEST = "data.json"

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...runtime.errors import InputError
+from ...errors import InputError
 from .reader import MANIFEST, DataManifest, Example, Shard, read_manifest
 
 SHARD_TOKENS = 1 << 15  # what a killed process loses at most: minutes of work

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...runtime.errors import InputError
+from ...errors import InputError
 from .optimizer import Optimizer
 
 FILE = "checkpoint.pt"

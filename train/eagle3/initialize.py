@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from ...compile.source import Source
+from ...errors import InputError
 from ...graphs.drafters.eagle3 import Eagle3Config, Eagle3Head
-from ...runtime.errors import InputError
 from .unroll import Batch
 
 SCALES = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3, 0.2, 0.1)

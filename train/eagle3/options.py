@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ...runtime.errors import InputError
+from ...errors import InputError
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...compile.eagle3_file import save_eagle3
-from ...compile.ngram_file import tokenizer_hash
+from ...compile.drafters.eagle3_file import save_eagle3
+from ...compile.drafters.ngram_file import tokenizer_hash
 from ...compile.source import Source, load_source
-from ...runtime.errors import InputError
+from ...errors import InputError
 from ..data.hidden_states import feature_layers
 from ..data.reader import MANIFEST, Data
 from .checkpoint import Checkpoint

@@ -8,7 +8,7 @@ import pytest
 from models import greedy, save_model
 from specstep.cli import main
 from specstep.compile.source import load_source
-from specstep.runtime.errors import InputError
+from specstep.errors import InputError
 from specstep.train.collect import answers, run
 from specstep.train.collect.options import CollectOptions
 from specstep.train.collect.questions import ask, user_prefix

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny_tokenizer
 from safetensors.torch import load_file, save_file
-from specstep.compile.ngram_file import tokenizer_hash
-from specstep.runtime.errors import InputError
+from specstep.compile.drafters.ngram_file import tokenizer_hash
+from specstep.errors import InputError
 from specstep.train.data.corpus import read
 from specstep.train.data.reader import MANIFEST, Data, DataManifest, read_manifest
 from specstep.train.data.writer import DataWriter

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from specstep.cli import main
 from specstep.compile import eagle3_file
 from specstep.compile.source import load_source
-from specstep.runtime.errors import BuildError, InputError
+from specstep.errors import BuildError, InputError
 from specstep.train.collect.options import CollectOptions
 from specstep.train.collect.run import collect
 from specstep.train.data.reader import Data, read_manifest

@@ -4,7 +4,7 @@ import pytest
 import torch
 from models import save_eagle3, save_model
 from specstep.compile.config import EngineConfig
-from specstep.compile.eagle3_file import load_eagle3
+from specstep.compile.drafters.eagle3_file import load_eagle3
 from specstep.compile.source import load_source
 from specstep.graphs.attention import LayerCache, chain_pass
 from specstep.graphs.drafters.frontier import FrontierPasses

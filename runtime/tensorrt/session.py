@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.cuda_driver import Driver, DriverError, driver
+from ...errors import EngineError
+from ..engine_file import NEXT, REBUILD, EngineSpec, Manifest, TensorSpec
+from ..session import Session, Tensors
 from .device_array import DeviceArray
-from .engine_file import NEXT, REBUILD, EngineSpec, Manifest, TensorSpec
-from .errors import EngineError
-from .session import Session, Tensors
-from .tensorrt_library import MODULES, LibraryError, load_library
-from .tensorrt_plan import Plan
-from .tensorrt_rtx import execution
+from .driver import Driver, DriverError, driver
+from .library import MODULES, LibraryError, load_library
+from .plan import Plan
+from .rtx import execution
 
 LOGGER = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def _plugins(spec: EngineSpec) -> contextlib.AbstractContextManager[None]:
     """Our plugins, where plans need them from outside: those of TensorRT are inside its plans."""
     if spec.config["backend"] == "tensorrt" or not spec.config["plugins"]:
         return contextlib.nullcontext()
-    from ..kernels.plugin_rtx import registered
+    from .plugins import registered
 
     return registered()
 

@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..engine_file import EngineSpec, TensorSpec
+from ..session import Session, Tensors
 from .cuda_graph import captured
-from .engine_file import EngineSpec, TensorSpec
-from .session import Session, Tensors
 
 Program = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # flat tensors in, flat tensors out, caches written in place
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .engine_file import Manifest, TensorSpec
+from ..runtime.engine_file import Manifest, TensorSpec
 
 
 def describe(manifest: Manifest) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .engine_file import REBUILD, Manifest, ProgramSpec
-from .errors import EngineError
+from ...errors import EngineError
+from ..engine_file import REBUILD, Manifest, ProgramSpec
 
 PLAN_DTYPES = {"INT64": "int64", "BOOL": "bool", "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
 

@@ -12,10 +12,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..kernels.linear import LIBRARY_NAME, load_library
-from .engine_file import REBUILD, WEIGHTS, EngineSpec, Manifest, ProgramSpec
-from .errors import EngineError
-from .session import Session
+from ...errors import EngineError
+from ...kernels.linear import LIBRARY_NAME, load_library
+from ..engine_file import REBUILD, WEIGHTS, EngineSpec, Manifest, ProgramSpec
+from ..session import Session
 from .torch_session import Program, TorchSession
 
 Weights = dict[str, Tensor]

@@ -4,19 +4,19 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ..graphs.drafters.draft_model import DraftModel
-from ..graphs.drafters.drafter import Drafter, Scorer
-from ..graphs.drafters.merged import Merged
-from ..graphs.drafters.ngram import Ngram
-from ..graphs.drafters.none import NoDraft
-from ..graphs.static_tree import StaticTree, likely_choices
-from ..graphs.target import CausalLM, cache_layers
-from ..graphs.tree import DynamicTree, TreeShape, chain
-from ..runtime.errors import BuildError
-from .config import EngineConfig
+from ...errors import BuildError
+from ...graphs.drafters.draft_model import DraftModel
+from ...graphs.drafters.drafter import Drafter, Scorer
+from ...graphs.drafters.merged import Merged
+from ...graphs.drafters.ngram import Ngram
+from ...graphs.drafters.none import NoDraft
+from ...graphs.static_tree import StaticTree, likely_choices
+from ...graphs.target import CausalLM, cache_layers
+from ...graphs.tree import DynamicTree, TreeShape, chain
+from ..config import EngineConfig
+from ..source import Source, check_same_vocabulary, is_model, load_source
 from .eagle3_file import is_eagle3, load_eagle3, shipped_head
 from .ngram_file import is_ngram_file, load_tables, shipped_tables
-from .source import Source, check_same_vocabulary, is_model, load_source
 
 NGRAM_TREE = DynamicTree(depth=7, top_k=4, nodes=7)
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from ..graphs.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Head
-from ..runtime.errors import BuildError
-from .config import EngineConfig
+from ...errors import BuildError
+from ...graphs.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Head
+from ..config import EngineConfig
+from ..source import Source
 from .ngram_file import SHIPPED, tokenizer_hash
-from .source import Source
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 LAYER_FIELDS = (

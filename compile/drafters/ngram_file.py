@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..graphs.drafters.ngram_tables import EMPTY, LEVELS, NgramTables
-from ..runtime.errors import BuildError
-from .source import Source
+from ...errors import BuildError
+from ...graphs.drafters.ngram_tables import EMPTY, LEVELS, NgramTables
+from ..source import Source
 
 FORMAT = "specstep.ngram.1"
 SHAPES = {"bigram.tokens": 1, "bigram.entries": 2, "trigram.pairs": 2, "trigram.entries": 2}

@@ -13,9 +13,10 @@ from polygraphy.common import TensorMetadata
 from polygraphy.comparator import Comparator
 from polygraphy.logger import G_LOGGER
 
+from ..errors import BuildError, InputError
+from ..report import Report
 from ..runtime.engine import Engine, load
 from ..runtime.engine_file import NEXT, EngineSpec, read_manifest
-from ..runtime.errors import BuildError, InputError
 from ..runtime.session import Session, Tensors
 from .config import EngineConfig
 from .jit import eager
@@ -161,10 +162,9 @@ def within(tolerance: float, one: Mapping[str, Any], other: Mapping[str, Any]) -
 def settled(outputs: Mapping[str, Any]) -> Tensors:
     """A step's outputs, zero where a step leaves what may be anything: behind each row's tokens, path and length."""
     arrays = {name: np.array(values) for name, values in outputs.items()}
-    for report in arrays.get("report", ()):
-        count, _, accepted = report[:3]
-        tokens, nodes, ranks = report[3:].reshape(3, -1)  # views
-        tokens[count:] = nodes[accepted + 1 :] = ranks[accepted + 1 :] = 0
+    for report in map(Report.split, arrays.get("report", ())):
+        report.tokens[report.count :] = 0
+        report.nodes[report.accepted + 1 :] = report.ranks[report.accepted + 1 :] = 0
     for row, length in enumerate(arrays.get(f"{NEXT}lengths", ())):
         for name, array in arrays.items():
             if name.startswith((f"{NEXT}keys.", f"{NEXT}values.")):
@@ -176,7 +176,7 @@ def settled(outputs: Mapping[str, Any]) -> Tensors:
 
 def distance(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.float64]:
     """How far off each integer is, and each vector of floats (the last dimension): the norm of the difference, relative
-    to the vector's own or to that of most, where it is small."""
+    to the vector's own norm, or to the RMS of all vectors' norms where that is larger."""
     difference = _difference(expected, got)
     if expected.dtype.kind != "f":
         return difference

@@ -15,9 +15,9 @@ from onnx.inliner import inline_local_functions
 from onnxscript import optimizer
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
-from ..kernels.plugin import NAMESPACE, all_plugins
-from ..runtime.engine_file import NEXT
-from .onnx_ops import PLUGIN_ATTRIBUTES
+from ...kernels.plugin import NAMESPACE, all_plugins
+from ...runtime.engine_file import NEXT
+from ..onnx.ops import PLUGIN_ATTRIBUTES
 
 # Weights as right operands: the product that TensorRT knows best. ONNX Runtime reads them faster as left ones.
 WEIGHTS_RIGHT = RewriteRule(

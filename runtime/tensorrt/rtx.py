@@ -5,8 +5,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from .tensorrt_plan import Execution, Plan
-from .user_cache import cache_path, keep
+from ...user_cache import cache_path, keep
+from .plan import Execution, Plan
 
 
 class RuntimeCache:

@@ -18,12 +18,13 @@ from onnxscript.rewriter.rules.common import reshape_reshape_rule
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from ..runtime.engine_file import NEXT, WEIGHTS, ProgramSpec
-from .assemble import FlatProgram, Graphs, Lowered
-from .export import export_program
-from .onnx_ops import add_functions, translations
-from .passes import copy_compacted
-from .writer import write_weights
+from ...runtime.engine_file import NEXT, WEIGHTS, ProgramSpec
+from ..assemble import FlatProgram, Graphs
+from ..export import export_program
+from ..lowered import Lowered
+from ..rewrites import copy_compacted
+from ..writer import write_weights
+from .ops import add_functions, translations
 
 OPSET = 18  # what the exporter writes without converting; ONNX Runtime and TensorRT read it
 INLINE_BYTES = 1024  # smaller constants stay in the graph, where parsers look at shapes and axes

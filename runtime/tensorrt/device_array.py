@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.cuda_driver import Driver
+from .driver import Driver
 
 BITS = {"bfloat16": "uint16"}  # numpy has no bfloat16: its bits
 

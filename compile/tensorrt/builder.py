@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..runtime.errors import BuildError
-from ..runtime.tensorrt_library import check_parser, load_library
-from ..runtime.user_cache import cache_path, keep
+from ...errors import BuildError
+from ...runtime.tensorrt.library import check_parser, load_library
+from ...user_cache import cache_path, keep
 
 Report = Callable[[str], None]
 Profile = dict[str, tuple[int, int, int]]  # dynamic dimension, as the ONNX file names it -> least, best and most
@@ -73,12 +73,12 @@ def plugins_registered(trt: Any, target: Target) -> Iterator[None]:
         yield
     elif target.backend == "tensorrt-rtx":
         check_parser()
-        from ..kernels import plugin_rtx
+        from ...runtime.tensorrt import plugins as plugin_rtx
 
         with plugin_rtx.registered(target.capabilities):
             yield
     else:
-        from ..kernels import plugin_aot
+        from . import plugins as plugin_aot
 
         plugin_aot.register(trt, import_module("tensorrt.plugin"), target.capabilities[0])
         yield

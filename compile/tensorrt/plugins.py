@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from types import GenericAlias, SimpleNamespace
 from typing import Any
 
-from .plugin import DYNAMIC, NAMESPACE, Plugin, all_plugins
-from .plugin_ptx import compile_ptx
+from ...kernels.plugin import DYNAMIC, NAMESPACE, Plugin, all_plugins
+from ...kernels.ptx import compile_ptx
 
 
 def register(trt: Any, trtp: Any, capability: int) -> None:

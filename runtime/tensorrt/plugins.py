@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import tensorrt_rtx as trt
 
-from .cuda_driver import driver
-from .plugin import DYNAMIC, NAMESPACE, VERSION, Plugin, all_plugins
-from .plugin_ptx import Binary, compile_ptx
+from ...kernels.plugin import DYNAMIC, NAMESPACE, VERSION, Plugin, all_plugins
+from ...kernels.ptx import Binary, compile_ptx
+from .driver import driver
 
 DTYPES = {
     trt.int64: "int64", trt.int32: "int32", trt.bool: "bool",

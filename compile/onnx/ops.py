@@ -17,17 +17,17 @@ from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops import core
 from onnxscript.values import Op
 
-from ..kernels.accept.onnx import accept
-from ..kernels.accept.op import accept as accept_op
-from ..kernels.compact.onnx import compact
-from ..kernels.compact.op import compacted as compacted_op
-from ..kernels.expert_linear.onnx import expert_linear
-from ..kernels.expert_linear.op import expert_linear as expert_linear_op
-from ..kernels.onnx_domain import OPS
-from ..kernels.tree_attention.onnx import tree_attention
-from ..kernels.tree_attention.op import tree_attention as tree_attention_op
-from ..kernels.tree_layout.onnx import first_true, pack_bits, tree_layout, unpack_bits
-from ..kernels.tree_layout.op import tree_layout as tree_layout_op
+from ...kernels.accept.onnx import accept
+from ...kernels.accept.op import accept as accept_op
+from ...kernels.compact.onnx import compact
+from ...kernels.compact.op import compacted as compacted_op
+from ...kernels.expert_linear.onnx import expert_linear
+from ...kernels.expert_linear.op import expert_linear as expert_linear_op
+from ...kernels.onnx_domain import OPS
+from ...kernels.tree_attention.onnx import tree_attention
+from ...kernels.tree_attention.op import tree_attention as tree_attention_op
+from ...kernels.tree_layout.onnx import first_true, pack_bits, tree_layout, unpack_bits
+from ...kernels.tree_layout.op import tree_layout as tree_layout_op
 
 DOMAIN = OPS.domain
 INDEX_TYPES = (onnx_ir.DataType.INT64, onnx_ir.DataType.INT32)

@@ -17,8 +17,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from ..errors import EngineError
 from .engine_file import NEXT, REBUILD, EngineSpec, Manifest, ProgramSpec, TensorSpec
-from .errors import EngineError
 from .session import Session, Tensors
 
 PROVIDERS = ["CPUExecutionProvider"]

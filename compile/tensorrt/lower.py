@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..kernels.cuda_driver import DriverError, driver
-from ..runtime.engine_file import EngineSpec
-from ..runtime.errors import BuildError
-from ..runtime.tensorrt_library import load_library
-from . import onnx
-from .assemble import Graphs, Lowered
-from .tensorrt_onnx import fix_sizes, load_graph, use_plugins, without_plugins
-from .tensorrt_plan import Plan, Profile, Target, build_plan
+from ...errors import BuildError
+from ...runtime.engine_file import EngineSpec
+from ...runtime.tensorrt.driver import DriverError, driver
+from ...runtime.tensorrt.library import load_library
+from ..assemble import Graphs
+from ..lowered import Lowered
+from ..onnx import lower as onnx
+from .builder import Plan, Profile, Target, build_plan
+from .graph import fix_sizes, load_graph, use_plugins, without_plugins
 
 SHORT = 64  # prompt tokens of a call up to which the prefill has a profile of its own
 

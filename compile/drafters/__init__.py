@@ -1,0 +1,1 @@
+"""Which drafter an engine gets, and the files that drafters come in."""

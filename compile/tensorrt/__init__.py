@@ -1,0 +1,1 @@
+"""Lower an engine to TensorRT plans, by way of ONNX."""

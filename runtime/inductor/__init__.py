@@ -1,0 +1,1 @@
+"""Run engines that AOTInductor compiled, and plain torch modules."""

@@ -1,0 +1,1 @@
+"""Run TensorRT plans, without torch."""
