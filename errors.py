@@ -27,7 +27,7 @@ class MissingPackageError(BuildError, EngineError, InputError):
 @contextlib.contextmanager
 def needs_extra(extra: str, purpose: str) -> Iterator[None]:
     """Imports inside the block that fail for want of a package raise MissingPackageError, which names the extra of
-    this package that brings it."""
+    this package that brings it; no extra stands for the package itself."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -35,5 +35,5 @@ def needs_extra(extra: str, purpose: str) -> Iterator[None]:
             raise  # a defect of ours
         raise MissingPackageError(
             f"{purpose}: expected the package {error.name}, which is not installed; "
-            f"run `pip install 'specstep[{extra}]'`"
+            f"run `pip install '{f'specstep[{extra}]' if extra else 'specstep'}'`"
         ) from None

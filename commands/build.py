@@ -2,6 +2,7 @@
 
 import argparse
 
+from ..errors import needs_extra
 from .progress import report
 
 HELP = "compile a model and a drafter into an engine directory"
@@ -38,7 +39,8 @@ def run(options: argparse.Namespace) -> int:
         for name, value in vars(options).items()
         if value is not None and name not in ("run", "model", "output")
     }
-    from ..compile.build import build  # imports torch and transformers
+    with needs_extra("build", "build"):
+        from ..compile.build import build  # imports torch and transformers
 
     build(options.model, options.output, report=report, **given)
     return 0

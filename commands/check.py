@@ -2,7 +2,7 @@
 
 import argparse
 
-from ..errors import InputError
+from ..errors import InputError, needs_extra
 from .progress import report
 
 HELP = "compare engines' steps with torch, through polygraphy"
@@ -24,13 +24,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.steps < 1:
         raise InputError(f"steps: expected at least 1, got {options.steps}")
-    try:
+    with needs_extra("polygraphy", "check"):
         from ..compile.check import compare  # imports torch, onnx, onnxruntime and polygraphy
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"check: expected the package {error.name}, which is not installed; "
-            "run `pip install 'specstep[polygraphy]'`"
-        ) from None
 
     result = compare(options.engines, options.model, options.drafter, options.steps, options.save, report)
     for worst in result.worst:

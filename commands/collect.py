@@ -2,6 +2,7 @@
 
 import argparse
 
+from ..errors import needs_extra
 from .progress import report
 
 HELP = "collect what a model writes, to train drafters on"
@@ -38,8 +39,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..train.collect.options import CollectOptions
-    from ..train.collect.run import collect  # imports torch and transformers
+    with needs_extra("build", "collect"):
+        from ..train.collect.options import CollectOptions
+        from ..train.collect.run import collect  # imports torch and transformers
 
     names = ("run", "model", "output")
     given = {name: value for name, value in vars(options).items() if value is not None and name not in names}

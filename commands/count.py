@@ -2,6 +2,7 @@
 
 import argparse
 
+from ..errors import needs_extra
 from .progress import report
 
 HELP = "count n-gram tables for the ngram drafter"
@@ -22,7 +23,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..train.count import count  # imports torch and transformers
+    with needs_extra("build", "count"):
+        from ..train.count import count  # imports torch and transformers
 
     given = {name: getattr(options, name) for name in ("model", "top", "min_count")}
     count(options.data, options.output, report=report, **given)

@@ -2,6 +2,7 @@
 
 import argparse
 
+from ..errors import needs_extra
 from .progress import report
 
 HELP = "train an EAGLE-3 head for a model on text that the model wrote"
@@ -41,7 +42,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if value is not None}
     model, data, output, _ = (given.pop(name) for name in ("model", "data", "output", "run"))
-    from ..train.eagle3.train import train_drafter  # imports torch and transformers
+    with needs_extra("build", "train-drafter"):
+        from ..train.eagle3.train import train_drafter  # imports torch and transformers
 
     train_drafter(model, data, output, report=report, **given)
     return 0

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from ..errors import InputError
+from ..errors import InputError, needs_extra
 from .files import write
 from .progress import report
 from .prompts import LINES, read_prompts
@@ -35,7 +35,8 @@ def run(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.prompts:
         given["prompts"] = [_usable(entry.prompt) for entry in read_prompts(options.prompts)]
-    from ..train.tune import tune  # imports torch and transformers
+    with needs_extra("build", "tune"):
+        from ..train.tune import tune  # imports torch and transformers
 
     result = tune(options.model, drafters=options.drafter or (), report=report, **given)
     if options.output:
