@@ -57,6 +57,7 @@ def cases() -> Iterator[Case]:
     for dtype, head_dim in sizes:
         yield _attention_case(dtype, head_dim, rows=4 * 65)
     yield from (_attention_case("bf16", 128, rows) for rows in (4, 32))
+    yield _attention_case("bf16", 192, rows=65, value_size=128)
     yield _attention_case("bf16", 128, rows=4 * 65, window=4096, softcap=50.0)
     yield from (_merge_case(dtype, head_dim) for dtype, head_dim in (("bf16", 128), ("fp32", 256)))
 
@@ -70,15 +71,24 @@ def _compact_case(dtype: str) -> Case:
     return Case(f"compact {dtype} D=128 x{CACHES_PER_LAUNCH}", compact_kernel, pointers, constants)
 
 
-def _attention_case(dtype: str, head_dim: int, rows: int, window: int = 0, softcap: float = 0.0) -> Case:
+def _attention_case(
+    dtype: str, head_dim: int, rows: int, window: int = 0, softcap: float = 0.0, value_size: int = 0
+) -> Case:
     from .tree_attention.triton import attend_split_kernel, blocks
 
     pointers = dict.fromkeys(("q", "k", "v"), f"*{dtype}")
     pointers |= {"lengths": "*i64", "depths": "*i64", "ancestors": "*i32", "key_depths": "*i64"}
     pointers |= {"split_out": "*fp32", "split_norm": "*fp32"}
-    launch = blocks(rows, head_dim, 4 if dtype == "fp32" else 2)
+    launch = blocks(rows, head_dim, value_size or head_dim, 4 if dtype == "fp32" else 2)
     options = {name: launch.pop(name) for name in ("num_warps", "num_stages")}
-    constants = {"SCALE": head_dim**-0.5, "SOFTCAP": softcap, "WINDOW": window, "D": head_dim, **launch}
+    constants = {
+        "SCALE": head_dim**-0.5,
+        "SOFTCAP": softcap,
+        "WINDOW": window,
+        "D": head_dim,
+        "DV": value_size or head_dim,
+        **launch,
+    }
     constants |= {"stride_qd": 1, "stride_kd": 1, "stride_vd": 1}
     name = f"attention {dtype} D={head_dim} rows={launch['BLOCK_R']}" + (" window softcap" if window else "")
     return Case(name, attend_split_kernel, pointers, constants, options)
@@ -88,7 +98,7 @@ def _merge_case(dtype: str, head_dim: int) -> Case:
     from .tree_attention.triton import MAX_SPLITS, merge_splits_kernel
 
     pointers = {"split_out": "*fp32", "split_norm": "*fp32", "sinks": f"*{dtype}", "out": f"*{dtype}"}
-    constants = {"HAS_SINKS": True, "D": head_dim, "BLOCK_D": head_dim, "BLOCK_N": MAX_SPLITS}
+    constants = {"HAS_SINKS": True, "DV": head_dim, "BLOCK_DV": head_dim, "BLOCK_N": MAX_SPLITS}
     return Case(f"attention merge {dtype} D={head_dim}", merge_splits_kernel, pointers, constants)
 
 

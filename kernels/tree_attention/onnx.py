@@ -59,5 +59,5 @@ def tree_attention(
     masked = op.Where(mask == 0.0, op.Reshape(capped, per_head), mask)  # no sum: it would hand on NaN of an unseen slot
     capped = op.Concat(masked, sink, axis=3)
     weights = op.Slice(op.Softmax(capped), [0], [-1], [3])
-    mixed = op.MatMul(op.Reshape(op.CastLike(weights, v), grouped), v)  # [B, H_kv, G * T, D]
+    mixed = op.MatMul(op.Reshape(op.CastLike(weights, v), grouped), v)  # [B, H_kv, G * T, DV]
     return op.Transpose(op.Reshape(mixed, per_head), perm=[0, 2, 1, 3])

@@ -25,8 +25,8 @@ def tree_attention(
 
     Args:
         q: [B, H, T, D], fp32, fp16 or bf16.
-        k, v: [B, H_kv, S, D], the dtype of q, finite everywhere; a prefix view of a larger buffer is fine. H is a
-            multiple of H_kv and query head h reads head h // (H / H_kv). D up to 256.
+        k, v: [B, H_kv, S, D] and [B, H_kv, S, DV], the dtype of q, finite everywhere; a prefix view of a larger buffer
+            is fine. H is a multiple of H_kv and query head h reads head h // (H / H_kv). D and DV up to 256.
         lengths: int64 [B]. Slots below lengths[b] are committed, slot j at position j; tree key j is at slot
             lengths[b] + j, at position lengths[b] + key_depths[b, j]. Keys beyond S are not seen.
         depths: int64 [B, T], depth of the query nodes: query i is at position lengths[b] + depths[b, i].
@@ -40,10 +40,12 @@ def tree_attention(
     A query that sees nothing gets 0.
 
     Returns:
-        [B, T, H, D] in the dtype of q.
+        [B, T, H, DV] in the dtype of q.
     """
     if q.shape[1] % k.shape[1] != 0:
         raise ValueError(f"q: expected a multiple of the {k.shape[1]} key heads, got {q.shape[1]} heads")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"q: expected heads of size {k.shape[3]}, as the keys have, got {q.shape[3]}")
     if ancestors.shape[2] < word_count(key_depths.shape[1]):
         expected = word_count(key_depths.shape[1])
         raise ValueError(
@@ -71,5 +73,5 @@ def visible_slots(
 def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, softcap: float = 0.0, sinks: Tensor | None = None
 ) -> Tensor:
-    """The second half of `tree_attention` on a CPU: [B, T, H, D] from the mask [B, T, S]."""
+    """The second half of `tree_attention` on a CPU: [B, T, H, DV] from the mask [B, T, S]."""
     return reference.masked_attention(q, k, v, visible, scale, softcap, sinks)

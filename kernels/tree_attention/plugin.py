@@ -23,16 +23,16 @@ class AttendSplit(Plugin):
     attributes: ClassVar = {"scale": float, "window": int, "softcap": float}
 
     def output_shapes(self, shapes: Shapes, attributes: Attributes, dims: Any) -> list[Sequence[Dim]]:
-        batch, heads, nodes, size = shapes["q"]
+        batch, heads, nodes, _ = shapes["q"]
         programs = batch * ceil_div(heads * nodes, 64)
         splits = dims.max(dims.min(dims.constant(PROGRAMS) // programs, MAX_SPLITS), 1)
-        return [(splits, batch, heads, nodes, size), (splits, batch, heads, nodes)]
+        return [(splits, batch, heads, nodes, shapes["v"][3]), (splits, batch, heads, nodes)]
 
     def scalars(self, shapes: Shapes) -> list[Dim]:
-        (_, heads, nodes, size), (_, kv_heads, slots, _) = shapes["q"], shapes["k"]
-        cache = [kv_heads * slots * size, slots * size, size]
+        (_, heads, nodes, _), (_, kv_heads, slots, _) = shapes["q"], shapes["k"]
         keys, words = shapes["key_depths"][1], shapes["ancestors"][2]
-        strides = [heads * nodes * size, nodes * size, size, *cache, *cache]
+        contiguous = (shapes[name][1:] for name in ("q", "k", "v"))
+        strides = [stride for heads, rows, size in contiguous for stride in (heads * rows * size, rows * size, size)]
         return [*strides, kv_heads, heads // kv_heads, nodes, keys, words, slots]
 
     def grid(self, shapes: Shapes, constants: Mapping[str, int]) -> tuple[Dim, Dim, Dim]:
@@ -44,16 +44,17 @@ class AttendSplit(Plugin):
     def case(self, dtype: str, shapes: Shapes, attributes: Attributes) -> Case:
         from .triton import attend_split_kernel, blocks
 
-        _, heads, nodes, size = shapes["q"]
+        _, heads, nodes, _ = shapes["q"]
         group = known(heads, "tree_attention: heads") // known(shapes["k"][1], "tree_attention: key heads")
         rows = group * (LONG if nodes == DYNAMIC else nodes)
-        launch = blocks(rows, known(size, "tree_attention: head size"), 4 if dtype == "float32" else 2)
+        key_size = known(shapes["k"][3], "tree_attention: key head size")
+        value_size = known(shapes["v"][3], "tree_attention: value head size")
+        launch = blocks(rows, key_size, value_size, 4 if dtype == "float32" else 2)
         options = {name: launch.pop(name) for name in ("num_warps", "num_stages")}
         constants = {"SCALE": attributes["scale"], "SOFTCAP": attributes["softcap"], "WINDOW": attributes["window"]}
-        constants |= {"D": size, **launch, "stride_qd": 1, "stride_kd": 1, "stride_vd": 1}
-        return Case(
-            self.name, attend_split_kernel, self.pointers(dtype), constants, options, aligned_strides=size % 16 == 0
-        )
+        constants |= {"D": key_size, "DV": value_size, **launch, "stride_qd": 1, "stride_kd": 1, "stride_vd": 1}
+        aligned = key_size % 16 == value_size % 16 == 0
+        return Case(self.name, attend_split_kernel, self.pointers(dtype), constants, options, aligned_strides=aligned)
 
 
 class MergeSplits(Plugin):
@@ -81,8 +82,8 @@ class MergeSplits(Plugin):
         splits, *_, size = shapes["split_out"]
         constants = {
             "HAS_SINKS": True,
-            "D": size,
-            "BLOCK_D": power_of_2(known(size, "tree_attention: head size")),
+            "DV": size,
+            "BLOCK_DV": power_of_2(known(size, "tree_attention: value head size")),
             "BLOCK_N": power_of_2(MAX_SPLITS if splits == DYNAMIC else splits),
         }
         return Case(self.name, merge_splits_kernel, self.pointers(dtype), constants)

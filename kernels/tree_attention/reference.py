@@ -29,7 +29,8 @@ def visible_slots(
 def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, softcap: float = 0.0, sinks: Tensor | None = None
 ) -> Tensor:
-    """Softmax attention of q [B, H, T, D] over k, v [B, H_kv, S, D] where visible [B, T, S] -> [B, T, H, D].
+    """Softmax attention of q [B, H, T, D] over k [B, H_kv, S, D] and v [B, H_kv, S, DV] where visible [B, T, S] ->
+    [B, T, H, DV].
 
     The query heads of a group are rows of one matrix product: 21 ms against 29 ms for scaled_dot_product_attention
     with enable_gqa, SmolLM2-135M with 1984 slots on 2 cores. Products run in the cache's dtype, the softmax in fp32.
@@ -50,9 +51,9 @@ def masked_attention(
     weights = torch.exp(scores - peak)
     total = weights.sum(-1, keepdim=True)
     total = total + torch.exp(sink - peak) if sinks is not None else total.clamp(min=1e-30)
-    out = torch.matmul(weights.to(v.dtype).flatten(2, 3), v).float()  # [B, H_kv, G * T, D]
-    out = (out / total.flatten(2, 3)).to(q.dtype)  # here, on D values a row, instead of on S weights
-    return out.unflatten(2, (-1, nodes)).permute(0, 3, 1, 2, 4).reshape(batch, nodes, heads, head_dim).contiguous()
+    out = torch.matmul(weights.to(v.dtype).flatten(2, 3), v).float()  # [B, H_kv, G * T, DV]
+    out = (out / total.flatten(2, 3)).to(q.dtype)  # here, on DV values a row, instead of on S weights
+    return out.unflatten(2, (-1, nodes)).permute(0, 3, 1, 2, 4).reshape(batch, nodes, heads, v.shape[3]).contiguous()
 
 
 def tree_attention(

@@ -20,12 +20,13 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 def _attend(
     q, key_row, value_row, slot, visible, peak, total, out,
     stride_ks, stride_kd, stride_vs, stride_vd, limit,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """One block of keys in the running softmax of base 2: row maximum `peak`, sum `total`, weighted sum `out`."""
-    column = tl.arange(0, BLOCK_D)
-    mask = (slot < limit)[:, None] & (column < D)[None, :]
-    key = tl.load(key_row + slot[:, None] * stride_ks + column[None, :] * stride_kd, mask=mask, other=0.0)
+    inside = (slot < limit)[:, None]
+    column = tl.arange(0, BLOCK_D)[None, :]
+    key = tl.load(key_row + slot[:, None] * stride_ks + column * stride_kd, mask=inside & (column < D), other=0.0)
     scores = tl.dot(q, tl.trans(key), input_precision="ieee")
     if SOFTCAP > 0.0:
         # tanh(x) = 2 * sigmoid(2 * x) - 1
@@ -39,7 +40,8 @@ def _attend(
     finite_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # nothing seen so far
     weights = tl.exp2(scores - finite_peak[:, None])
     rescale = tl.exp2(peak - finite_peak)
-    value = tl.load(value_row + slot[:, None] * stride_vs + column[None, :] * stride_vd, mask=mask, other=0.0)
+    column = tl.arange(0, BLOCK_DV)[None, :]
+    value = tl.load(value_row + slot[:, None] * stride_vs + column * stride_vd, mask=inside & (column < DV), other=0.0)
     out = tl.dot(weights.to(value.dtype), value, out * rescale[:, None], input_precision="ieee")
     return new_peak, total * rescale + tl.sum(weights, 1), out
 
@@ -52,8 +54,8 @@ def attend_split_kernel(
     stride_vb, stride_vh, stride_vs, stride_vd,
     kv_heads, group, nodes, keys, words, slots,
     split_out, split_norm,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(2).to(tl.int64) // kv_heads
     head = tl.program_id(2).to(tl.int64) % kv_heads
@@ -84,7 +86,7 @@ def attend_split_kernel(
 
     peak = tl.full([BLOCK_R], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_R], tl.float32)
-    out = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
+    out = tl.zeros([BLOCK_R, BLOCK_DV], tl.float32)
     for block in range(begin, tl.minimum(end, last)):
         slot = block * BLOCK_S + tl.arange(0, BLOCK_S)
         visible = row_used[:, None] & (slot < length)[None, :]
@@ -92,7 +94,8 @@ def attend_split_kernel(
             visible &= (length + depth)[:, None] - slot[None, :] < WINDOW
         peak, total, out = _attend(
             queries, k, v, slot, visible, peak, total, out,
-            stride_ks, stride_kd, stride_vs, stride_vd, length, SCALE, SOFTCAP, D, BLOCK_D,
+            stride_ks, stride_kd, stride_vs, stride_vd, length,
+            SCALE, SOFTCAP, D, DV, BLOCK_D, BLOCK_DV,
         )  # fmt: skip
     bits = ancestors + (batch * nodes + node)[:, None] * words
     for block in range(tl.maximum(begin, last) - last, tl.minimum(end - last, tree_blocks)):
@@ -104,7 +107,8 @@ def attend_split_kernel(
             visible &= depth[:, None] - key_depth[None, :] < WINDOW
         peak, total, out = _attend(
             queries, k, v, length + key, visible, peak, total, out,
-            stride_ks, stride_kd, stride_vs, stride_vd, tl.minimum(length + keys, slots), SCALE, SOFTCAP, D, BLOCK_D,
+            stride_ks, stride_kd, stride_vs, stride_vd, tl.minimum(length + keys, slots),
+            SCALE, SOFTCAP, D, DV, BLOCK_D, BLOCK_DV,
         )  # fmt: skip
 
     # [split, B, H, T]: heads of a group follow one another, so row r is entry r of this group's heads.
@@ -112,14 +116,15 @@ def attend_split_kernel(
     entry = entry * (group * nodes) + row
     safe_total = tl.where(total > 0.0, total, 1.0)
     tl.store(split_norm + entry, tl.where(total > 0.0, peak + tl.log2(safe_total), float("-inf")), mask=row_used)
-    mask = row_used[:, None] & (column < D)[None, :]
-    tl.store(split_out + entry[:, None] * D + column[None, :], out / safe_total[:, None], mask=mask)
+    column = tl.arange(0, BLOCK_DV)[None, :]
+    mask = row_used[:, None] & (column < DV)
+    tl.store(split_out + entry[:, None] * DV + column, out / safe_total[:, None], mask=mask)
 
 
 @triton.jit
 def merge_splits_kernel(
     split_out, split_norm, sinks, heads, nodes, splits, out,
-    HAS_SINKS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_SINKS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program per (b, h, t): splits weighted by their share of the softmax denominator."""
     entry = tl.program_id(0).to(tl.int64)
@@ -127,7 +132,7 @@ def merge_splits_kernel(
     head = entry // nodes % heads
     batch = entry // nodes // heads
     split = tl.arange(0, BLOCK_N)
-    column = tl.arange(0, BLOCK_D)
+    column = tl.arange(0, BLOCK_DV)
     at = split * tl.num_programs(0).to(tl.int64) + entry
     norm = tl.load(split_norm + at, mask=split < splits, other=float("-inf"))
     peak = tl.max(norm, 0)
@@ -139,20 +144,21 @@ def merge_splits_kernel(
     total = tl.sum(share, 0)
     if HAS_SINKS:
         total += tl.exp2(sink - peak)
-    mask = (norm > float("-inf"))[:, None] & (column < D)[None, :]
-    values = tl.load(split_out + at[:, None] * D + column[None, :], mask=mask, other=0.0)
+    mask = (norm > float("-inf"))[:, None] & (column < DV)[None, :]
+    values = tl.load(split_out + at[:, None] * DV + column[None, :], mask=mask, other=0.0)
     merged = tl.sum(values * share[:, None], 0) / tl.where(total > 0.0, total, 1.0)
-    to = out + ((batch * nodes + node) * heads + head) * D
-    tl.store(to + column, merged.to(out.dtype.element_ty), mask=column < D)
+    to = out + ((batch * nodes + node) * heads + head) * DV
+    tl.store(to + column, merged.to(out.dtype.element_ty), mask=column < DV)
 
 
-def blocks(rows: int, head_dim: int, element_size: int) -> dict[str, int]:
+def blocks(rows: int, key_size: int, value_size: int, element_size: int) -> dict[str, int]:
     """Block sizes and options of the split kernel for `rows` = group * nodes; none spills (see compile_cubin)."""
-    block_d = max(16, triton.next_power_of_2(head_dim))
-    largest = 16 if element_size == 4 else 64 if block_d <= 128 else 32
+    block_d, block_dv = (max(16, triton.next_power_of_2(size)) for size in (key_size, value_size))
+    largest = 16 if element_size == 4 else 64 if max(block_d, block_dv) <= 128 else 32
     block_r = min(largest, max(16, triton.next_power_of_2(rows)))
     return {
         "BLOCK_D": block_d,
+        "BLOCK_DV": block_dv,
         "BLOCK_R": block_r,
         "BLOCK_S": 16 if element_size == 4 else 64 if block_r == 16 else 32,
         "num_warps": 8 if block_r == 64 else 4,
@@ -174,15 +180,15 @@ def tree_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Launch for `op.tree_attention`."""
-    batch, heads, nodes, head_dim = q.shape
-    kv_heads, slots = k.shape[1], k.shape[2]
+    batch, heads, nodes, key_size = q.shape
+    _, kv_heads, slots, value_size = v.shape
     group = heads // kv_heads
-    options = blocks(group * nodes, head_dim, q.element_size())
+    options = blocks(group * nodes, key_size, value_size, q.element_size())
     tiles = triton.cdiv(group * nodes, options["BLOCK_R"])
     splits = max(1, min(MAX_SPLITS, PROGRAMS // (batch * kv_heads * tiles)))
-    split_out = torch.empty(splits, batch, heads, nodes, head_dim, dtype=torch.float32, device=q.device)
+    split_out = torch.empty(splits, batch, heads, nodes, value_size, dtype=torch.float32, device=q.device)
     split_norm = torch.empty(splits, batch, heads, nodes, dtype=torch.float32, device=q.device)
-    out = torch.empty(batch, nodes, heads, head_dim, dtype=q.dtype, device=q.device)
+    out = torch.empty(batch, nodes, heads, value_size, dtype=q.dtype, device=q.device)
     wrap_triton(attend_split_kernel)[(splits, tiles, batch * kv_heads)](
         q,
         k,
@@ -205,7 +211,8 @@ def tree_attention(
         SCALE=scale,
         SOFTCAP=softcap,
         WINDOW=window,
-        D=head_dim,
+        D=key_size,
+        DV=value_size,
         **options,
     )
     wrap_triton(merge_splits_kernel)[(batch * heads * nodes,)](
@@ -217,8 +224,8 @@ def tree_attention(
         splits,
         out,
         HAS_SINKS=sinks is not None,
-        D=head_dim,
-        BLOCK_D=options["BLOCK_D"],
+        DV=value_size,
+        BLOCK_DV=options["BLOCK_DV"],
         BLOCK_N=triton.next_power_of_2(splits),
         num_warps=4,
     )

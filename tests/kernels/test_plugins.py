@@ -86,16 +86,24 @@ def test_cache_write(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("sinks", [False, True])
-@pytest.mark.parametrize(("dynamic", "window", "softcap"), [(False, 0, 0.0), (True, 6, 5.0)])
+@pytest.mark.parametrize(
+    ("dynamic", "window", "softcap", "value_size"), [(False, 0, 0.0, 16), (True, 6, 5.0, 16), (False, 0, 0.0, 24)]
+)
 def test_tree_attention_in_two_plugins(
-    random_trees: Any, monkeypatch: pytest.MonkeyPatch, sinks: bool, dynamic: bool, window: int, softcap: float
+    random_trees: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    sinks: bool,
+    dynamic: bool,
+    window: int,
+    softcap: float,
+    value_size: int,
 ) -> None:
     monkeypatch.setattr("specstep.kernels.tree_attention.plugin.PROGRAMS", 8)  # fewer splits: the interpreter is slow
     generator = torch.Generator().manual_seed(4)
     parents, valid = trees(random_trees, batch=2)
     ancestors, depths, *_ = tree_layout(parents, valid)
     q = torch.randn(2, 4, NODES, 16, generator=generator)
-    k, v = torch.randn(2, 2, 2, 40, 16, generator=generator)
+    k, v = (torch.randn(2, 2, 40, size, generator=generator) for size in (16, value_size))
     where = [torch.tensor([17, 0]), depths, ancestors, depths]
     attributes = {"scale": 0.25, "window": window, "softcap": softcap}
     split = launch("tree_attention_split", [q, k, v, *where], dynamic=dynamic, **attributes)

@@ -30,10 +30,10 @@ class Case:
 
 
 def brute_force(case: Case) -> Tensor:
-    batch, heads, nodes, head_dim = case.q.shape
+    batch, heads, nodes, _ = case.q.shape
     group, slots, keys = heads // case.k.shape[1], case.k.shape[2], case.key_depths.shape[1]
     bits = unpack_bits(case.ancestors, keys)
-    out = torch.zeros(batch, nodes, heads, head_dim, dtype=torch.float64)
+    out = torch.zeros(batch, nodes, heads, case.v.shape[3], dtype=torch.float64)
     for b, length in enumerate(case.lengths.tolist()):
         for t in range(nodes):
             seen = [(j, j) for j in range(min(length, slots))]
@@ -55,7 +55,7 @@ def _attend(case: Case, b: int, h: int, t: int, kv: int, chosen: list[int]) -> T
         scores = case.softcap * torch.tanh(scores / case.softcap)
     logits = scores if case.sinks is None else torch.cat((scores, case.sinks[h : h + 1].double()))
     if len(logits) == 0:
-        return torch.zeros(case.q.shape[3], dtype=torch.float64)
+        return torch.zeros(case.v.shape[3], dtype=torch.float64)
     return logits.softmax(0)[: len(scores)] @ case.v[b, kv, chosen].double()
 
 
@@ -68,13 +68,15 @@ def make_case(
     lengths: tuple[int, ...] = (0, 70, 33),
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    value_dim: int | None = None,
 ) -> Case:
     torch.manual_seed(seed)
     batch, slots = len(lengths), max(lengths) + nodes + 3
     parents, valid = random_trees(5, nodes, seed)
     rows = [2 + b % 3 for b in range(batch)]  # random, pruned and garbage trees
     ancestors, depths, _, _ = tree_layout(parents[rows], valid[rows])
-    k, v = (torch.randn(batch, kv_heads, slots + 5, head_dim).to(dtype)[:, :, :slots] for _ in range(2))
+    sizes = (head_dim, value_dim or head_dim)
+    k, v = (torch.randn(batch, kv_heads, slots + 5, size).to(dtype)[:, :, :slots] for size in sizes)
     q = torch.randn(batch, nodes, heads, head_dim).to(dtype).transpose(1, 2)  # as a projection leaves it
     return Case(q, k, v, torch.tensor(lengths), depths, ancestors, depths, head_dim**-0.5)
 
@@ -119,6 +121,15 @@ def test_bfloat16(backend: Any, random_trees: Any) -> None:
 def test_heads(backend: Any, random_trees: Any, heads: tuple[int, int], head_dim: int) -> None:
     case = make_case(random_trees, nodes=5, heads=heads[0], kv_heads=heads[1], head_dim=head_dim, lengths=(9, 0, 66))
     check(backend, case)
+
+
+@pytest.mark.parametrize("sizes", [(192, 128), (24, 16), (16, 48)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_values_of_another_size(backend: Any, random_trees: Any, sizes: tuple[int, int], dtype: torch.dtype) -> None:
+    """Multi-head latent attention: DeepSeek-V3 has keys of 192 and values of 128."""
+    case = make_case(random_trees, nodes=9, dtype=dtype, head_dim=sizes[0], value_dim=sizes[1])
+    check(backend, replace(case, sinks=torch.randn(4), window=40, softcap=20.0))
+    check(backend, replace(case, lengths=torch.tensor([0, 12, 3])))
 
 
 @pytest.mark.parametrize("window", [1, 2, 7, 64, 65, 1000])
@@ -201,9 +212,10 @@ def test_long_row_beside_short_ones(
     check(backend, replace(case, window=window))
 
 
+@pytest.mark.parametrize("value_dim", [32, 16])
 @pytest.mark.parametrize("sinks", [None, torch.randn(4)], ids=["plain", "sinks"])
-def test_opcheck(random_trees: Any, sinks: Tensor | None) -> None:
-    case = make_case(random_trees)
+def test_opcheck(random_trees: Any, sinks: Tensor | None, value_dim: int) -> None:
+    case = make_case(random_trees, value_dim=value_dim)
     torch.library.opcheck(tree_attention_op, tuple(replace(case, sinks=sinks, window=4, softcap=20.0).args("cpu")))
 
 
@@ -211,6 +223,8 @@ def test_refusals_name_expected_and_got(random_trees: Any) -> None:
     case = make_case(random_trees)
     with pytest.raises(ValueError, match="expected a multiple of the 2 key heads, got 3"):
         tree_attention_op(*replace(case, q=case.q[:, :3]).args("cpu"))
+    with pytest.raises(ValueError, match="q: expected heads of size 32, as the keys have, got 16"):
+        tree_attention_op(*replace(case, q=case.q[..., :16]).args("cpu"))
     with pytest.raises(ValueError, match="expected >= 2 words for 33 tree keys, got 1"):
         tree_attention_op(*replace(case, key_depths=torch.zeros(3, 33, dtype=torch.int64)).args("cpu"))
     with pytest.raises(ValueError, match="expected one dtype"):
