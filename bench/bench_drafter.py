@@ -40,7 +40,7 @@ def main():
     for tree in options.tree or ["7,4,7"]:
         depth, top_k, nodes = map(int, tree.split(","))
         config = EngineConfig(drafter=options.drafter, tree="dynamic", depth=depth, top_k=top_k, nodes=nodes)
-        print(tree, tokens_per_step(source, make_drafter(source, config, 0), answers), flush=True)
+        print(tree, tokens_per_step(source, make_drafter(source, config), answers), flush=True)
 
 
 if __name__ == "__main__":

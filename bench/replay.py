@@ -65,7 +65,7 @@ def _replay(target, drafter, texts, starts, dtype):
     layers = drafter.scorer.cache_layers() or []
     keys = [torch.zeros(batch, layer.heads, slots, layer.key_size, dtype=dtype) for layer in layers]
     values = [torch.zeros(batch, layer.heads, slots, layer.value_size, dtype=dtype) for layer in layers]
-    if not layers:  # the scorers read the slots in use from a cache
+    if not layers:  # the step reads the slots in use from a cache
         keys = values = [torch.zeros(batch, 1, slots, 1)]
     prefill, step = Prefill(target, drafter, slots), SpeculativeStep(target, drafter)
     for row, (text, start) in enumerate(zip(texts, starts, strict=True)):

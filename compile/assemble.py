@@ -66,7 +66,7 @@ def assemble(target: Source, config: EngineConfig) -> Graphs:
     """Put the graphs together. Raises BuildError for what does not fit."""
     try:
         layers = cache_layers(target.model)
-        drafter = make_drafter(target, config, len(layers))
+        drafter = make_drafter(target, config)
         model = CausalLM(target.model, feature_layers=drafter.scorer.feature_layers)
     except UnsupportedModel as error:
         raise BuildError(str(error)) from None

@@ -60,20 +60,19 @@ def chain_pass(lengths: Tensor, width: int, most: int) -> Pass:
 class LayerCache:
     """The engine's KV tensors in the shape of a transformers cache: writes at the pass's slots, returns all slots.
 
-    keys, values: one tensor [B, H_kv, S, D] per layer of the whole engine, mutated in place; `first_layer` is the
-    place of this model's layer 0 among them.
+    keys, values: one tensor [B, H_kv, S, D] for each layer of this model, mutated in place.
     """
 
     is_compileable = True
 
-    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], slots: Tensor, first_layer: int):
-        self.keys, self.values, self.slots, self.first_layer = keys, values, slots, first_layer
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], slots: Tensor):
+        self.keys, self.values, self.slots = keys, values, slots
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """key, value [B, H_kv, T, D] of one layer -> that layer's whole cache."""
         row = torch.arange(key.shape[0], device=key.device)[:, None, None]
         head = torch.arange(key.shape[1], device=key.device)[:, None]
-        caches = self.keys[self.first_layer + layer_idx], self.values[self.first_layer + layer_idx]
+        caches = self.keys[layer_idx], self.values[layer_idx]
         for cache, new in zip(caches, (key, value), strict=True):
             cache.index_put_((row, head, self.slots[:, None]), new.to(cache.dtype))
         return caches

@@ -25,6 +25,9 @@ class Prefill(nn.Module):
         """tokens [1, T] int64, of which the first count [1] int64 are the row's next ones; state as in the step,
         its history already holding the whole prompt; keys, values [1, H_kv, S, D], written in place."""
         where = chain_pass(state["lengths"], tokens.shape[1], self.chunk)
-        _, features = self.target(tokens, where, keys, values)
-        scorer_state = self.drafter.scorer.prefill(tokens, count, where, state, keys, values, features)
+        layers = self.target.layers
+        _, features = self.target(tokens, where, keys[:layers], values[:layers])
+        scorer_state = self.drafter.scorer.prefill(
+            tokens, count, where, state, keys[layers:], values[layers:], features
+        )
         return {"lengths": state["lengths"] + count} | scorer_state

@@ -30,17 +30,18 @@ class SpeculativeStep(nn.Module):
     def forward(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, State]:
         """state as `state.row_state` and the drafter say; keys, values: one [B, H_kv, S, D] per layer, the target's
         first, written in place, as is state["history"]."""
-        tree, drafter_state = self.drafter(state, keys, values)
+        layers, slots = self.target.layers, keys[0].shape[2]
+        near = state | {"history": state["history"][:, :slots]}  # the cost follows the tokens really there
+        tree, drafter_state = self.drafter(near, keys[layers:], values[layers:])
 
         ancestors, depths, _, _ = tree_layout(tree.parents, tree.valid)
         where = Pass(state["lengths"], depths, ancestors, depths)
-        logits, features = self.target(tree.tokens, where, keys, values)
+        logits, features = self.target(tree.tokens, where, keys[:layers], values[:layers])
         choice = logits.argmax(-1)
 
         path, accepted = accept(*tree, ancestors, depths, choice, self.drafter.depth)
         tokens, count, finish = emit(state, path, accepted, choice)
 
-        layers = self.target.layers
         compact([*keys[:layers], *values[:layers]], state["lengths"], path, accepted)
         put(state["history"], state["lengths"] + 1, tokens)
         drafter_state |= self.drafter.scorer.commit(path, count, features)

@@ -26,9 +26,9 @@ class CacheLayer(NamedTuple):
 
 
 class CausalLM(nn.Module):
-    """A causal LM that reads and writes the engine's per-layer KV tensors from `first_layer` on."""
+    """A causal LM that reads and writes the engine's KV tensors, those of its own layers."""
 
-    def __init__(self, model: PreTrainedModel, first_layer: int = 0, feature_layers: Sequence[int] = ()):
+    def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int] = ()):
         """`feature_layers`: layers whose input hidden states are returned as features."""
         super().__init__()
         check_config(model)
@@ -37,7 +37,7 @@ class CausalLM(nn.Module):
         model.set_attn_implementation(ATTENTION_NAME)
         model.set_experts_implementation(EXPERTS_NAME)
         self.model = model.eval().requires_grad_(False)
-        self.first_layer, self.feature_layers = first_layer, tuple(feature_layers)
+        self.feature_layers = tuple(feature_layers)
         self.config = model.config.get_text_config()
         self.layers: int = self.config.num_hidden_layers
         self.vocab_size: int = self.model.get_output_embeddings().weight.shape[0]
@@ -62,7 +62,7 @@ class CausalLM(nn.Module):
             self.max_positions is not None
         ):  # nodes past a row's limit are never accepted, but must not read past a table
             positions = positions.clamp(max=self.max_positions - 1)
-        cache = LayerCache(keys, values, where.slots, self.first_layer)
+        cache = LayerCache(keys, values, where.slots)
         return {
             "input_ids": tokens,
             "position_ids": positions,

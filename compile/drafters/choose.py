@@ -21,16 +21,16 @@ from .ngram_file import is_ngram_file, load_tables, shipped_tables
 NGRAM_TREE = DynamicTree(depth=7, top_k=4, nodes=7)
 
 
-def make_drafter(target: Source, config: EngineConfig, first_layer: int) -> Drafter:
-    """The drafter that the config asks for, its cache layers from `first_layer` on. Raises BuildError."""
-    scorer, default = _scorers(target, config, first_layer)
+def make_drafter(target: Source, config: EngineConfig) -> Drafter:
+    """The drafter that the config asks for. Raises BuildError."""
+    scorer, default = _scorers(target, config)
     try:
         return Drafter(scorer, _shape(config, default)).to(config.device)
     except ValueError as error:
         raise BuildError(str(error)) from None
 
 
-def _scorers(target: Source, config: EngineConfig, first_layer: int) -> tuple[Scorer, TreeShape]:
+def _scorers(target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:
     """The scorer that `config.drafter` asks for, and the tree it grows by default: the one it names, or a mixture of
     those it lists. Raises BuildError."""
     names = [
@@ -45,8 +45,7 @@ def _scorers(target: Source, config: EngineConfig, first_layer: int) -> tuple[Sc
         )
     scorers, shapes = [], []
     for name in names:
-        scorer, shape = _scorer(name, target, config, first_layer)
-        first_layer += len(scorer.cache_layers())
+        scorer, shape = _scorer(name, target, config)
         scorers.append(scorer)
         shapes.append(shape)
     return (scorers[0], shapes[0]) if len(scorers) == 1 else (Merged(scorers), NGRAM_TREE)
@@ -58,7 +57,7 @@ def default_drafters(target: Source) -> list[str]:
     return [str(path) for path in (shipped_tables(target), shipped_head(target)) if path] or ["ngram"]
 
 
-def _scorer(name: str, target: Source, config: EngineConfig, first_layer: int) -> tuple[Scorer, TreeShape]:
+def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:
     """The scorer of one name, and the tree it grows by default. A new method adds a line here."""
     methods: dict[str, Callable[[], tuple[Scorer, TreeShape]]] = {
         "none": lambda: (NoDraft(), chain(0)),
@@ -69,19 +68,19 @@ def _scorer(name: str, target: Source, config: EngineConfig, first_layer: int) -
     if is_ngram_file(name):
         return Ngram(load_tables(name, target)), NGRAM_TREE
     if is_eagle3(name):
-        return load_eagle3(name, target, config, first_layer), DynamicTree(depth=4, top_k=4, nodes=12)
+        return load_eagle3(name, target, config), DynamicTree(depth=4, top_k=4, nodes=12)
     if is_model(name):
-        return _draft_model(name, target, config, first_layer), chain(4)
+        return _draft_model(name, target, config), chain(4)
     known = ", ".join((*methods, "default"))
     raise BuildError(f"drafter: expected {known} or a path to tables, a smaller model or a head, got {name!r}")
 
 
-def _draft_model(name: str, target: Source, config: EngineConfig, first_layer: int) -> DraftModel:
+def _draft_model(name: str, target: Source, config: EngineConfig) -> DraftModel:
     source = load_source(name, config.dtype, config.device)
     check_same_vocabulary(target, source)
     layers = cache_layers(source.model)
     vocabulary: int = target.model.get_output_embeddings().weight.shape[0]
-    return DraftModel(CausalLM(source.model, first_layer), layers, vocabulary)
+    return DraftModel(CausalLM(source.model), layers, vocabulary)
 
 
 def _shape(config: EngineConfig, default: TreeShape) -> TreeShape:

@@ -35,7 +35,7 @@ def is_eagle3(name: str) -> bool:
     )
 
 
-def load_eagle3(name: str, target: Source, config: EngineConfig, first_layer: int) -> Eagle3:
+def load_eagle3(name: str, target: Source, config: EngineConfig) -> Eagle3:
     """A head from a directory, or from a weights file with config.json beside it -> its scorer, in the engine's
     dtype and on its device. Raises BuildError naming every field or tensor that does not fit."""
     check_target(name, target)
@@ -56,7 +56,7 @@ def load_eagle3(name: str, target: Source, config: EngineConfig, first_layer: in
     _fill(name, head, tensors, target.model.get_input_embeddings().num_embeddings)
     head = head.to(device=config.device, dtype=getattr(torch, config.dtype))
     head.rotary = LlamaRotaryEmbedding(head_config.layer).to(config.device)  # its frequencies stay float32
-    return Eagle3(head, embed.to(head.fc.weight), first_layer).eval().requires_grad_(False)
+    return Eagle3(head, embed.to(head.fc.weight)).eval().requires_grad_(False)
 
 
 def describe_target(target: Source) -> dict[str, Any]:

@@ -63,7 +63,8 @@ class Drafter(nn.Module):
         self.depth, self.nodes = shape.depth, shape.nodes
 
     def forward(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[DraftTree, State]:
-        """state and KV tensors as in `SpeculativeStep` -> the tree below each row's root, and the scorer's next
+        """state as in `SpeculativeStep`, its history [B, S] cut to the slots in use; keys, values: one
+        [B, H_kv, S, D] for each of the scorer's cache layers -> the tree below each row's root, and the scorer's next
         state."""
         root = state["history"].gather(1, state["lengths"][:, None])[:, 0]
         children, expand, scorer_state = self.scorer.begin(state, keys, values, self.shape)

@@ -122,10 +122,10 @@ class Eagle3(Scorer):
     first runs the head over these, which overwrites what rejected drafts left there; the last of them scores the root.
     """
 
-    def __init__(self, head: Eagle3Head, embed: nn.Module, first_layer: int):
+    def __init__(self, head: Eagle3Head, embed: nn.Module):
         """embed: token ids -> [.., H]; the target's own embeddings unless the checkpoint brings others."""
         super().__init__()
-        self.head, self.embed, self.first_layer = head, embed, first_layer
+        self.head, self.embed = head, embed
         self.feature_layers = head.config.feature_layers
 
     def cache_layers(self) -> list[CacheLayer]:
@@ -194,7 +194,7 @@ class Eagle3(Scorer):
     def _run(
         self, tokens: Tensor, hidden: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        return self.head(self.embed(tokens), hidden, where, LayerCache(keys, values, where.slots, self.first_layer))
+        return self.head(self.embed(tokens), hidden, where, LayerCache(keys, values, where.slots))
 
     def _best(self, normed: Tensor, top_k: int) -> Candidates:
         """normed [B, F, H] -> the best tokens of the draft vocabulary, as the target's ids."""

@@ -48,14 +48,18 @@ class Merged(Scorer):
         values: Sequence[Tensor],
         features: Tensor | None,
     ) -> State:
-        own = zip(self._scorers(), self._states(state), self._features(features), strict=True)
-        return self._named([s.prefill(tokens, count, where, its, keys, values, f) for s, its, f in own])
+        own = zip(
+            self._scorers(), self._states(state), self._layers(keys), self._layers(values), self._features(features),
+            strict=True,
+        )  # fmt: skip
+        return self._named([s.prefill(tokens, count, where, its, k, v, f) for s, its, k, v, f in own])
 
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
         scorers = self._scorers()
-        begun = [s.begin(its, keys, values, shape) for s, its in zip(scorers, self._states(state), strict=True)]
+        own = zip(scorers, self._states(state), self._layers(keys), self._layers(values), strict=True)
+        begun = [scorer.begin(its, k, v, shape) for scorer, its, k, v in own]
         asked = [go_on for _, go_on, _ in begun]
         deep = [go_on for scorer, go_on in zip(scorers, asked, strict=True) if not scorer.neural] or asked
         level = 1
@@ -102,6 +106,15 @@ class Merged(Scorer):
             | {name.removeprefix(f"{place}."): tensor for name, tensor in state.items() if name.startswith(f"{place}.")}
             for place in range(len(self.scorers))
         ]
+
+    def _layers(self, caches: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        """Each scorer's own part of the keys or of the values."""
+        parts, start = [], 0
+        for scorer in self._scorers():
+            end = start + len(scorer.cache_layers())
+            parts.append(caches[start:end])
+            start = end
+        return parts
 
     def _features(self, features: Tensor | None) -> list[Tensor | None]:
         """Each scorer's own part of the captured features [B, T, L*H]."""

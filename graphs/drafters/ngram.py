@@ -52,7 +52,7 @@ class Ngram(Scorer):
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
-        history = state["history"][:, : keys[0].shape[2]]  # the cost follows the tokens really there
+        history = state["history"]
         before = state["lengths"][:, None] + torch.arange(-self.longest, 0, device=history.device)
         context = history.gather(1, before.clamp(min=0)).where(before >= 0, -2)[:, None]  # [B, 1, n] ahead of the root
 

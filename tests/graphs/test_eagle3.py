@@ -128,7 +128,7 @@ def test_low_precision_keeps_exact_rotary_frequencies(target, tmp_path):
     """In bfloat16, angles at position 200 would be off by radians."""
     head = save_eagle3(tmp_path / "head")
     source = load_source(str(target), "bfloat16", "cpu")
-    scorer = load_eagle3(str(head), source, EngineConfig(drafter=str(head)), first_layer=3)
+    scorer = load_eagle3(str(head), source, EngineConfig(drafter=str(head)))
     assert scorer.head.fc.weight.dtype == torch.bfloat16
     torch.testing.assert_close(scorer.head.rotary.inv_freq, 10000.0 ** -(torch.arange(0, 12, 2) / 12))
 

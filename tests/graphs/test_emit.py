@@ -2,7 +2,7 @@
 
 import torch
 from specstep.graphs.emit import emit
-from specstep.graphs.state import FREE, FULL, RUNNING, STOPPED
+from specstep.report import FREE, FULL, RUNNING, STOPPED
 
 
 def row_state(**changes):

@@ -11,6 +11,10 @@ from models import greedy, save_eagle3, save_model, tiny_model
 from specstep.graphs.drafters.drafter import Drafter
 from specstep.graphs.drafters.merged import Merged
 from specstep.graphs.drafters.ngram import STEPS_PER_NAT, Ngram
+from specstep.graphs.prefill import Prefill
+from specstep.graphs.state import row_state
+from specstep.graphs.step import SpeculativeStep
+from specstep.graphs.target import CacheLayer
 from specstep.graphs.tree import Candidates, DynamicTree
 
 PROMPTS = [[5], [7, 8], [40, 41, 42] * 9, list(range(30, 83))]
@@ -84,6 +88,41 @@ def test_neural_scorers_are_asked_on_the_first_levels_alone():
         scorers = [Counting(neural) for neural in kinds]
         Drafter(Merged(scorers), shape)(state, cache, cache)
         assert [scorer.levels for scorer in scorers] == expected
+
+
+def test_each_scorer_is_handed_its_own_cache_layers():
+    class Recording(Ngram):
+        def __init__(self, *sizes):
+            super().__init__()
+            self.sizes, self.got = sizes, []
+
+        def cache_layers(self):
+            return [CacheLayer(1, size, size + 1) for size in self.sizes]
+
+        def begin(self, state, keys, values, shape):
+            self.got.append((tuple(key.shape[3] for key in keys), tuple(value.shape[3] for value in values)))
+            return super().begin(state, keys, values, shape)
+
+        def prefill(self, tokens, count, where, state, keys, values, features):
+            self.got.append((tuple(key.shape[3] for key in keys), tuple(value.shape[3] for value in values)))
+            return {}
+
+    class OneLayer(torch.nn.Module):
+        layers = 1
+
+        def forward(self, tokens, where, keys, values):
+            assert len(keys) == len(values) == 1
+            return torch.zeros(*tokens.shape, 5), None
+
+    scorers, shape = [Recording(2, 3), Recording(), Recording(7)], DynamicTree(2, 2, 3)
+    keys, values = ([torch.zeros(1, 1, 64, size + extra) for size in (9, 2, 3, 7)] for extra in (0, 1))
+    state = {name: torch.full((1, *t.shape), t.fill, dtype=t.dtype) for name, t in row_state(100).items()}
+    for merged in (Merged(scorers), Merged([Merged(scorers[:2]), scorers[2]])):
+        drafter = Drafter(merged, shape)
+        SpeculativeStep(OneLayer(), drafter)(state, keys, values)
+        Prefill(OneLayer(), drafter, 8)(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([4]), state, keys, values)
+    expected = [((2, 3), (3, 4)), ((), ()), ((7,), (8,))]
+    assert [scorer.got for scorer in scorers] == [[sizes] * 4 for sizes in expected]
 
 
 def test_each_scorer_gets_its_own_features_and_state():

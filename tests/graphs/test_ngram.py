@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import greedy, save_model, tiny_model
-from specstep.compile import drafters
+from specstep.compile.drafters import choose
 from specstep.graphs.drafters import ngram_tables
 from specstep.graphs.drafters.ngram import CONCENTRATIONS, Ngram, likeliest
 from specstep.graphs.drafters.ngram_tables import NgramTables, pack
@@ -174,7 +174,7 @@ def test_greedy_output_with_tables_is_transformers(tmp_path, monkeypatch):
     steps = []
     for tables in (make_tables(noise, {}, 320), make_tables(known, pairs, 320)):
         shape = DynamicTree(3, 2, 5)
-        monkeypatch.setattr(drafters, "_scorer", lambda *_, tables=tables, shape=shape: (Ngram(tables), shape))
+        monkeypatch.setattr(choose, "_scorer", lambda *_, tables=tables, shape=shape: (Ngram(tables), shape))
         engine = specstep.eager(str(folder), dtype="float32", max_seq_len=64)
         result = engine.generate(prompt, 24, ignore_eos=True)
         assert result.token_ids == answer

@@ -7,11 +7,11 @@ from the cache through the pass's own mask: a wrong mask, slot, position or comp
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specstep.graphs.state import FULL, RUNNING, STOPPED, row_state
+from specstep.graphs.state import row_state
 from specstep.graphs.step import SpeculativeStep
 from specstep.graphs.tree import DraftTree
 from specstep.kernels.tree_attention.reference import visible_slots
-from specstep.runtime.session import AcceptedNode, RowReport
+from specstep.report import FULL, RUNNING, STOPPED, AcceptedNode, RowReport
 
 VOCABULARY, SLOTS = 7, 64
 

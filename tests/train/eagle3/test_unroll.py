@@ -23,7 +23,7 @@ def drafted(head, embed, tokens, features, place):
     keys, values = ([torch.zeros(1, 2, 64, head.config.layer.head_dim)] for _ in range(2))
 
     def run(ids, hidden, where):
-        return head(embed(ids[None]), hidden, where, LayerCache(keys, values, where.slots, 0))
+        return head(embed(ids[None]), hidden, where, LayerCache(keys, values, where.slots))
 
     start = torch.zeros(1, dtype=torch.int64)
     known = slice(0, place + 1)
@@ -43,7 +43,7 @@ def drafted(head, embed, tokens, features, place):
 @pytest.mark.parametrize("variant", [{}, {"fc_norm": True, "norm_output": True}, {"norm_before_residual": True}])
 def test_losses_are_those_of_the_drafts_of_a_step(variant, target, tmp_path):
     config = EngineConfig(dtype="float32")
-    scorer = load_eagle3(str(save_eagle3(tmp_path, **variant)), target, config, 0)
+    scorer = load_eagle3(str(save_eagle3(tmp_path, **variant)), target, config)
     head, embed = scorer.head, target.model.get_input_embeddings()
     generator = torch.Generator().manual_seed(5)
     tokens = torch.randint(0, 320, (2, WIDTH), generator=generator)
