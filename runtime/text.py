@@ -1,79 +1,114 @@
-"""Text in and out: the tokenizer, the chat template, and streaming that never cuts a character."""
+"""Text in and out: the tokenizer, conversations, and streaming that never cuts a character."""
 
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from ..errors import EngineError, InputError
+from .chat_template import ChatTemplate
+from .messages import Message, check_messages
 
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+MOST_HELD = 64  # tokens; a character has at most four bytes, so text that is still broken by then stays broken
 
 
-class Text:
+class EngineTokenizer:
     """The tokenizer of an engine and its chat template, if it has one."""
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: str | None, special: dict[str, str]):
-        """special: the named special tokens a template may use, such as bos_token."""
-        self.tokenizer, self.chat_template, self._special = tokenizer, chat_template, special
+    def __init__(self, tokenizer: Tokenizer, chat_template: str | None, special: Mapping[str, str]):
+        """special: the named special tokens that a template sees, such as bos_token."""
+        tokenizer.no_truncation()  # settings of the file that would silently cut or pad prompts
+        tokenizer.no_padding()
+        self.tokenizer, self.chat_template = tokenizer, chat_template
+        self._template = None if chat_template is None else ChatTemplate(chat_template, special)
 
     @classmethod
-    def load(cls, directory: Path, special: dict[str, str]) -> "Text":
-        """Read tokenizer.json and chat_template.jinja of an engine directory."""
+    def load(cls, directory: Path, special: Mapping[str, str]) -> "EngineTokenizer":
+        """Read tokenizer.json and chat_template.jinja of an engine directory. Raises EngineError."""
         try:
             tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
         except Exception as error:  # the library raises bare Exception
             raise EngineError(f"{directory / TOKENIZER}: expected a tokenizer, got {error}") from None
         template = directory / CHAT_TEMPLATE
-        return cls(tokenizer, template.read_text() if template.is_file() else None, special)
+        return cls(tokenizer, template.read_text(encoding="utf-8") if template.is_file() else None, special)
 
-    def encode(self, text: str, chat: bool) -> list[int]:
-        """Token ids of a prompt; with `chat` as the user's turn of a conversation, ready for the answer."""
-        if not chat:
-            return self.tokenizer.encode(text).ids
-        return self.tokenizer.encode(self.render([{"role": "user", "content": text}]), add_special_tokens=False).ids
+    def encode(self, text: str, chat: bool = False) -> list[int]:
+        """Token ids of a text, with the special tokens that the model wants around it. Raises InputError."""
+        if chat:
+            return self.encode_messages([{"role": "user", "content": text}])
+        return self.tokenizer.encode(_utf8(text)).ids
 
-    def render(self, messages: list[dict[str, Any]]) -> str:
-        """Apply the chat template to messages with `role` and `content`."""
-        if self.chat_template is None:
-            raise InputError("chat: expected a model with a chat template, got one without; use a raw prompt")
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.globals["raise_exception"] = _raise
+    def encode_messages(
+        self, messages: Sequence[Message], template_arguments: Mapping[str, Any] | None = None, name: str = "prompt"
+    ) -> list[int]:
+        """Token ids of a conversation in the chat template, ready for the assistant's answer.
+
+        Args:
+            template_arguments: variables of the template, such as `enable_thinking`.
+            name: stands at the start of an error.
+
+        Raises:
+            InputError: messages of another shape, an engine without a chat template, or messages that it refuses.
+        """
+        check_messages(messages, name)
         try:
-            template = environment.from_string(self.chat_template)
-            return template.render(messages=messages, add_generation_prompt=True, **self._special)
-        except jinja2.TemplateError as error:
-            raise InputError(f"chat: the model's chat template refused the messages: {error}") from None
+            text = _utf8(self.render(messages, template_arguments))
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+        return self.tokenizer.encode(text, add_special_tokens=False).ids  # the template writes BOS itself
 
-    def decode(self, tokens: list[int]) -> str:
+    def render(self, messages: Sequence[Message], template_arguments: Mapping[str, Any] | None = None) -> str:
+        """The text of a checked conversation, ready for the assistant's answer. Raises InputError."""
+        if self._template is None:
+            raise InputError("chat: expected a model with a chat template, got one without; use a raw prompt")
+        return self._template.render(messages, template_arguments)
+
+    def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the tokens that `decode` leaves out."""
+        return frozenset(id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special)
 
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
+
+Text = EngineTokenizer  # until the engine uses the new name
+
+
+def _utf8(text: str) -> str:
+    """Refuse text that no UTF-8 holds: half of a surrogate pair, as from JSON's "\\ud800"."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"text: expected Unicode, got half a surrogate pair at character {error.start}") from None
+    return text
 
 
 class TextStream:
-    """Turns tokens into text as they come. Holds back what may still change: an unfinished UTF-8 character."""
+    """Turns tokens into text as they come. Holds back what may still change: an unfinished UTF-8 character.
 
-    def __init__(self, text: Text):
-        self._text = text
-        self._tokens: list[int] = []
-        self._start = 0  # tokens from here on are decoded together, so that joining rules see their left context
-        self._sent = 0  # tokens whose text was handed out
+    A push decodes the tokens of this push and the last only, however long the text is.
+    """
 
-    def push(self, tokens: list[int], last: bool = False) -> str:
+    def __init__(self, tokenizer: EngineTokenizer):
+        self._tokenizer = tokenizer
+        self._context: list[int] = []  # decoded before what is held, so that joining rules see their left context
+        self._held: list[int] = []  # tokens whose text was not handed out
+
+    def push(self, tokens: Sequence[int], last: bool = False) -> str:
         """Add tokens -> the text that is final now. With `last`, all that is left."""
-        self._tokens += tokens
-        before = self._text.decode(self._tokens[self._start : self._sent])
-        now = self._text.decode(self._tokens[self._start :])
-        if now.endswith("\ufffd") and not last:
+        # Special tokens have no text. As context they would hide the word before them.
+        self._held += [token for token in tokens if token not in self._tokenizer.special_ids]
+        if not self._held:
             return ""
-        self._start, self._sent = self._sent, len(self._tokens)
+        before = self._tokenizer.decode(self._context)
+        now = self._tokenizer.decode(self._context + self._held)
+        if now.endswith("\ufffd") and not last and len(self._held) < MOST_HELD:
+            return ""
+        self._context, self._held = self._held, []
         return now[len(before) :]
