@@ -30,7 +30,7 @@ def tree_cases(batch: int, nodes: int) -> Iterator[tuple[str, dict[str, Any], Ca
     sizes = {"batch": batch, "nodes": nodes}
     trees = random_trees(batch, nodes)
     yield "tree_layout", sizes, lambda: tree_layout(*trees), lambda: layout_reference.tree_layout(*trees)
-    ancestors, depths, _, _ = tree_layout(*trees)
+    ancestors, depths = tree_layout(*trees)
     tokens, choice = (torch.randint(4, (batch, nodes), device="cuda") for _ in range(2))
     args = (tokens, *trees, ancestors, depths, choice, 8)
     yield "accept", sizes, lambda: accept(*args), lambda: accept_reference.accept(*args)
@@ -49,7 +49,7 @@ def attention_case(batch: int, nodes: int, length: int) -> Iterator[tuple[str, d
     slots = length + nodes
     q = torch.randn(batch, 32, nodes, 128, dtype=torch.bfloat16, device="cuda")
     k, v = (torch.randn(batch, 8, slots, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    ancestors, depths, _, _ = tree_layout(*random_trees(batch, nodes))
+    ancestors, depths = tree_layout(*random_trees(batch, nodes))
     lengths = torch.full((batch,), length, device="cuda")
     args = (q, k, v, lengths, depths, ancestors, depths, 128**-0.5)
     sizes = {"batch": batch, "nodes": nodes, "length": length, "cache_bytes": 2 * k.numel() * k.element_size()}

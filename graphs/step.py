@@ -34,7 +34,7 @@ class SpeculativeStep(nn.Module):
         near = state | {"history": state["history"][:, :slots]}  # the cost follows the tokens really there
         tree, drafter_state = self.drafter(near, keys[layers:], values[layers:])
 
-        ancestors, depths, _, _ = tree_layout(tree.parents, tree.valid)
+        ancestors, depths = tree_layout(tree.parents, tree.valid)
         where = Pass(state["lengths"], depths, ancestors, depths)
         logits, features = self.target(tree.tokens, where, keys[:layers], values[:layers])
         choice = logits.argmax(-1)

@@ -47,8 +47,7 @@ def cases() -> Iterator[Case]:
     from .tree_layout.triton import tree_layout_kernel
 
     tree = {"parents": "*i64", "valid": "*i1", "ancestors": "*i32", "depths": "*i64"}
-    children = {"first_child": "*i64", "next_sibling": "*i64"}
-    yield Case("tree_layout", tree_layout_kernel, tree | children, {"BLOCK_T": 32, "BLOCK_W": 4}, {"num_warps": 1})
+    yield Case("tree_layout", tree_layout_kernel, tree, {"BLOCK_T": 32, "BLOCK_W": 4}, {"num_warps": 1})
     tokens = {"tokens": "*i64", "choice": "*i64", "path": "*i64", "accepted": "*i64"}
     yield Case("accept", accept_kernel, tree | tokens, {"BLOCK_T": 128, "BLOCK_W": 4, "BLOCK_P": 16})
     for dtype in ("fp16", "fp32"):

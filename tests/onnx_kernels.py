@@ -16,7 +16,7 @@ TYPES = {
 
 
 def tree_layout(parents: Tensor, valid: Tensor) -> list[Tensor]:
-    return run("tree_layout", [parents, valid], {}, [torch.int32, torch.int64, torch.int64, torch.int64])
+    return run("tree_layout", [parents, valid], {}, [torch.int32, torch.int64])
 
 
 def accept(*inputs: Any) -> list[Tensor]:

@@ -26,7 +26,7 @@ from ...kernels.expert_linear.op import expert_linear as expert_linear_op
 from ...kernels.onnx_domain import OPS
 from ...kernels.tree_attention.onnx import tree_attention
 from ...kernels.tree_attention.op import tree_attention as tree_attention_op
-from ...kernels.tree_layout.onnx import first_true, pack_bits, tree_layout, unpack_bits
+from ...kernels.tree_layout.onnx import pack_bits, tree_layout, unpack_bits
 from ...kernels.tree_layout.op import tree_layout as tree_layout_op
 
 DOMAIN = OPS.domain
@@ -34,7 +34,7 @@ INDEX_TYPES = (onnx_ir.DataType.INT64, onnx_ir.DataType.INT32)
 PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(OPS.version), "aot": 1}
 # Inputs, outputs and attributes of each node. F: the engine's dtype.
 SCHEMAS = {
-    "tree_layout": ("parents int64, valid bool", "ancestors int32, depths int64, child int64, sibling int64", ""),
+    "tree_layout": ("parents int64, valid bool", "ancestors int32, depths int64", ""),
     "tree_attention": (
         "q F, k F, v F, lengths int64, depths int64, ancestors int32, key_depths int64, sinks float",
         "out F",
@@ -53,7 +53,7 @@ SCHEMAS = {
 def functions() -> list[FunctionProto]:
     """The functions of the domain, helpers included."""
     protos = []
-    for function in (pack_bits, unpack_bits, first_true, tree_layout, tree_attention, accept, compact, expert_linear):
+    for function in (pack_bits, unpack_bits, tree_layout, tree_attention, accept, compact, expert_linear):
         proto = function.to_function_proto()
         if proto.name in SCHEMAS:
             proto.attribute_proto.extend(helper.make_attribute(name, v) for name, v in PLUGIN_ATTRIBUTES.items())

@@ -1,1 +1,1 @@
-"""The tree-build op: from parents to the packed ancestor mask, depths and retrieve arrays."""
+"""The tree-build op: from parents to the packed ancestor mask and the depths."""

@@ -38,15 +38,6 @@ def unpack_bits(words: INT32, count: INT64) -> BOOL:
 
 
 @script(OPS, default_opset=op)
-def first_true(mask: BOOL) -> INT64:
-    """Bool [B, T, M] -> index [B, T] of the first True, -1 where there is none."""
-    count = op.Shape(mask, start=2, end=3)
-    place = op.Range(0, op.Squeeze(count), 1)
-    first = op.ReduceMin(op.Where(mask, place, count), [-1], keepdims=0)
-    return op.Where(first == count, -1, first)
-
-
-@script(OPS, default_opset=op)
 def tree_layout(parents: INT64, valid: BOOL):
     """See `op.tree_layout`."""
     count = op.Shape(parents, start=1, end=2)
@@ -69,8 +60,4 @@ def tree_layout(parents: INT64, valid: BOOL):
     in_tree = jump == 0
     packed = op.Or(op.And(ancestor > 0, op.Unsqueeze(in_tree, [2])), itself)
     depths = op.ReduceSum(op.Cast(packed, to=INT64.dtype), [-1], keepdims=0) - 1
-    child = op.And(in_tree, node > 0)
-    parent = op.Where(child, op.Where(linked, parents, node), -1)
-    row, other = op.Unsqueeze(parent, [2]), op.Unsqueeze(parent, [1])
-    sibling = op.And(op.And(other == row, op.Unsqueeze(child, [2])), node > column)
-    return pack_bits(packed), depths, first_true(other == column), first_true(sibling)
+    return pack_bits(packed), depths

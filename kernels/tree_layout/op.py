@@ -7,7 +7,7 @@ from . import reference
 
 
 @traced_op("specstep::tree_layout")
-def tree_layout(parents: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def tree_layout(parents: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """Everything verification needs to know of a batch of trees (the "build" kernel of EAGLE-2/3 engines).
 
     Args:
@@ -15,13 +15,11 @@ def tree_layout(parents: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor,
         valid: bool [B, T]. The root is always in the tree, whatever `valid[:, 0]` says.
 
     A node is in the tree when it is valid, its parent index is in range and smaller than its own, and its parent is
-    in the tree. Any other node has only itself as ancestor, depth 0, no child and no sibling.
+    in the tree. Any other node has only itself as ancestor, and depth 0.
 
     Returns:
         ancestors: int32 [B, T, ceil(T / 32)]. Bit j % 32 of word j // 32 of row i: j is i or an ancestor of i.
         depths: int64 [B, T], 0 at the root.
-        first_child: int64 [B, T], lowest index among the children, -1 for none (`retrieve_next_token` elsewhere).
-        next_sibling: int64 [B, T], next higher index with the same parent, -1 for none (`retrieve_next_sibling`).
     """
     if parents.is_cuda:
         from . import triton

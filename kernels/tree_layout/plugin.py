@@ -8,15 +8,15 @@ from ..plugin import Attributes, Dim, Plugin, Shapes, ceil_div, known, power_of_
 
 
 class TreeLayout(Plugin):
-    """Packed ancestors, depths, first children and next siblings. See `op.tree_layout`."""
+    """Packed ancestors and depths. See `op.tree_layout`."""
 
     name = "tree_layout"
     inputs: ClassVar = {"parents": "int64", "valid": "bool"}
-    outputs: ClassVar = {"ancestors": "int32", "depths": "int64", "first_child": "int64", "next_sibling": "int64"}
+    outputs: ClassVar = {"ancestors": "int32", "depths": "int64"}
 
     def output_shapes(self, shapes: Shapes, attributes: Attributes, dims: Any) -> list[Sequence[Dim]]:
         batch, nodes = shapes["parents"]
-        return [(batch, nodes, ceil_div(nodes, 32)), *[(batch, nodes)] * 3]
+        return [(batch, nodes, ceil_div(nodes, 32)), (batch, nodes)]
 
     def scalars(self, shapes: Shapes) -> list[Dim]:
         return [shapes["parents"][1], shapes["ancestors"][2]]

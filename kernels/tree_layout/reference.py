@@ -42,32 +42,19 @@ def unpack_bits(words: Tensor, count: int) -> Tensor:
     return digits.flatten(-2)[..., :count] > 0
 
 
-def tree_layout(parents: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ancestor bits, depths, first children and next siblings of a batch of trees. See `op.tree_layout`."""
+def tree_layout(parents: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Ancestor bits and depths of a batch of trees. See `op.tree_layout`."""
     batch, count = parents.shape
     node = torch.arange(count, device=parents.device)
     linked = valid & (parents >= 0) & (parents < node)
-    parent = torch.where(linked, parents, node)  # a node without a parent is its own: jumping further stays there
+    jump = torch.where(linked, parents, node)  # a node without a parent is its own: jumping further stays there
 
     itself = (node == node[:, None]).expand(batch, count, count)
-    ancestor, jump = itself, parent
+    ancestor = itself
     for _ in range((count - 1).bit_length()):  # pointer jumping: knows 2**k ancestors after k rounds
         ancestor = ancestor | ancestor.gather(1, jump[:, :, None].expand(batch, count, count))
         jump = jump.gather(1, jump)
 
     in_tree = jump == 0  # the chain of parents ends at the root
     ancestor = ancestor & in_tree[:, :, None] | itself  # ONNX Runtime has no Where of bools
-    depths = ancestor.long().sum(-1) - 1
-
-    child = in_tree & (node > 0)  # every node of the tree but its root
-    parent = torch.where(child, parent, -1)
-    is_child = parent[:, None, :] == node[:, None]  # [B, i, j]: j is a child of i
-    is_sibling = (parent[:, None, :] == parent[:, :, None]) & child[:, :, None] & (node > node[:, None])
-    return pack_bits(ancestor), depths, _first(is_child), _first(is_sibling)
-
-
-def _first(mask: Tensor) -> Tensor:
-    """Index of the first True along the last dimension, -1 where there is none."""
-    count = mask.shape[-1]
-    first = torch.where(mask, torch.arange(count, device=mask.device), count).amin(-1)
-    return torch.where(first == count, -1, first)
+    return pack_bits(ancestor), ancestor.long().sum(-1) - 1

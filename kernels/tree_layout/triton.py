@@ -22,7 +22,7 @@ def _linked_parent(parents, valid, node, mask):
 @triton.jit
 def tree_layout_kernel(
     parents, valid, node_count, words,
-    ancestors, depths, first_child, next_sibling,
+    ancestors, depths,
     BLOCK_T: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     offset = tl.program_id(0).to(tl.int64) * node_count
@@ -30,12 +30,12 @@ def tree_layout_kernel(
     valid += offset
     node = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     inside = node < node_count
-    own_parent = _linked_parent(parents, valid, node, inside)
+    parent = _linked_parent(parents, valid, node, inside)
 
     # Walk all lanes up together. Each step lowers the index, so this ends after at most T - 1 steps.
     word = tl.arange(0, BLOCK_W)[None, :]
     itself = tl.where(word == (node // 32)[:, None], (1 << (node % 32))[:, None], 0)
-    bits, current, parent = itself, node, own_parent
+    bits, current = itself, node
     depth = tl.zeros([BLOCK_T], tl.int64)
     while tl.max(parent, 0) >= 0:
         walking = parent >= 0
@@ -46,33 +46,17 @@ def tree_layout_kernel(
         parent = _linked_parent(parents, valid, current, walking)
     in_tree = current == 0
 
-    # A linked node with a parent in the tree is in the tree itself: no other lane's result is needed.
-    child = tl.full([BLOCK_T], 2147483647, tl.int32)
-    sibling = tl.full([BLOCK_T], 2147483647, tl.int32)
-    for start in range(0, node_count, BLOCK_T):
-        other = start + tl.arange(0, BLOCK_T)
-        other_parent = _linked_parent(parents, valid, other, other < node_count)[None, :]
-        is_child = other_parent == node[:, None]
-        is_sibling = (other_parent == own_parent[:, None]) & (own_parent >= 0)[:, None]
-        is_sibling &= other[None, :] > node[:, None]
-        child = tl.minimum(child, tl.min(tl.where(is_child, other[None, :], 2147483647), 1))
-        sibling = tl.minimum(sibling, tl.min(tl.where(is_sibling, other[None, :], 2147483647), 1))
-
     bits = tl.where(in_tree[:, None], bits, itself)
     tl.store(ancestors + (offset + node)[:, None] * words + word, bits, mask=inside[:, None] & (word < words))
     tl.store(depths + offset + node, tl.where(in_tree, depth, 0), mask=inside)
-    tl.store(first_child + offset + node, tl.where(in_tree & (child < node_count), child, -1), mask=inside)
-    tl.store(next_sibling + offset + node, tl.where(in_tree & (sibling < node_count), sibling, -1), mask=inside)
 
 
-def tree_layout(parents: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def tree_layout(parents: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """Launch for `op.tree_layout`."""
     batch, count = parents.shape
     words = word_count(count)
     ancestors = torch.empty(batch, count, words, dtype=torch.int32, device=parents.device)
-    depths, first_child, next_sibling = (
-        torch.empty(batch, count, dtype=torch.int64, device=parents.device) for _ in range(3)
-    )
+    depths = torch.empty(batch, count, dtype=torch.int64, device=parents.device)
     block = 32
     wrap_triton(tree_layout_kernel)[(batch, triton.cdiv(count, block))](
         parents.contiguous(),
@@ -81,10 +65,8 @@ def tree_layout(parents: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor,
         words,
         ancestors,
         depths,
-        first_child,
-        next_sibling,
         BLOCK_T=block,
         BLOCK_W=triton.next_power_of_2(words),
         num_warps=1,
     )
-    return ancestors, depths, first_child, next_sibling
+    return ancestors, depths

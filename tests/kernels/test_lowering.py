@@ -19,12 +19,12 @@ class Step(torch.nn.Module):
 
     def forward(self, tokens: Tensor, parents: Tensor, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Any:
         valid = tokens >= 0
-        ancestors, depths, first_child, next_sibling = tree_layout(parents, valid)
+        ancestors, depths = tree_layout(parents, valid)
         out = tree_attention(q, k, v, lengths, depths, ancestors, depths, HEAD_DIM**-0.5, window=30)
         choice = (out.sum((2, 3)) > 0).long()
         path, accepted = accept(tokens, parents, valid, ancestors, depths, choice, 4)
         compact([k, v], lengths, path, accepted)
-        return out, path, accepted, first_child, next_sibling
+        return out, path, accepted
 
 
 def inputs(seed: int, device: str) -> tuple[Tensor, ...]:

@@ -54,7 +54,7 @@ def test_tree_layout(random_trees: Any, nodes: int) -> None:
 def test_accept(random_trees: Any) -> None:
     parents, valid = trees(random_trees)
     tokens, choice = torch.randint(0, 2, (2, BATCH, NODES), generator=torch.Generator().manual_seed(1))
-    ancestors, depths, *_ = tree_layout(parents, valid)
+    ancestors, depths = tree_layout(parents, valid)
     got = launch("accept", [tokens, parents, valid, ancestors, depths, choice], max_depth=4)
     want = accept(tokens, parents, valid, ancestors, depths, choice, 4)
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
@@ -101,7 +101,7 @@ def test_tree_attention_in_two_plugins(
     monkeypatch.setattr("specstep.kernels.tree_attention.plugin.PROGRAMS", 8)  # fewer splits: the interpreter is slow
     generator = torch.Generator().manual_seed(4)
     parents, valid = trees(random_trees, batch=2)
-    ancestors, depths, *_ = tree_layout(parents, valid)
+    ancestors, depths = tree_layout(parents, valid)
     q = torch.randn(2, 4, NODES, 16, generator=generator)
     k, v = (torch.randn(2, 2, 40, size, generator=generator) for size in (16, value_size))
     where = [torch.tensor([17, 0]), depths, ancestors, depths]

@@ -74,7 +74,7 @@ def make_case(
     batch, slots = len(lengths), max(lengths) + nodes + 3
     parents, valid = random_trees(5, nodes, seed)
     rows = [2 + b % 3 for b in range(batch)]  # random, pruned and garbage trees
-    ancestors, depths, _, _ = tree_layout(parents[rows], valid[rows])
+    ancestors, depths = tree_layout(parents[rows], valid[rows])
     sizes = (head_dim, value_dim or head_dim)
     k, v = (torch.randn(batch, kv_heads, slots + 5, size).to(dtype)[:, :, :slots] for size in sizes)
     q = torch.randn(batch, nodes, heads, head_dim).to(dtype).transpose(1, 2)  # as a projection leaves it
