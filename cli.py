@@ -50,6 +50,6 @@ def parser() -> argparse.ArgumentParser:
             epilog=command.EXAMPLES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.options(one)
+        command.add_options(one)
         one.set_defaults(run=command.run)
     return whole

@@ -53,7 +53,7 @@ def step_times(engines: list, length: int, steps: int) -> list[list[float]]:
     """Seconds of `steps` steps of each engine, taken in turn, from a context of about `length` tokens on."""
     for engine in engines:
         prompt = [2 + index * 7919 % 20000 for index in range(length)]  # no repeats: the trees stay what they are
-        engine.session.admit(0, prompt, engine.spec.max_seq_len, [])
+        engine.session.admit(prompt, engine.spec.max_seq_len, [])
         for _ in range(5):
             engine.session.step()
     times: list[list[float]] = [[] for _ in engines]
@@ -62,6 +62,8 @@ def step_times(engines: list, length: int, steps: int) -> list[list[float]]:
             start = time.perf_counter()
             engine.session.step()
             taken.append(time.perf_counter() - start)
+    for engine in engines:
+        engine.session.release(0)
     return times
 
 

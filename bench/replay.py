@@ -5,8 +5,9 @@ The step and the prefill are the engine's own modules, run eagerly; only the tar
 
 import torch
 from specstep.graphs.prefill import Prefill
-from specstep.graphs.state import RUNNING, row_state
+from specstep.graphs.state import row_state
 from specstep.graphs.step import SpeculativeStep
+from specstep.report import RUNNING
 from specstep.train.data.hidden_states import hidden_states
 
 

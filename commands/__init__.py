@@ -1,1 +1,1 @@
-"""The commands of the command line: one module each, with HELP, EXAMPLES, `options(parser)` and `run(options)`."""
+"""The commands of the command line: one module each, with HELP, EXAMPLES, `add_options(parser)` and `run(options)`."""

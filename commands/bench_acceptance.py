@@ -14,7 +14,7 @@ from .prompts import LINES, Entry, make_requests, read_prompts
 if TYPE_CHECKING:
     from ..runtime.acceptance import Acceptance
     from ..runtime.engine import Engine
-    from ..runtime.generate import Request
+    from ..runtime.request import Request
 
 HELP = "measure how many drafted tokens an engine's target accepts"
 EXAMPLES = """examples:
@@ -24,7 +24,7 @@ REPORT_EVERY = 2.0  # seconds
 WIDEST = 16  # columns of a line of shares
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("engine", metavar="ENGINE", help="engine directory")
     add("--prompts", metavar="FILE", required=True, help=LINES)
@@ -66,10 +66,8 @@ def run(options: argparse.Namespace) -> int:
 
 def run_all(engine: "Engine", requests: list[tuple[Entry, "Request"]]) -> None:
     """Run requests to their end, with a line now and then about how far it is."""
-    from ..runtime.generate import run
-
     done, tokens, steps, reported = 0, 0, 0, time.monotonic()
-    for request, _ in run(engine.session, [request for _, request in requests]):
+    for request, _ in engine.run([request for _, request in requests]):
         if request.finish_reason:
             done, tokens, steps = done + 1, tokens + len(request.tokens), steps + request.steps
         if time.monotonic() - reported > REPORT_EVERY:

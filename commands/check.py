@@ -12,7 +12,7 @@ EXAMPLES = """examples:
   specstep check engines/onnx --steps 32 --save report"""
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("engines", metavar="DIR", nargs="+", help="engine directories of one configuration, of any backends")
     add("--model", metavar="MODEL", help="what the engines were built from (default: what the first manifest says)")

@@ -14,7 +14,7 @@ EXAMPLES = """examples:
 A run that was interrupted goes on when the same command is run again."""
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="HF directory, .gguf file, hub id, or smollm2-135m")
     add("-o", "--output", metavar="DATA", required=True, help="directory to write, or to add to")

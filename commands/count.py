@@ -12,7 +12,7 @@ EXAMPLES = """examples:
   specstep build ./Qwen3-0.6B -o engines/qwen --drafter tables.safetensors"""
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     lines = 'JSON lines, plain or .gz, with "prompt" and "response", or "token_ids" as `generate --json` prints them'
     add("data", metavar="DATA", nargs="+", help=f"directories that `collect` wrote, or {lines}")

@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import statistics
 import sys
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,7 @@ from .prompts import LINES, Entry, make_requests, read_prompts
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine
-    from ..runtime.generate import Request
+    from ..runtime.request import Request
 
 HELP = "generate text with an engine"
 EXAMPLES = """examples:
@@ -19,7 +21,7 @@ EXAMPLES = """examples:
   echo "Once upon a time" | specstep generate engines/smol --raw"""
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("engine", metavar="DIR", help="engine directory")
     source = parser.add_mutually_exclusive_group()
@@ -47,33 +49,28 @@ def run(options: argparse.Namespace) -> int:
     chat = options.chat or not (options.raw or engine.text is None or engine.text.chat_template is None)
     made = make_requests(engine, entries, options.max_new_tokens, chat=chat, ignore_eos=options.ignore_eos)
     requests = [(entry.id, request) for entry, request in made]
+    started = time.perf_counter()
     if options.prompts is None and not options.json:
         _print_stream(engine, requests)
     else:
         _print_results(engine, requests, options.json)
     if options.stats and requests:
-        _print_stats([request for _, request in requests])
+        _print_stats([request for _, request in requests], time.perf_counter() - started)
     return 2 if len(requests) < len(entries) else 0
 
 
 def _print_stream(engine: "Engine", requests: list[tuple[Any, "Request"]]) -> None:
     """Print the text of one request as it comes."""
-    from ..runtime.generate import run
-    from ..runtime.text import TextStream
-
     for _, request in requests:
-        pieces = TextStream(engine.tokenizer)
-        for _, tokens in run(engine.session, [request]):
-            print(pieces.push(tokens, last=request.finish_reason is not None), end="", flush=True)
+        for piece in engine.submit(request):
+            print(piece.text, end="", flush=True)
         print()
 
 
 def _print_results(engine: "Engine", requests: list[tuple[Any, "Request"]], as_json: bool) -> None:
     """Print each result when it and all before it are done."""
-    from ..runtime.generate import run
-
     printed = 0
-    for _ in run(engine.session, [request for _, request in requests]):
+    for _ in engine.run([request for _, request in requests]):
         while printed < len(requests) and requests[printed][1].finish_reason:
             name, request = requests[printed]
             result = engine.result(request)
@@ -84,10 +81,10 @@ def _print_results(engine: "Engine", requests: list[tuple[Any, "Request"]], as_j
             print(json.dumps({"id": name} | fields) if as_json else f"[{name}] {result.text}", flush=True)
 
 
-def _print_stats(requests: list["Request"]) -> None:
+def _print_stats(requests: list["Request"], seconds: float) -> None:
+    """Speed over the whole run, prefill and queue included; seconds: what it took."""
     tokens, steps = sum(len(r.tokens) for r in requests), sum(r.steps for r in requests)
-    seconds = sum(r.decode_s for r in requests)
-    first = sorted(r.first_token_s for r in requests)[len(requests) // 2]
+    first = statistics.median(r.first_token_s for r in requests)
     print(
         f"{tokens} tokens in {seconds:.2f} s: {tokens / max(seconds, 1e-9):.1f} tokens/s, "
         f"{tokens / max(steps, 1):.2f} tokens per step, time to first token {first * 1000:.0f} ms",

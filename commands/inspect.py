@@ -11,7 +11,7 @@ EXAMPLES = """examples:
   specstep inspect engines/smol --svg step.svg"""
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("engine", metavar="DIR", help="engine directory")
     add("--json", action="store_true", help="print the manifest")

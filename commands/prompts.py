@@ -10,7 +10,7 @@ from ..errors import InputError
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine
-    from ..runtime.generate import Request
+    from ..runtime.request import Request
 
 LINES = (
     'JSON lines with "prompt", "token_ids" or "turns" (the first counts), and "id" and "category" where they have one'

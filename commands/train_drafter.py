@@ -13,7 +13,7 @@ EXAMPLES = """examples:
   specstep build ./Qwen3-0.6B -o engines/qwen --drafter heads/qwen"""
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="the target: HF directory, .gguf file, hub id, or smollm2-135m")
     add(

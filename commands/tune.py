@@ -17,7 +17,7 @@ It builds about six engines, one after the other, and runs each beside one that 
 takes for this model, dtype and machine where none of --drafter, --tree, --nodes, --depth and --top-k is given."""
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="HF directory, .gguf file, hub id, or smollm2-135m")
     add("-o", "--output", metavar="FILE", help="write the choice and what was measured as JSON")

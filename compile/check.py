@@ -129,7 +129,7 @@ def record(engine: Engine, steps: int) -> list[Tensors]:
         if not count:
             continue
         for row in range(rows):  # of different lengths
-            session.admit(row, (tokens[: max(1, len(tokens) - row)])[: length - 2], length, [])
+            session.admit((tokens[: max(1, len(tokens) - row)])[: length - 2], length, [])
         for _ in range(count):
             feeds.append(session.read(*session.next_size()))
             session.step()

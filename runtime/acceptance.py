@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .generate import Path, Request
+from ..report import AcceptedPath
+from .request import Request
 
 
 @dataclass(frozen=True)
@@ -15,12 +16,12 @@ class Acceptance:
 
     requests: int
     tokens: int
-    paths: Counter[Path]
+    paths: Counter[AcceptedPath]
 
     @classmethod
     def of(cls, requests: Iterable[Request]) -> "Acceptance":
         """Add requests up."""
-        finished, paths = list(requests), Counter[Path]()
+        finished, paths = list(requests), Counter[AcceptedPath]()
         for request in finished:
             paths.update(request.paths)
         return cls(len(finished), sum(len(request.tokens) for request in finished), paths)
@@ -64,7 +65,7 @@ class Acceptance:
         rounded = {name: [round(share, 5) for share in values] for name, values in shares.items()}
         return counts | {"tokens_per_step": round(self.tokens_per_step, 4)} | rounded
 
-    def _per_step(self, places: Callable[[Path], Iterable[int]]) -> list[float]:
+    def _per_step(self, places: Callable[[AcceptedPath], Iterable[int]]) -> list[float]:
         """How many of the steps have each of the places 1, 2, ... that `places` finds in their path."""
         counts = Counter[int]()
         for path, steps in self.paths.items():

@@ -1,83 +1,140 @@
 """The engine as a user sees it: load a directory, generate text."""
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, overload
 
 from ..backends import BACKENDS
 from ..errors import EngineError, InputError
 from .engine_file import REBUILD, EngineSpec, Manifest, check_files, check_machine, read_manifest
-from .generate import Request, run
+from .prompt import Prompt, encode, is_conversation, split_prompts, token_ids
+from .request import Request
+from .scheduler import Scheduler, Submission
 from .session import Session
-from .text import Text, TextStream
-
-Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What became of one prompt. token_ids are the new ones only, a final stop token included; text leaves special
-    tokens out."""
-
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    text: str
-    finish_reason: str
-    stats: dict[str, Any]
+from .stream import Generation, Stream, outcome
+from .text import TOKENIZER, EngineTokenizer, Message
 
 
 class Engine:
-    """A step and a prefill behind one session. `load` makes one from an engine directory, `specstep.jit` from a
-    model."""
+    """A step and a prefill behind one session. `load` makes one from an engine directory, `specstep.jit` from a model.
 
-    def __init__(self, session: Session, text: Text | None):
-        self.session, self.text = session, text
+    Any number of threads may use an engine at once: their requests share its rows, and each gets what it would get
+    alone. Use it in a `with` block, or call `close`, to give its memory back early.
+    """
+
+    def __init__(self, session: Session, text: EngineTokenizer | None):
+        self.text = text
+        self._session: Session | None = session
+        self._scheduler = Scheduler(session)
+
+    @property
+    def session(self) -> Session:
+        """The session, for those who replay steps themselves while nothing is submitted. Raises EngineError after
+        `close`."""
+        if self._session is None:
+            raise EngineError("engine: expected an open engine, got one that was closed; load it again")
+        return self._session
 
     @property
     def spec(self) -> EngineSpec:
         """Limits, programs and state layout."""
         return self.session.spec
 
+    @property
+    def tokenizer(self) -> EngineTokenizer:
+        """Text in and out. Raises InputError for an engine that was built without a tokenizer."""
+        if self.text is None:
+            raise InputError("prompt: expected token ids, got text for an engine without a tokenizer")
+        return self.text
+
+    @overload
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: str | Sequence[int] | Sequence[Message],
         max_new_tokens: int | None = None,
         *,
         chat: bool = False,
         ignore_eos: bool = False,
         stop_ids: Sequence[int] = (),
-    ) -> Any:
-        """Generate greedily for one prompt or a list -> `Generation`, or a list of them in the same order.
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> Generation: ...
 
-        A prompt is text or token ids. `max_new_tokens` None means up to the engine's limit. Raises InputError
-        before anything runs if any prompt or number is unusable.
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]] | Sequence[Prompt],
+        max_new_tokens: int | None = None,
+        *,
+        chat: bool = False,
+        ignore_eos: bool = False,
+        stop_ids: Sequence[int] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> list[Generation]: ...
+
+    def generate(self, prompts: Any, max_new_tokens: int | None = None, **options: Any) -> Any:
+        """Generate greedily for one prompt or a list of them.
+
+        Args:
+            prompts: text, token ids (a list, or a numpy or torch vector), or a conversation, a list of messages as
+                {"role": "user", "content": "..."}; or a list of any of these.
+            max_new_tokens: most new tokens of each; None means up to the engine's limit.
+            chat: put a text through the chat template, as the user's turn. A conversation always goes through it.
+            ignore_eos: go on past the model's end-of-sequence tokens.
+            stop_ids: further tokens that end the output.
+            template_arguments: variables of the chat template, as {"enable_thinking": False}.
+
+        Returns:
+            A `Generation`, or a list of them in the order of the prompts.
+
+        Raises:
+            InputError: a prompt or a number is unusable. Nothing has run then.
+            EngineError: the engine was closed.
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and not hasattr(prompts[0], "__iter__"))
-        many: list[Prompt] = [prompts] if single else list(prompts)  # type: ignore[list-item,arg-type]
+        single, many = split_prompts(prompts)
+        names = ["prompt"] if single else [f"prompt {index}" for index in range(len(many))]
         requests = [
-            self.request(
-                prompt, max_new_tokens, chat=chat, ignore_eos=ignore_eos, stop_ids=stop_ids, name=f"prompt {index}"
-            )
-            for index, prompt in enumerate(many)
+            self.request(prompt, max_new_tokens, name=name, **options) for name, prompt in zip(names, many, strict=True)
         ]
-        for _ in run(self.session, requests):
+        for _ in self.run(requests):
             pass
         results = [self.result(request) for request in requests]
         return results[0] if single else results
 
     def stream(
-        self, prompt: Prompt, max_new_tokens: int | None = None, *, chat: bool = False, ignore_eos: bool = False
+        self,
+        prompt: Prompt,
+        max_new_tokens: int | None = None,
+        *,
+        chat: bool = False,
+        ignore_eos: bool = False,
+        stop_ids: Sequence[int] = (),
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> Generator[str, None, Generation]:
-        """Generate for one prompt -> pieces of text as they become final, each valid UTF-8. The generator returns the
-        `Generation` (its `StopIteration.value`)."""
-        request = self.request(prompt, max_new_tokens, chat=chat, ignore_eos=ignore_eos)
-        pieces = TextStream(self.tokenizer)
-        for _, tokens in run(self.session, [request]):
-            piece = pieces.push(tokens, last=request.finish_reason is not None)
-            if piece:
-                yield piece
-        return self.result(request)
+        """Generate for one prompt, with the arguments and errors of `generate`.
+
+        Returns:
+            A generator of text as it becomes final, whole characters only. It returns the `Generation` (the value of
+            its StopIteration). Closing it ends the request.
+        """
+        request = self.request(
+            prompt,
+            max_new_tokens,
+            chat=chat,
+            ignore_eos=ignore_eos,
+            stop_ids=stop_ids,
+            template_arguments=template_arguments,
+        )
+        return self._texts(request, self.tokenizer)
+
+    def submit(self, request: Request) -> Stream:
+        """Queue a request of `Engine.request`, from any thread -> its pieces. Raises EngineError after `close`."""
+        return Stream(request, self._scheduler.submit([request]), self.text)
+
+    def run(self, requests: Sequence[Request]) -> Submission:
+        """Queue requests -> an iterator of each request with its new tokens, as they come; a request is up to date with
+        what was read. Raises EngineError after `close`."""
+        return self._scheduler.submit(requests)
 
     def request(
         self,
@@ -87,63 +144,82 @@ class Engine:
         chat: bool = False,
         ignore_eos: bool = False,
         stop_ids: Sequence[int] = (),
+        template_arguments: Mapping[str, Any] | None = None,
         name: str = "prompt",
     ) -> Request:
-        """Check one prompt against the engine's limits -> a request for `generate.run`. Raises InputError."""
-        tokens: list[int] = []
-        if prompt:  # an empty text stays empty, whatever a chat template would put around it
-            tokens = self.tokenizer.encode(prompt, chat) if isinstance(prompt, str) else list(prompt)
-        longest = self.spec.max_seq_len - 1
+        """Check one prompt against the engine's limits -> a request for `submit` or `run`. Arguments as for `generate`;
+        name: what errors call the prompt. Raises InputError."""
+        spec = self.spec
+        if isinstance(prompt, str) or is_conversation(prompt):
+            tokens = encode(self.tokenizer, prompt, chat, template_arguments, name)
+        else:
+            tokens = token_ids(prompt, spec.vocab_size, f"{name}: token_ids")
+        longest = spec.max_seq_len - 1
         if not tokens:
             raise InputError(f"{name}: expected at least one token, got an empty prompt")
         if len(tokens) > longest:
             raise InputError(
-                f"{name}: expected at most {longest} tokens (max_seq_len {self.spec.max_seq_len}), got {len(tokens)}; "
+                f"{name}: expected at most {longest} tokens (max_seq_len {spec.max_seq_len}), got {len(tokens)}; "
                 "shorten it or build with a larger --max-seq-len"
-            )
-        wrong = [t for t in tokens if not isinstance(t, int) or not 0 <= t < self.spec.vocab_size]
-        if wrong:
-            raise InputError(
-                f"{name}: token_ids: expected integers from 0 to {self.spec.vocab_size - 1}, got {wrong[0]!r}"
             )
         if max_new_tokens is not None and (not isinstance(max_new_tokens, int) or max_new_tokens < 1):
             raise InputError(f"max_new_tokens: expected an integer of at least 1, got {max_new_tokens!r}")
-        limit = min(self.spec.max_seq_len, len(tokens) + (max_new_tokens or self.spec.max_seq_len))
-        stops = [*(() if ignore_eos else self.spec.stop_ids), *stop_ids]
-        most = next(tensor.shape[1] for tensor in self.spec.state if tensor.name == "stop_ids")
+        limit = min(spec.max_seq_len, len(tokens) + (max_new_tokens or spec.max_seq_len))
+        given = token_ids(stop_ids, spec.vocab_size, "stop_ids")
+        stops = list(dict.fromkeys([*(() if ignore_eos else spec.stop_ids), *given]))
+        most = next(tensor.shape[1] for tensor in spec.state if tensor.name == "stop_ids")
         if len(stops) > most:
             raise InputError(f"stop_ids: expected at most {most} stop tokens, got {len(stops)}")
         return Request(tokens, limit, stops)
 
     def result(self, request: Request) -> Generation:
-        """The outcome of a request that `generate.run` has finished."""
-        text = self.text.decode(request.tokens) if self.text else ""
-        return Generation(request.prompt, request.tokens, text, request.finish_reason or "", request.stats)
+        """The outcome of a request, as far as it was read."""
+        return outcome(request, self.text)
 
-    @property
-    def tokenizer(self) -> Text:
-        """Text in and out. Raises InputError for an engine that was built without a tokenizer."""
-        if self.text is None:
-            raise InputError("prompt: expected token ids, got text for an engine without a tokenizer")
-        return self.text
+    def close(self) -> None:
+        """End all requests and give the engine's memory back. A closed engine cannot be used again."""
+        self._scheduler.close()
+        self._session = None
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _texts(self, request: Request, tokenizer: EngineTokenizer) -> Generator[str, None, Generation]:
+        with self.submit(request) as stream:
+            for piece in stream:
+                if piece.text:
+                    yield piece.text
+        return outcome(request, tokenizer)
 
 
 def load(directory: str | Path, deep_check: bool = False) -> Engine:
-    """Load an engine directory. Everything that could stop it from running here is found now and raised as EngineError.
+    """Load an engine directory.
 
-    `deep_check` also hashes the weights file.
+    Args:
+        directory: what `build` wrote.
+        deep_check: hash the weights file too.
+
+    Returns:
+        The engine, ready to generate.
+
+    Raises:
+        EngineError: anything that could stop the engine from running here: what was expected, what was found, and what
+            to do.
     """
     directory = Path(directory)
     manifest = read_manifest(directory)
     check_files(directory, manifest, deep_check)
-    backend = _backend(manifest)
-    check_machine(manifest, backend.machine())
-    session = backend.open_session(directory, manifest)
+    runner = _runner(manifest)
+    check_machine(manifest, runner.machine())
+    session = runner.open_session(directory, manifest)
     special = manifest.about.get("special_tokens", {})
-    return Engine(session, Text.load(directory, special) if "tokenizer.json" in manifest.files else None)
+    return Engine(session, EngineTokenizer.load(directory, special) if TOKENIZER in manifest.files else None)
 
 
-def _backend(manifest: Manifest) -> Any:
+def _runner(manifest: Manifest) -> ModuleType:
     """The module that runs an engine, imported when an engine needs it. Raises EngineError."""
     name = manifest.spec.config.get("backend")
     if name not in BACKENDS:

@@ -104,7 +104,8 @@ class OnnxSession(Session):
         return np.array(values, np.int64)
 
     def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
-        self._use_slots(max(slots, self._slots(max(self.lengths))))
+        # As many slots as the step that follows needs: caches that grow are copied.
+        self._use_slots(self.slots_for(max(*self.lengths, self.lengths[row] + len(tokens)) + self.spec.scratch))
         now, after = (_rows(buffers, slice(row, row + 1)) for buffers in (self.state, self._sets[1 - self._turn]))
         now |= {"tokens": self.array(tokens)[None], "count": self.array([count])}
         self._prefill.run_with_iobinding(_bind(self._prefill, self.spec.prefill, now, after))
@@ -112,8 +113,12 @@ class OnnxSession(Session):
         for name in {output.removeprefix(NEXT) for output in self.spec.prefill.outputs} - caches:
             now[name][:] = after[name]
 
-    def release(self, row: int) -> None:
-        super().release(row)
+    def clear(self, row: int, slots: int) -> None:
+        for tensor in self.spec.caches:
+            self.state[tensor.name][row, :, :slots] = 0
+
+    def _reset(self, row: int) -> None:
+        super()._reset(row)
         for tensor in self.spec.state:  # in both sets: a row that takes no part in a step is not carried over
             self._sets[1 - self._turn][tensor.name][row] = tensor.fill
 

@@ -1,63 +1,38 @@
-"""A session: an engine's buffers and its two programs. It admits prompts to rows and replays the step.
+"""A session: an engine's buffers, its rows and its two programs. It admits prompts to rows and replays the step.
 
 Nothing here knows a model: names, shapes and order come from the `EngineSpec`. Nor does it know a tensor library: what
-is bound to the programs, and how, is the backend's (`torch_session.py`, `onnx_session.py`).
+is bound to the programs, and how, is the backend's (`inductor/torch_session.py`, `onnx.py`, `tensorrt/session.py`).
+A session is not safe to be called from several threads at once; `scheduler.Scheduler` makes it so.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import NDArray
 
+from ..report import RUNNING, RowReport
 from .engine_file import EngineSpec
 
 Tensors = dict[str, NDArray[Any]]  # state and caches by name; bfloat16 as float32, which numpy has
-
-RUNNING, FREE = 0, 3  # the finish codes that the session itself sets; a step may return others
-
-
-class AcceptedNode(NamedTuple):
-    """A drafted token that the target agreed with: its node in the tree, from 1 on, in a dynamic tree the place of its
-    score among all; and its rank among the children of its parent, 0 the first choice."""
-
-    node: int
-    rank: int
-
-
-class RowReport(NamedTuple):
-    """What one step did to one row: its new tokens, why it ended (0: it runs on), and the drafted tokens that the
-    target agreed with, by depth, before stop tokens and limits cut the output."""
-
-    tokens: list[int]
-    finish: int
-    path: tuple[AcceptedNode, ...]
-
-    @classmethod
-    def read(cls, values: list[int]) -> "RowReport":
-        """values: a row of the step's report."""
-        count, finish, accepted, *rest = values
-        levels = len(rest) // 3
-        tokens, nodes, ranks = rest[:levels], rest[levels : 2 * levels], rest[2 * levels :]
-        path = map(AcceptedNode, nodes[1 : accepted + 1], ranks[1 : accepted + 1])
-        return cls(tokens[:count], finish, tuple(path))
-
-
-IDLE = RowReport([], FREE, ())  # of a row that took no part in a step
 
 
 class Session:
     """Rows of static buffers and one call per step. Rows are admitted and released one by one; the others never notice.
 
-    A backend fills in `array`, `prefill`, `replay`, `read` and `write`. `state` holds its tensors by name, [B, ...]
-    each.
+    A backend fills in `array`, `prefill`, `replay`, `read`, `write` and `clear`. `state` holds its tensors by name,
+    [B, ...] each.
     """
 
     state: dict[str, Any]
 
     def __init__(self, spec: EngineSpec):
         self.spec = spec
-        self.lengths = [0] * spec.max_batch  # host copy, kept from the reports
+        self.lengths = [0] * spec.max_batch  # tokens in each row's cache: a host copy, kept from the reports
         self._taken: set[int] = set()  # rows that were admitted and not released
+        self._written = [0] * spec.max_batch  # slots of each row that anything was written to since it was cleared
+
+    def enter_thread(self) -> None:
+        """Called by a thread before its first call of anything else here."""
 
     def array(self, values: Sequence[int]) -> Any:
         """Values as an int64 tensor of the backend, to be assigned to a part of the state."""
@@ -80,36 +55,50 @@ class Session:
         """Put back what `read` gave, here or in a session of another backend, for a replay of that size."""
         raise NotImplementedError
 
-    def admit(self, row: int, tokens: Sequence[int], limit: int, stop_ids: Sequence[int]) -> None:
-        """Give a free row its prompt (at least one token) and fill its caches with all but the last, which is the
-        first root.
+    def clear(self, row: int, slots: int) -> None:
+        """Fill the first slots of a row's caches with zeros."""
+        raise NotImplementedError
 
-        limit: most tokens, prompt included, that the row may reach. The row takes part in the next step.
+    @property
+    def free_rows(self) -> int:
+        """How many more prompts can be admitted."""
+        return self.spec.max_batch - len(self._taken)
+
+    def admit(self, tokens: Sequence[int], limit: int, stop_ids: Sequence[int]) -> int:
+        """Give a free row a prompt (at least one token) and fill its caches with all but the last token, which is the
+        first root -> the row, which takes part in the next step. A row whose prefill fails is free again.
+
+        limit: most tokens, prompt included, that the row may reach. Raises RuntimeError when no row is free.
         """
-        self.release(row)
-        self.state["history"][row, : len(tokens)] = self.array(tokens)
-        for start in range(0, len(tokens) - 1, self.spec.prefill_chunk):  # two tokens or more, as the graph wants
-            chunk = tokens[start : start + self.spec.prefill_chunk]
-            count = min(len(chunk), len(tokens) - 1 - start)
-            self.prefill(row, chunk, count, self._slots(start + len(chunk)))
-            self.lengths[row] += count
-        self.state["limits"][row] = limit
-        self.state["stop_ids"][row, : len(stop_ids)] = self.array(stop_ids)
-        self.state["finish"][row] = RUNNING
+        if not self.free_rows:
+            raise RuntimeError(f"admit: expected a free row, got {self.spec.max_batch} rows in use; release one")
+        row = min(set(range(self.spec.max_batch)) - self._taken)
         self._taken.add(row)
+        try:
+            self._clean(row)
+            self._fill(row, tokens)
+            self.state["limits"][row] = limit
+            self.state["stop_ids"][row, : len(stop_ids)] = self.array(stop_ids)
+            self.state["finish"][row] = RUNNING
+        except BaseException:
+            self.release(row)
+            raise
+        return row
 
-    def step(self) -> list[RowReport]:
-        """Advance every running row -> one report per row, no tokens where the row is not running."""
-        reports = [RowReport.read(row) for row in self.replay(*self.next_size())]
-        for row, report in enumerate(reports):
-            self.lengths[row] += len(report.tokens)
-        return reports + [IDLE] * (self.spec.max_batch - len(reports))
+    def step(self) -> dict[int, RowReport]:
+        """Advance every running row -> the report of each row in use, without tokens where it has finished."""
+        rows, slots = self.next_size()
+        for row in range(rows):  # a step writes its tree behind every row, in use or not
+            self._written[row] = max(self._written[row], self.lengths[row] + self.spec.scratch)
+        report = self.replay(rows, slots)
+        reports = {row: RowReport.read(report[row]) for row in sorted(self._taken)}
+        for row, told in reports.items():
+            self.lengths[row] += len(told.tokens)
+        return reports
 
     def release(self, row: int) -> None:
-        """Empty a row; its cache slots need no clearing, a row sees only what was written for it."""
-        for tensor in self.spec.state:
-            self.state[tensor.name][row] = tensor.fill
-        self.lengths[row] = 0
+        """Take a row out of the coming steps and make it free. A free row may be released again."""
+        self._reset(row)
         self._taken.discard(row)
 
     def next_size(self) -> tuple[int, int]:
@@ -117,9 +106,32 @@ class Session:
         slots that the longest needs. A step costs what these cost, and there are few numbers of rows to bind or
         capture a step for."""
         rows = min(1 << max(self._taken, default=0).bit_length(), self.spec.max_batch)
-        return rows, self._slots(max(self.lengths) + self.spec.scratch)
+        return rows, self.slots_for(max(self.lengths) + self.spec.scratch)
 
-    def _slots(self, needed: int) -> int:
+    def slots_for(self, needed: int) -> int:
         """The smallest slot count a program may be given that holds `needed`: a step costs what the longest row
         needs."""
         return -(-needed // self.spec.slot_step) * self.spec.slot_step
+
+    def _fill(self, row: int, tokens: Sequence[int]) -> None:
+        """Prefill a clean row, chunk by chunk."""
+        self.state["history"][row, : len(tokens)] = self.array(tokens)
+        for start in range(0, len(tokens) - 1, self.spec.prefill_chunk):  # two tokens or more, as the graph wants
+            chunk = tokens[start : start + self.spec.prefill_chunk]
+            count = min(len(chunk), len(tokens) - 1 - start)
+            self._written[row] = start + len(chunk)
+            self.prefill(row, chunk, count, self.slots_for(start + len(chunk)))
+            self.lengths[row] += count
+
+    def _clean(self, row: int) -> None:
+        """Remove what the row held before. Slots that nothing may attend to still take part in matrix products with a
+        weight of 0, and 0 * NaN is NaN: an old NaN or inf would reach the new request."""
+        self._reset(row)
+        self.clear(row, min(self._written[row], self.spec.most_slots))
+        self._written[row] = 0
+
+    def _reset(self, row: int) -> None:
+        """Give the row's state the values of an empty row."""
+        for tensor in self.spec.state:
+            self.state[tensor.name][row] = tensor.fill
+        self.lengths[row] = 0

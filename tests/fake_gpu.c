@@ -72,6 +72,7 @@ int cuGetErrorString(int status, const char **text) { *text = "a fake failure"; 
 int cuMemAlloc_v2(address *out, size_t size) { memory++; return entered ? posix_memalign((void **)out, 256, size) : 201; }
 int cuMemFree_v2(address where) { free((void *)where); memory--; return entered ? 0 : 201; }
 int cuMemsetD8_v2(address memory, unsigned char value, size_t size) { memset((void *)memory, value, size); return 0; }
+int cuMemsetD8Async(address memory, unsigned char value, size_t size, void *stream) { memset((void *)memory, value, size); return entered ? capturing != NULL : 201; }
 int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t size, void *stream) { memcpy((void *)to, from, size); return entered ? capturing != NULL : 201; }
 int cuMemcpyDtoHAsync_v2(void *to, address from, size_t size, void *stream) { memcpy(to, (void *)from, size); return entered ? capturing != NULL : 201; }
 int cuMemcpyDtoDAsync_v2(address to, address from, size_t size, void *stream) { return submit((struct work){to, from, size}); }

@@ -6,11 +6,11 @@ PROMPTS = [[40, 41, 42] * 9, [5], list(range(30, 83)), [9, 9, 9, 9]]
 def steps(engine, prompts, new_tokens=40):
     """Every integer a session produces: report after report, state after state."""
     session = engine.session
-    for row, prompt in enumerate(prompts):
-        session.admit(row, prompt, len(prompt) + new_tokens, [1])
+    for prompt in prompts:
+        session.admit(prompt, len(prompt) + new_tokens, [1])
     seen = []
     while any(finish == 0 for finish in session.state["finish"].tolist()):
-        seen.append([tuple(report) for report in session.step()])
+        seen.append({row: tuple(report) for row, report in session.step().items()})
         seen.append({name: session.state[name].tolist() for name in ("lengths", "finish")})
     for row in range(len(prompts)):
         session.release(row)

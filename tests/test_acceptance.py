@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from specstep.cli import main
+from specstep.report import AcceptedNode
 from specstep.runtime.acceptance import Acceptance
-from specstep.runtime.generate import Request
-from specstep.runtime.session import AcceptedNode
+from specstep.runtime.request import Request
 
 nodes = st.builds(AcceptedNode, st.integers(1, 6), st.integers(0, 3))
 paths = st.lists(st.lists(nodes, max_size=4, unique_by=lambda node: node.node).map(tuple), min_size=1, max_size=20)

@@ -10,8 +10,8 @@ from specstep.cli import main
 from specstep.compile import tuned
 from specstep.compile.config import EngineConfig
 from specstep.compile.source import load_source
+from specstep.report import AcceptedNode
 from specstep.runtime.acceptance import Acceptance
-from specstep.runtime.session import AcceptedNode
 from specstep.train import tune as module
 from specstep.train.tune import DEPTH, PLAIN, SIZES, TOP_K, Choice, Measured, interpolate, predict, trees
 

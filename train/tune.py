@@ -25,7 +25,6 @@ from ..errors import BuildError
 from ..graphs.tree import DynamicTree
 from ..runtime.acceptance import Acceptance
 from ..runtime.engine import Engine, load
-from ..runtime.generate import run
 
 Report = Callable[[str], None]
 
@@ -192,7 +191,7 @@ class Bench:
         for prompt in self.prompts:
             pair = [one.request(prompt, self.max_new_tokens, chat=chat) for one in (engine, self._plain)]
             for one, request in zip((engine, self._plain), pair, strict=True):
-                for _ in run(one.session, [request]):
+                for _ in one.run([request]):
                     pass
             mine, plain = (request.decode_s / request.steps for request in pair)
             ratios.append(mine / plain)

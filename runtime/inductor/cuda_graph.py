@@ -21,9 +21,10 @@ def captured(run: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
         nonlocal graph, result
         if graph is None:
             first = run()  # a real step, outside of any graph: allocates, autotunes, loads modules
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):  # records, does not run
+            recorded = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(recorded, pool=pool, capture_error_mode="thread_local"):  # records, does not run
                 result = run()
+            graph = recorded  # only now: a capture that failed must not be replayed
             return first
         graph.replay()
         assert result is not None

@@ -25,6 +25,9 @@ class TorchSession(Session):
         self._replays: dict[tuple[int, int], Callable[[], Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle() if spec.device == "cuda" else None  # of all graphs' memory
 
+    def enter_thread(self) -> None:
+        torch.get_num_threads()  # OpenMP's own setting is one per thread: this takes over the process's
+
     def array(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.spec.device)
 
@@ -47,6 +50,10 @@ class TorchSession(Session):
         for name, values in tensors.items():
             place = tuple(slice(size) for size in values.shape)
             (self.caches if name in self.caches else self.state)[name][place] = torch.from_numpy(values)
+
+    def clear(self, row: int, slots: int) -> None:
+        for cache in self.caches.values():
+            cache[row, :, :slots] = 0
 
     def _make_replay(self, rows: int, slots: int) -> Callable[[], Tensor]:
         """One step of the first rows over the first slots: the call, and the small state copied back into its

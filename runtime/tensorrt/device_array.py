@@ -35,6 +35,10 @@ class DeviceArray:
         data = np.ascontiguousarray(np.broadcast_to(np.asarray(value, self.dtype), shape))
         self.device.upload(self.row(row), data, self.stream)
 
+    def clear(self, row: int) -> None:
+        """Fill a row with zeros."""
+        self.device.zero(self.row(row), self.row_bytes, self.stream)
+
     def bits(self, rows: int) -> NDArray[Any]:
         """A copy of the first rows on the host, when the device is done with the work so far; bfloat16 as its bits."""
         data = np.empty((rows, *self.shape[1:]), self.dtype)

@@ -57,6 +57,12 @@ class Driver:
         self.call("cuCtxSynchronize")  # our streams do not wait for the default stream
         return address.value
 
+    def zero(self, address: int, size: int, stream: int) -> None:
+        """Fill device memory with zeros, in the stream's order."""
+        self.call(
+            "cuMemsetD8Async", ctypes.c_uint64(address), ctypes.c_ubyte(0), ctypes.c_size_t(size), _pointer(stream)
+        )
+
     def free(self, address: int) -> None:
         """Give memory of `allocate` back."""
         self.call("cuMemFree_v2", ctypes.c_uint64(address))

@@ -163,6 +163,10 @@ class TensorrtSession(Session):
         for name, values in tensors.items():
             self._every[name].write(values)
 
+    def clear(self, row: int, slots: int) -> None:
+        for cache in self.caches.values():
+            cache.clear(row)
+
     def _addresses(self, plan: Plan, row: int, extra: dict[str, int]) -> dict[str, int]:
         """What a plan reads and writes, from a row on, by name."""
         read = {name: self._every[name].row(row) for name in plan.inputs if name not in extra}

@@ -31,10 +31,10 @@ def test_slots_follow_the_longest_row(onnx_folder):
     """Buffers grow and shrink with the rows, and rows keep what is theirs."""
     engine = specstep.load(onnx_folder)
     session = engine.session
-    session.admit(0, [5, 6, 7], 190, [])
+    session.admit([5, 6, 7], 190, [])
     session.step()
     assert session.state["keys.0"].shape[2] == 64
-    session.admit(1, list(range(2, 102)), 190, [])
+    session.admit(list(range(2, 102)), 190, [])
     session.step()
     assert session.state["keys.0"].shape[2] == 128
     session.release(1)
@@ -49,7 +49,7 @@ def test_slots_follow_the_longest_row(onnx_folder):
 def test_reading_fewer_slots_leaves_the_caches(onnx_folder):
     """`read` is a look: a row that is longer than what is read keeps all of its cache."""
     session = specstep.load(onnx_folder).session
-    session.admit(0, list(range(2, 102)), 190, [])
+    session.admit(list(range(2, 102)), 190, [])
     session.step()
     whole = session.read(1, 128)
     part = session.read(1, 64)
@@ -81,7 +81,7 @@ def engine_alone(folder, prompt, count):
 def test_caches_stay_where_they_are(onnx_folder):
     """Nothing is allocated per step: caches are written where they are, two sets of state tensors take turns."""
     session = specstep.load(onnx_folder).session
-    session.admit(0, PROMPTS[0], 100, [])
+    session.admit(PROMPTS[0], 100, [])
     caches, lengths = [], []
     for _ in range(4):
         session.step()

@@ -12,7 +12,6 @@ from ...compile.source import Source
 from ...errors import InputError
 from ...runtime.engine import Engine, load
 from ...runtime.engine_file import MANIFEST
-from ...runtime.generate import run
 from ..data.corpus import Text
 from .options import CollectOptions
 from .progress import Progress
@@ -52,7 +51,7 @@ class Answers:
             return
         engine = self._engine = self._engine or self._load()
         requests = [engine.request(prompt, self._room(prompt)) for prompt in prompts]
-        for request, tokens in run(engine.session, requests):
+        for request, tokens in engine.run(requests):
             self.progress.tick(len(tokens))
             if request.finish_reason:
                 yield Text(request.prompt + request.tokens, len(request.prompt))

@@ -1,0 +1,65 @@
+"""What users may give as a prompt, and how it becomes token ids."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import InputError
+from .text import EngineTokenizer, Message, check_messages
+
+Prompt = str | Sequence[int] | Sequence[Message]  # text, token ids, or a conversation
+
+
+def split_prompts(prompts: Any) -> tuple[bool, list[Any]]:
+    """Whether it is a single prompt, and the prompts. Raises InputError."""
+    prompts = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if isinstance(prompts, str) or is_conversation(prompts):
+        return True, [prompts]
+    if not isinstance(prompts, Sequence):
+        raise InputError(
+            f"prompts: expected text, token ids, messages, or a list of these, got {type(prompts).__name__}"
+        )
+    single = len(prompts) > 0 and not hasattr(prompts[0], "__iter__")
+    return single, [prompts] if single else list(prompts)
+
+
+def is_conversation(prompt: Any) -> bool:
+    """Whether a prompt is a list of messages, or a message that lacks its list."""
+    return isinstance(prompt, Mapping) or (
+        isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    )
+
+
+def encode(
+    tokenizer: EngineTokenizer,
+    prompt: str | Sequence[Message],
+    chat: bool,
+    template_arguments: Mapping[str, Any] | None,
+    name: str,
+) -> list[int]:
+    """Token ids of a text, with `chat` as the user's turn, or of a conversation. An empty text stays empty, whatever a
+    chat template would put around it. Raises InputError."""
+    if prompt == "":
+        return []
+    if isinstance(prompt, str) and not chat:
+        return tokenizer.encode(prompt)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    check_messages(messages, name)
+    return tokenizer.encode_messages(messages, template_arguments)
+
+
+def token_ids(values: Any, vocabulary: int, name: str) -> list[int]:
+    """Values as token ids. Raises InputError."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise InputError(f"{name}: expected a list of integers, got {type(values).__name__}")
+    tokens = []
+    for value in values:
+        try:
+            tokens.append(operator.index(value))
+        except TypeError:
+            raise InputError(f"{name}: expected integers from 0 to {vocabulary - 1}, got {value!r}") from None
+    wrong = [token for token in tokens if not 0 <= token < vocabulary]
+    if wrong:
+        raise InputError(f"{name}: expected integers from 0 to {vocabulary - 1}, got {wrong[0]}")
+    return tokens

@@ -1,0 +1,80 @@
+"""One prompt on its way through an engine: what was asked, and what came of it so far."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..report import REASONS, AcceptedPath, RowReport
+
+
+class Event(NamedTuple):
+    """What one step did for a request, and when. Times are seconds of a monotonic clock."""
+
+    report: RowReport
+    admitted: float  # when the request got a row, and its prefill began
+    prefilled: float  # when its prefill was done
+    at: float  # when the step was done
+
+
+@dataclass
+class Request:
+    """A checked prompt, and its output as far as it was read. `engine.Engine.request` makes one.
+
+    prompt: token ids, at least one. limit: most tokens, prompt included. stop_ids: tokens that end the output, and are
+    its last. tokens: new ones so far. finish_reason: "stop", "length", or "cancelled"; None while it runs. paths: the
+    path that a step accepted -> how many steps did. Seconds: queue_s from submission to a row of its own; prefill_s
+    from there to the end of prefill; decode_s from there to the last token; first_token_s from submission to the first
+    tokens.
+    """
+
+    prompt: list[int]
+    limit: int
+    stop_ids: Sequence[int]
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    paths: Counter[AcceptedPath] = field(default_factory=Counter)
+    submitted: float = 0.0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    first_token_s: float = 0.0
+    decode_s: float = 0.0
+
+    def advance(self, event: Event) -> None:
+        """Take in what one step did."""
+        if not self.tokens:
+            self.queue_s = event.admitted - self.submitted
+            self.prefill_s = event.prefilled - event.admitted
+            self.first_token_s = event.at - self.submitted
+        self.decode_s = event.at - event.prefilled
+        self.tokens += event.report.tokens
+        self.paths[event.report.path] += 1
+        self.finish_reason = REASONS.get(event.report.finish)
+
+    @property
+    def steps(self) -> int:
+        """Steps the request took part in."""
+        return self.paths.total()
+
+    @property
+    def accepted(self) -> Counter[int]:
+        """Accepted depth -> steps."""
+        depths: Counter[int] = Counter()
+        for path, steps in self.paths.items():
+            depths[len(path)] += steps
+        return depths
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """steps, new_tokens, tokens_per_step; accepted, the steps by number of accepted drafted tokens; seconds as
+        above: queue_s, prefill_s, decode_s, time_to_first_token_s."""
+        return {
+            "steps": self.steps,
+            "accepted": {str(depth): steps for depth, steps in sorted(self.accepted.items())},
+            "new_tokens": len(self.tokens),
+            "tokens_per_step": round(len(self.tokens) / max(self.steps, 1), 3),
+            "queue_s": round(self.queue_s, 6),
+            "prefill_s": round(self.prefill_s, 6),
+            "decode_s": round(self.decode_s, 6),
+            "time_to_first_token_s": round(self.first_token_s, 6),
+        }

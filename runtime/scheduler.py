@@ -1,0 +1,199 @@
+"""In-flight batching: any number of threads submit requests; one worker thread admits them to rows and replays steps.
+
+The worker lives as long as there is work. It alone touches the session, so a step serves the requests of all callers,
+and a caller that is interrupted, raises or goes away disturbs nobody. Callers with waiting requests are served in turn,
+one request each, so a long list of prompts does not keep a single one waiting.
+"""
+
+import atexit
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+
+from ..errors import EngineError
+from .request import Event, Request
+from .session import Session
+
+
+class _Caller:
+    """The worker's side of a submission. Only the worker takes from `waiting`; `events` is read by the caller."""
+
+    def __init__(self, requests: Sequence[Request]):
+        self.waiting = deque(requests)
+        self.events: SimpleQueue[tuple[Request, Event] | BaseException | None] = SimpleQueue()  # None: nothing comes
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.events.put(None)
+
+
+class _Running:
+    """A request that has a row."""
+
+    def __init__(self, caller: _Caller, request: Request, admitted: float, prefilled: float):
+        self.caller, self.request, self.admitted, self.prefilled = caller, request, admitted, prefilled
+
+
+class Submission:
+    """Requests on their way: an iterator of each request with its new tokens, as they come.
+
+    A request is updated when its tokens are read. Leaving the iterator for good, by `cancel`, `with` or garbage
+    collection, gives the rows back. What a prefill or a step raises is raised here, and cancels the rest.
+    """
+
+    def __init__(self, caller: _Caller, requests: Sequence[Request]):
+        self._caller = caller
+        self._unfinished = list(requests)
+        self._abandoned = weakref.finalize(self, caller.cancel)
+
+    def __iter__(self) -> Iterator[tuple[Request, list[int]]]:
+        return self
+
+    def __next__(self) -> tuple[Request, list[int]]:
+        if not self._unfinished or self._caller.cancelled:
+            self.cancel()
+            raise StopIteration
+        event = self._caller.events.get()
+        if event is None:
+            self.cancel()
+            raise StopIteration
+        if isinstance(event, BaseException):
+            self.cancel()
+            raise event
+        request, done = event
+        request.advance(done)
+        if request.finish_reason:
+            self._unfinished = [other for other in self._unfinished if other is not request]
+        return request, done.report.tokens
+
+    def cancel(self) -> None:
+        """End the requests that still run or wait, from any thread; a reader that waits gets no more. What was read so
+        far stays, with the finish reason "cancelled"."""
+        self._abandoned()
+        for request in self._unfinished:
+            request.finish_reason = request.finish_reason or "cancelled"
+
+    def __enter__(self) -> "Submission":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+
+class Scheduler:
+    """Requests in, tokens out, over the rows of one session."""
+
+    def __init__(self, session: Session):
+        self._session = session
+        self._lock = threading.Lock()  # of the three below
+        self._callers: deque[_Caller] = deque()  # those with requests that wait for a row, the next to be served first
+        self._worker: threading.Thread | None = None
+        self._closed = False
+        _SCHEDULERS.add(self)
+
+    def submit(self, requests: Sequence[Request]) -> Submission:
+        """Queue requests. Raises EngineError after `close`, ValueError for a request that was submitted before."""
+        if any(request.submitted for request in requests):
+            raise ValueError("requests: expected new ones, got one that was submitted before")
+        caller, now = _Caller(requests), time.perf_counter()
+        for request in requests:
+            request.submitted = now
+        submission = Submission(caller, requests)
+        with self._lock:
+            if self._closed:
+                raise EngineError("engine: expected an open engine, got one that was closed; load it again")
+            self._callers.append(caller)
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="specstep", daemon=True)
+                self._worker.start()
+        return submission
+
+    def close(self) -> None:
+        """Cancel everything and wait for the step under way. Nothing can be submitted any more."""
+        with self._lock:
+            self._closed, worker = True, self._worker
+        if worker is not None and worker is not threading.current_thread():
+            worker.join()
+
+    def _work(self) -> None:
+        """The worker: admit, step, hand out, until there is nothing to do."""
+        rows: dict[int, _Running] = {}
+        try:
+            self._session.enter_thread()
+            while self._go_on(rows):
+                self._admit(rows)
+                self._step(rows)
+        except BaseException as error:  # not of a prefill or a step: the session can no longer be trusted
+            with self._lock:
+                self._closed, self._worker = True, None
+                for caller in {*self._callers, *(running.caller for running in rows.values())}:
+                    caller.events.put(error)
+                self._callers.clear()
+
+    def _go_on(self, rows: dict[int, _Running]) -> bool:
+        """Release what was cancelled -> whether there is work; if not, the worker is no longer this one."""
+        with self._lock:
+            if self._closed:
+                for caller in {*self._callers, *(running.caller for running in rows.values())}:
+                    caller.cancel()
+            self._callers = deque(caller for caller in self._callers if caller.waiting and not caller.cancelled)
+            for row in [row for row, running in rows.items() if running.caller.cancelled]:
+                self._session.release(row)
+                del rows[row]
+            if not rows and not self._callers:
+                self._worker = None
+            return self._worker is not None
+
+    def _admit(self, rows: dict[int, _Running]) -> None:
+        """Give the free rows to the callers that wait, one request each in turn."""
+        while self._session.free_rows:
+            with self._lock:
+                if not self._callers:
+                    return
+                caller = self._callers.popleft()
+                if caller.cancelled:
+                    continue
+                request = caller.waiting.popleft()
+                if caller.waiting:
+                    self._callers.append(caller)
+            admitted = time.perf_counter()
+            try:
+                row = self._session.admit(request.prompt, request.limit, request.stop_ids)
+            except BaseException as error:
+                caller.events.put(error)
+                continue
+            rows[row] = _Running(caller, request, admitted, time.perf_counter())
+
+    def _step(self, rows: dict[int, _Running]) -> None:
+        """One step of all rows. If it fails, it fails for all of them."""
+        if not rows:
+            return
+        try:
+            reports = self._session.step()
+        except BaseException as error:
+            for row in list(rows):
+                rows[row].caller.events.put(error)
+                self._session.release(row)
+                del rows[row]
+            return
+        now = time.perf_counter()
+        for row, report in reports.items():
+            running = rows[row]
+            if report.finish:
+                self._session.release(row)
+                del rows[row]
+            running.caller.events.put((running.request, Event(report, running.admitted, running.prefilled, now)))
+
+
+_SCHEDULERS: "weakref.WeakSet[Scheduler]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A worker in the middle of a step must not outlive the interpreter."""
+    for scheduler in list(_SCHEDULERS):
+        scheduler.close()

@@ -1,0 +1,275 @@
+"""Any number of callers and threads share an engine, and each gets what it would get alone."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import specstep
+from fake_session import POISON, FakeSession, PrefillFailedError, alone
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specstep.errors import EngineError
+from specstep.runtime.engine import Engine
+from specstep.runtime.request import Request
+
+PATIENCE = 30  # seconds after which a wait is taken for a hang
+
+
+def engine_of(rows, **options):
+    return Engine(FakeSession(rows, **options), None)
+
+
+def is_idle(engine):
+    """All rows are free, and the worker is gone, at once or a step later."""
+    ends = time.monotonic() + PATIENCE
+    while engine._scheduler._worker is not None and time.monotonic() < ends:
+        time.sleep(0.001)
+    session = engine.session
+    return (
+        engine._scheduler._worker is None and session.free_rows == session.spec.max_batch and not any(session.lengths)
+    )
+
+
+def request(prompt, new_tokens, stop_ids=()):
+    return Request(list(prompt), len(prompt) + new_tokens, list(stop_ids))
+
+
+prompts = st.lists(st.integers(0, POISON - 1), min_size=1, max_size=20)
+actions = st.sampled_from(["read", "read", "cancel", "drop", "raise", "cancel from another thread", "fail"])
+visits = st.tuples(st.lists(st.tuples(prompts, st.integers(1, 30)), min_size=1, max_size=4), actions, st.integers(0, 4))
+
+
+def visit(engine, asked, action, reads):
+    """One submission of a thread, and what it does with it."""
+    requests = [request(prompt, count) for prompt, count in asked]
+    if action == "fail":
+        requests[-1] = request([*asked[-1][0], POISON, 1], 5)
+    submission = engine.run(requests)
+    try:
+        for number, _ in enumerate(submission):
+            if number < reads or action in ("read", "fail"):
+                continue
+            if action == "cancel":
+                submission.cancel()
+            elif action == "raise":
+                raise KeyError("of the caller's own")
+            elif action == "drop":
+                break
+            else:
+                canceller = threading.Thread(target=submission.cancel)
+                canceller.start()
+                canceller.join()
+    except (KeyError, PrefillFailedError) as error:
+        assert (action == "fail") == isinstance(error, PrefillFailedError)
+    for (prompt, count), made in zip(asked, requests, strict=True):
+        expected = alone(prompt, len(prompt) + count)
+        if POISON in made.prompt:
+            assert made.tokens == []
+        elif action == "read":
+            assert made.tokens == expected and made.finish_reason == "length"
+        else:
+            assert made.tokens == expected[: len(made.tokens)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(visits, max_size=4), min_size=1, max_size=4), st.integers(1, 4))
+def test_threads_notice_nobody(scripts, rows):
+    """Random interleavings of submissions that are read, cancelled, dropped or fail, against each request alone."""
+    engine, failures = engine_of(rows), []
+
+    def run(script):
+        try:
+            for one in script:
+                visit(engine, *one)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(script,), daemon=True) for script in scripts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "a caller hangs"
+    assert not failures, failures
+    gc.collect()
+    assert is_idle(engine)
+    visit(engine, [([5], 9)], "read", 0)
+
+
+def test_interleaved_iterators_share_the_rows():
+    engine = engine_of(1)  # fewer rows than callers: one waits for the other
+    first, second = (engine.submit(request([start], 12)) for start in (5, 6))
+    pieces = [[], []]
+    for one, other in zip(first, second, strict=False):
+        pieces[0] += one.token_ids
+        pieces[1] += other.token_ids
+    pieces[0] += [token for piece in first for token in piece.token_ids]
+    pieces[1] += [token for piece in second for token in piece.token_ids]
+    assert pieces == [alone([5], 13), alone([6], 13)]
+
+
+def test_a_generate_inside_a_stream_ends():
+    engine = engine_of(1)
+    outer = engine.submit(request([5], 20))
+    tokens = list(next(outer).token_ids)
+    assert engine.generate([[7, 8]], 5)[0].token_ids == alone([7, 8], 7)
+    tokens += [token for piece in outer for token in piece.token_ids]
+    assert tokens == alone([5], 21)
+
+
+def test_closing_an_old_iterator_leaves_a_new_request_its_row():
+    engine = engine_of(1)
+    old = engine.submit(request([5], 50))
+    next(old)
+    old.cancel()
+    new = engine.submit(request([6], 20))
+    tokens = list(next(new).token_ids)
+    old.cancel()
+    del old
+    gc.collect()
+    assert tokens + [token for piece in new for token in piece.token_ids] == alone([6], 21)
+
+
+def test_a_cancelled_request_keeps_what_was_read_and_says_so():
+    engine = engine_of(2)
+    stream = engine.submit(request([5], 60))
+    read = list(next(stream).token_ids)
+    stream.cancel()
+    assert list(stream) == []
+    result = stream.result()
+    assert (result.token_ids, result.finish_reason) == (read, "cancelled")
+    assert is_idle(engine)
+
+
+def test_cancel_wakes_a_reader_of_another_thread():
+    engine = engine_of(1)
+    blocker = engine.submit(request([5], 80))
+    waiting = engine.submit(request([6], 80))
+    got = []
+    reader = threading.Thread(target=lambda: got.append(list(waiting)), daemon=True)
+    engine.session.pause = 0.05  # so that it surely waits
+    reader.start()
+    waiting.cancel()
+    reader.join(PATIENCE)
+    assert not reader.is_alive()
+    blocker.cancel()
+
+
+def test_a_failing_step_is_raised_to_those_in_it_and_the_next_request_runs():
+    engine = engine_of(2, pause=0.01)
+    engine.session.failing = 1
+    streams = [engine.submit(request([start], 30)) for start in (5, 6)]
+    failed = 0
+    for stream, start in zip(streams, (5, 6), strict=True):
+        try:
+            assert stream.result().token_ids == alone([start], 31)
+        except RuntimeError as error:
+            assert str(error) == "a step that fails"
+            failed += 1
+    assert failed >= 1
+    assert engine.generate([9], 4).token_ids == alone([9], 5)
+    assert is_idle(engine)
+
+
+def test_a_prefill_that_fails_leaves_nothing_behind():
+    engine = engine_of(2)
+    with pytest.raises(PrefillFailedError):
+        engine.generate([[*range(10), POISON, 1]], 5)
+    assert is_idle(engine) and engine.session.next_size() == (1, 64)
+
+
+def test_callers_are_served_in_turn():
+    """One prompt does not wait for a long list that was submitted before it."""
+    engine = engine_of(1, pause=0.002)
+    many = engine.run([request([start], 6) for start in range(20)])
+    one = engine.submit(request([50], 6))
+    one.result()
+    waiting = next(caller for caller in engine._scheduler._callers)
+    assert len(waiting.waiting) >= 15
+    many.cancel()
+
+
+def test_queue_time_is_part_of_the_time_to_the_first_token():
+    engine = engine_of(1, pause=0.005)
+    first, second = engine.generate([[5], [6]], 20)
+    assert second.stats["queue_s"] >= first.stats["decode_s"] > 0
+    for stats in (first.stats, second.stats):
+        assert stats["time_to_first_token_s"] >= stats["queue_s"] + stats["prefill_s"]
+
+
+def test_a_request_can_be_submitted_once():
+    engine, asked = engine_of(1), request([5], 3)
+    engine.submit(asked).result()
+    with pytest.raises(ValueError, match="submitted before"):
+        engine.submit(asked)
+
+
+def test_a_closed_engine_ends_its_streams_and_refuses_more():
+    with engine_of(1, pause=0.002) as engine:
+        stream = engine.submit(request([5], 80))
+        next(stream)
+    list(stream)
+    assert stream.request.finish_reason == "cancelled"
+    for use in (lambda: engine.generate([5], 3), lambda: engine.submit(request([5], 3)), lambda: engine.session):
+        with pytest.raises(EngineError, match="expected an open engine, got one that was closed"):
+            use()
+    engine.close()
+
+
+def test_a_program_that_ends_in_the_middle_of_a_stream_ends(engine_folder):
+    program = f"""
+import specstep
+engine = specstep.load({str(engine_folder)!r})
+stream = engine.stream("hello", ignore_eos=True)
+print(next(stream) is not None)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "True\n" and not done.stderr
+
+
+@pytest.fixture(scope="module")
+def engine(engine_folder):
+    return specstep.load(engine_folder)
+
+
+def test_streams_of_a_real_engine_in_threads(engine):
+    """More threads than rows."""
+    texts = ["hello", "a b c a b c a", "xyz" * 20, "1 2 3", "hello hello"]
+    expected = [engine.generate(text, 30, ignore_eos=True).text for text in texts]
+    got = {}
+
+    def read(index):
+        got[index] = "".join(engine.stream(texts[index], 30, ignore_eos=True))
+
+    threads = [threading.Thread(target=read, args=(index,)) for index in range(len(texts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [got[index] for index in range(len(texts))] == expected
+
+
+def test_the_worker_takes_the_thread_count_of_the_process(engine):
+    """OpenMP's thread count belongs to a thread; that of a new one would be all cores again."""
+    import torch
+
+    seen, enter = [], engine.session.enter_thread
+    assert torch.get_num_threads() == 1
+    engine.session.enter_thread = lambda: (enter(), seen.append(omp_threads()))
+    try:
+        engine.generate([5, 6], 2)
+    finally:
+        del engine.session.enter_thread
+    assert seen == [1]
+
+
+def omp_threads():
+    """What OpenMP would use in this thread."""
+    import ctypes
+
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return ctypes.CDLL(next(line.split()[-1] for line in lines if "libgomp" in line)).omp_get_max_threads()
