@@ -35,13 +35,13 @@ def build(model: str, output: str | Path, *, report: Report = lambda message: No
     with engine_directory(Path(output)) as directory:
         report(f"loading {model}")
         source = load_source(model, config.dtype, config.device)
+        write_tokenizer(directory, source)  # first: a template that is refused must not cost a compile
         config = with_tuned(source, config, options, report)
         graphs = assemble(source, config)
         report("comparing the traced model with transformers")
         check_faithful(source, graphs)
 
         lowered = compiler.lower(graphs, directory, report)
-        write_tokenizer(directory, source)
         special = source.tokenizer.special_tokens_map if source.tokenizer else {}
         about = {
             "model": model_summary(source),

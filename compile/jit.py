@@ -8,11 +8,12 @@ from torch import Tensor
 
 from ..runtime.engine import Engine
 from ..runtime.inductor.torch_session import Program, TorchSession
-from ..runtime.text import Text
+from ..runtime.text import EngineTokenizer
 from .assemble import FlatProgram, assemble
 from .build import make_config
 from .faithful import check_faithful
 from .source import Source, load_source
+from .writer import chat_template
 
 
 def jit(model: str, **options: Any) -> Engine:
@@ -47,8 +48,8 @@ def _compiled(program: FlatProgram) -> Program:
     return _eager(torch.compile(program, fullgraph=True, dynamic=None))  # type: ignore[arg-type]
 
 
-def _text(source: Source) -> Text | None:
+def _text(source: Source) -> EngineTokenizer | None:
     if source.tokenizer is None:
         return None
     special = {name: token for name, token in source.tokenizer.special_tokens_map.items() if isinstance(token, str)}
-    return Text(source.tokenizer.backend_tokenizer, source.tokenizer.chat_template, special)
+    return EngineTokenizer(source.tokenizer.backend_tokenizer, chat_template(source), special)

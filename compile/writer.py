@@ -73,12 +73,28 @@ def write_weights(directory: Path, programs: dict[str, dict[str, Tensor]]) -> di
 
 
 def write_tokenizer(directory: Path, source: Source) -> None:
-    """Write tokenizer.json and the chat template, where the model has them."""
+    """Write tokenizer.json and the chat template, where the model has them. Raises BuildError."""
     if source.tokenizer is None:
         return
     source.tokenizer.backend_tokenizer.save(str(directory / TOKENIZER))
-    if source.tokenizer.chat_template:
-        (directory / CHAT_TEMPLATE).write_text(source.tokenizer.chat_template)
+    template = chat_template(source)
+    if template is not None:
+        (directory / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+
+
+def chat_template(source: Source) -> str | None:
+    """The model's chat template, None where it has none; of several named ones the default. Raises BuildError."""
+    templates = source.tokenizer.chat_template
+    if isinstance(templates, list):  # as tokenizer_config.json writes them
+        templates = {entry["name"]: entry["template"] for entry in templates}
+    if not isinstance(templates, dict):
+        return templates or None
+    if "default" not in templates:
+        known = ", ".join(sorted(templates)) or "none"
+        raise BuildError(
+            f"model: {source.name}: chat_template: expected one template or one named default, got {known}"
+        )
+    return templates["default"]
 
 
 def write_manifest(directory: Path, spec: EngineSpec, lowered: Lowered, about: dict[str, Any]) -> None:
