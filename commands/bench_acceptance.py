@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .files import write
-from .progress import report
+from .progress import Progress
 from .prompts import LINES, Entry, make_requests, read_prompts
 
 if TYPE_CHECKING:
@@ -67,12 +67,13 @@ def run(options: argparse.Namespace) -> int:
 def run_all(engine: "Engine", requests: list[tuple[Entry, "Request"]]) -> None:
     """Run requests to their end, with a line now and then about how far it is."""
     done, tokens, steps, reported = 0, 0, 0, time.monotonic()
-    for request, _ in engine.run([request for _, request in requests]):
-        if request.finish_reason:
-            done, tokens, steps = done + 1, tokens + len(request.tokens), steps + request.steps
-        if time.monotonic() - reported > REPORT_EVERY:
-            reported = time.monotonic()
-            report(f"{done} of {len(requests)} prompts, {tokens / max(steps, 1):.2f} tokens per step")
+    with Progress() as report:
+        for request, _ in engine.run([request for _, request in requests]):
+            if request.finish_reason:
+                done, tokens, steps = done + 1, tokens + len(request.tokens), steps + request.steps
+            if time.monotonic() - reported > REPORT_EVERY:
+                reported = time.monotonic()
+                report(f"{done} of {len(requests)} prompts, {tokens / max(steps, 1):.2f} tokens per step")
 
 
 def table(groups: dict[str, "Acceptance"]) -> str:

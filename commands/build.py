@@ -3,7 +3,7 @@
 import argparse
 
 from ..errors import needs_extra
-from .progress import report
+from .progress import Progress
 
 HELP = "compile a model and a drafter into an engine directory"
 EXAMPLES = """examples:
@@ -42,5 +42,6 @@ def run(options: argparse.Namespace) -> int:
     with needs_extra("build", "build"):
         from ..compile.build import build  # imports torch and transformers
 
-    build(options.model, options.output, report=report, **given)
+    with Progress() as report:
+        build(options.model, options.output, report=report, **given)
     return 0

@@ -3,7 +3,7 @@
 import argparse
 
 from ..errors import InputError, needs_extra
-from .progress import report
+from .progress import Progress
 
 HELP = "compare engines' steps with torch, through polygraphy"
 EXAMPLES = """examples:
@@ -27,7 +27,8 @@ def run(options: argparse.Namespace) -> int:
     with needs_extra("polygraphy", "check"):
         from ..compile.check import compare  # imports torch, onnx, onnxruntime and polygraphy
 
-    result = compare(options.engines, options.model, options.drafter, options.steps, options.save, report)
+    with Progress() as report:
+        result = compare(options.engines, options.model, options.drafter, options.steps, options.save, report)
     for worst in result.worst:
         print(
             f"{worst.runners[0]} and {worst.runners[1]}: worst output {worst.name} at {list(worst.place)} of step "

@@ -3,7 +3,7 @@
 import argparse
 
 from ..errors import needs_extra
-from .progress import report
+from .progress import Progress
 
 HELP = "collect what a model writes, to train drafters on"
 EXAMPLES = """examples:
@@ -47,5 +47,6 @@ def run(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if value is not None and name not in names}
     if "temperatures" in given:
         given["temperatures"] = tuple(given["temperatures"])
-    collect(options.model, options.output, CollectOptions(**given), report)
+    with Progress() as report:
+        collect(options.model, options.output, CollectOptions(**given), report)
     return 0

@@ -3,7 +3,7 @@
 import argparse
 
 from ..errors import needs_extra
-from .progress import report
+from .progress import Progress
 
 HELP = "count n-gram tables for the ngram drafter"
 EXAMPLES = """examples:
@@ -27,5 +27,6 @@ def run(options: argparse.Namespace) -> int:
         from ..train.count import count  # imports torch and transformers
 
     given = {name: getattr(options, name) for name in ("model", "top", "min_count")}
-    count(options.data, options.output, report=report, **given)
+    with Progress() as report:
+        count(options.data, options.output, report=report, **given)
     return 0

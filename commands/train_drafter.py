@@ -3,7 +3,7 @@
 import argparse
 
 from ..errors import needs_extra
-from .progress import report
+from .progress import Progress
 
 HELP = "train an EAGLE-3 head for a model on text that the model wrote"
 EXAMPLES = """examples:
@@ -45,5 +45,6 @@ def run(options: argparse.Namespace) -> int:
     with needs_extra("build", "train-drafter"):
         from ..train.eagle3.train import train_drafter  # imports torch and transformers
 
-    train_drafter(model, data, output, report=report, **given)
+    with Progress() as report:
+        train_drafter(model, data, output, report=report, **given)
     return 0

@@ -5,7 +5,7 @@ import json
 
 from ..errors import InputError, needs_extra
 from .files import write
-from .progress import report
+from .progress import Progress
 from .prompts import LINES, read_prompts
 
 HELP = "choose the fastest drafter and tree for a model on this machine, for `build` to use"
@@ -38,7 +38,8 @@ def run(options: argparse.Namespace) -> int:
     with needs_extra("build", "tune"):
         from ..train.tune import tune  # imports torch and transformers
 
-    result = tune(options.model, drafters=options.drafter or (), report=report, **given)
+    with Progress() as report:
+        result = tune(options.model, drafters=options.drafter or (), report=report, **given)
     if options.output:
         write(options.output, json.dumps(result, indent=1) + "\n")
     print(f"tuned: {result['because']}")

@@ -1,7 +1,9 @@
 """Where models come from: a Hugging Face directory, a GGUF file, a hub id, or the alias of the default model."""
 
+import contextlib
 import importlib.util
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
+from transformers import modeling_gguf_pytorch_utils as gguf_loader
 from transformers.utils import logging as transformers_logging
 
 from ..errors import BuildError
@@ -44,31 +47,50 @@ class Source:
 def load_source(name: str, dtype: str, device: str) -> Source:
     """Load weights and tokenizer. `name`: an alias of ALIASES, an HF directory, a .gguf file, or a hub id. Raises
     BuildError."""
-    _quiet()
     location, options = _locate(name)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(location, dtype=getattr(torch, dtype), **_gguf(options), **options)
-    except Exception as error:  # loaders raise anything
-        raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
-    return Source(name, model.to(device).eval(), _tokenizer(location, options))
+    with _quiet():
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                location, dtype=getattr(torch, dtype), **_gguf(options), **options
+            )
+        except Exception as error:  # loaders raise anything
+            raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
+        return Source(name, model.to(device).eval(), _tokenizer(location, options))
 
 
 def load_tokenizer(name: str) -> tuple[Any, int]:
     """A model's tokenizer, None where it has none, and the size of its vocabulary, without its weights. Raises
     BuildError."""
-    _quiet()
     location, options = _locate(name)
-    try:
-        config = AutoConfig.from_pretrained(location, **options)
-    except Exception as error:  # loaders raise anything
-        raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
-    return _tokenizer(location, options), config.get_text_config().vocab_size
+    with _quiet():
+        try:
+            config = AutoConfig.from_pretrained(location, **options)
+        except Exception as error:  # loaders raise anything
+            raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
+        return _tokenizer(location, options), config.get_text_config().vocab_size
 
 
-def _quiet() -> None:
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the loaders' messages and progress bars; the settings of the process come back when the block ends."""
+    verbosity, hub_verbosity = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
+    bars, gguf_bar = transformers_logging.is_progress_bar_enabled(), gguf_loader.tqdm
     transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     hub_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    gguf_loader.tqdm = _no_bar  # it takes tqdm from its own package: no setting of transformers reaches it
+    try:
+        yield
+    finally:
+        gguf_loader.tqdm = gguf_bar
+        if bars:
+            transformers_logging.enable_progress_bar()
+        hub_logging.set_verbosity(hub_verbosity)
+        transformers_logging.set_verbosity(verbosity)
+
+
+def _no_bar(items: Iterable[Any], **_: Any) -> Iterable[Any]:
+    return items
 
 
 def _gguf(options: dict[str, str]) -> dict[str, Any]:
