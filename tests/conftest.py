@@ -18,10 +18,13 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path_factory):
-    """What a user's own cache holds, as a tuned choice, must not change a test."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """What a user's own cache holds, as a tuned choice, must not change a test, nor a test the cache. One for a whole
+    session (and each worker of it): the library of our ops is compiled into it once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...user_cache import cache_path
+
 LIBRARY_NAME = "libspecstep_linear.so"
 SOURCES = ("linear.cpp", "experts.cpp")
 HEADERS = ("small_linear.h", "tile.h")
@@ -50,14 +52,15 @@ def build_library(instruction_set: str | None = None, compiler: str | None = Non
     """Compiles the library, or finds it in the cache, and returns its path.
 
     instruction_set: one of INSTRUCTION_SETS; by default what this machine has. compiler: a g++ (11 or later) or clang++
-    command; by default the first of g++, clang++, c++ on the path. cache: by default `.cache/specstep` in the user's
-    home. Raises ValueError for an unknown instruction set, CompilerError without a compiler or when compilation fails.
+    command; by default the first of g++, clang++, c++ on the path. cache: by default the user's (see `user_cache`).
+    Raises ValueError for an unknown instruction set, CompilerError without a compiler or when compilation fails.
     """
     chosen = detect_instruction_set() if instruction_set is None else instruction_set
     if chosen not in INSTRUCTION_SETS:
         raise ValueError(f"instruction_set: expected one of {', '.join(INSTRUCTION_SETS)}, got {chosen!r}")
     command = [_find_compiler(compiler), *_arguments(chosen)]
-    folder = (Path.home() / ".cache" / "specstep" if cache is None else cache) / f"linear-{_digest(command)}"
+    name = f"linear-{_digest(command)}"
+    folder = cache_path(name) if cache is None else cache / name
     library = folder / LIBRARY_NAME
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
