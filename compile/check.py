@@ -122,8 +122,8 @@ def record(engine: Engine, steps: int) -> list[Tensors]:
     alone."""
     session, feeds = engine.session, list[Tensors]()
     length = session.spec.max_seq_len
-    text = engine.text
-    tokens = text.encode(PROMPT, chat=text.chat_template is not None) if text else [2, 3, 4, 5] * 6
+    chat = engine.text is not None and engine.text.chat_template is not None
+    tokens = engine.request(PROMPT, chat=chat).prompt if engine.text else [2, 3, 4, 5] * 6
     batch = session.spec.max_batch
     for rows, count in ((batch, steps - steps // 2), (1, steps // 2)):
         if not count:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import InputError
-from .text import EngineTokenizer, Message, check_messages
+from .text import EngineTokenizer, Message
 
 Prompt = str | Sequence[int] | Sequence[Message]  # text, token ids, or a conversation
 
@@ -44,8 +44,7 @@ def encode(
     if isinstance(prompt, str) and not chat:
         return tokenizer.encode(prompt)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    check_messages(messages, name)
-    return tokenizer.encode_messages(messages, template_arguments)
+    return tokenizer.encode_messages(messages, template_arguments, name)
 
 
 def token_ids(values: Any, vocabulary: int, name: str) -> list[int]:

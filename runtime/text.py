@@ -36,10 +36,8 @@ class EngineTokenizer:
         template = directory / CHAT_TEMPLATE
         return cls(tokenizer, template.read_text(encoding="utf-8") if template.is_file() else None, special)
 
-    def encode(self, text: str, chat: bool = False) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         """Token ids of a text, with the special tokens that the model wants around it. Raises InputError."""
-        if chat:
-            return self.encode_messages([{"role": "user", "content": text}])
         return self.tokenizer.encode(_utf8(text)).ids
 
     def encode_messages(
@@ -75,9 +73,6 @@ class EngineTokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids of the tokens that `decode` leaves out."""
         return frozenset(id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special)
-
-
-Text = EngineTokenizer  # until the engine uses the new name
 
 
 def _utf8(text: str) -> str:

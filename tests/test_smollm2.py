@@ -106,7 +106,7 @@ def answers(source, ids, new_tokens):
 @pytest.mark.parametrize("drafter", ["ngram", "eagle3"])
 def test_a_handful_equals_transformers(drafter, source, model_folder, drafters):
     engine = specstep.eager(str(model_folder), dtype="float32", max_seq_len=256, max_batch=2, **drafters[drafter])
-    ids = [engine.tokenizer.encode(prompt, chat=True) for prompt in PROMPTS[:3]]
+    ids = [engine.request(prompt, chat=True).prompt for prompt in PROMPTS[:3]]
     assert [result.token_ids for result in engine.generate(ids, 24)] == answers(source, ids, 24)
 
 
