@@ -2,8 +2,8 @@
 
     python -m specstep.kernels.compile_cubin [--arch 80 90 120] [--out FOLDER]
 
-The sizes are those that the launchers choose. `stack` is the bytes a thread keeps in local memory: these kernels have
-no local arrays, so it is what spilled.
+The cases are those of the TensorRT plugins, with the launchers' own block sizes. `stack` is the bytes a thread keeps in
+local memory: these kernels have no local arrays, so it is what spilled.
 """
 
 import argparse
@@ -11,28 +11,36 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+
+from .case import Case, compile_kernel
+from .model_sizes import ModelSizes
+from .plugins import PLUGINS
+from .tree_attention.plugin import AttendSplit
 
 ARCHITECTURES = (80, 90, 120)  # A100; H100 and H200; RTX 50
-PTX_VERSION = 87  # CUDA 12.8, the oldest that knows sm_120: a newer PTX would be refused by an older driver
 
 
-@dataclass(frozen=True)
-class Case:
-    """One specialization of a kernel: arguments that are neither pointers nor constants are 32-bit integers."""
-
-    name: str
-    kernel: Any
-    pointers: dict[str, str]
-    constants: dict[str, Any]
-    options: dict[str, int] = field(default_factory=dict)
-    aligned_strides: bool = True  # strides are multiples of 16 elements
+MODELS = (
+    ModelSizes("float16", 64, 64),
+    ModelSizes("float32", 256, 256),
+    ModelSizes("bfloat16", 80, 80),
+    ModelSizes("bfloat16", 128, 128),
+    ModelSizes("bfloat16", 256, 256),
+    ModelSizes("float32", 64, 64),
+    ModelSizes("float32", 128, 128),
+    ModelSizes("bfloat16", 128, 128, nodes=1),
+    ModelSizes("bfloat16", 128, 128, nodes=8),
+    ModelSizes("bfloat16", 128, 128, window=4096, softcap=50.0),
+    ModelSizes("bfloat16", 192, 128, heads=1),  # DeepSeek-V3
+)
 
 
 @dataclass(frozen=True)
 class Usage:
+    """What a kernel takes on one architecture, and its machine code."""
+
     name: str
     arch: int
     registers: int
@@ -42,63 +50,24 @@ class Usage:
 
 
 def cases() -> Iterator[Case]:
-    """Each kernel as launched for a tree of 64 nodes and a root, T = 65."""
-    from .accept.triton import accept_kernel
-    from .tree_layout.triton import tree_layout_kernel
-
-    tree = {"parents": "*i64", "valid": "*i1", "ancestors": "*i32", "depths": "*i64"}
-    yield Case("tree_layout", tree_layout_kernel, tree, {"BLOCK_T": 32, "BLOCK_W": 4}, {"num_warps": 1})
-    tokens = {"tokens": "*i64", "choice": "*i64", "path": "*i64", "accepted": "*i64"}
-    yield Case("accept", accept_kernel, tree | tokens, {"BLOCK_T": 128, "BLOCK_W": 4, "BLOCK_P": 16})
-    for dtype in ("fp16", "fp32"):
-        yield _compact_case(dtype)
-    sizes = (("fp16", 64), ("bf16", 80), ("bf16", 128), ("bf16", 256), ("fp32", 64), ("fp32", 128), ("fp32", 256))
-    for dtype, head_dim in sizes:
-        yield _attention_case(dtype, head_dim, rows=4 * 65)
-    yield from (_attention_case("bf16", 128, rows) for rows in (4, 32))
-    yield _attention_case("bf16", 192, rows=65, value_size=128)
-    yield _attention_case("bf16", 128, rows=4 * 65, window=4096, softcap=50.0)
-    yield from (_merge_case(dtype, head_dim) for dtype, head_dim in (("bf16", 128), ("fp32", 256)))
+    """Every plugin's kernel, that of the attention for each of MODELS; and the one that torch launches for many caches
+    where a plugin has one cache."""
+    for plugin in PLUGINS:
+        has_dtype = "float" in plugin.inputs.values()
+        for model in MODELS if isinstance(plugin, AttendSplit) else MODELS[: 2 if has_dtype else 1]:
+            shapes = plugin.sized(model.inputs[plugin.name], model.attributes)
+            case = plugin.case(model.dtype, shapes, model.attributes)
+            yield replace(case, name=f"{case.name} {model}" if has_dtype else f"{case.name} T={model.nodes}")
+    yield _compact_case()
 
 
-def _compact_case(dtype: str) -> Case:
+def _compact_case() -> Case:
     from .compact.triton import CACHES_PER_LAUNCH, compact_kernel
 
     pointers = {"lengths": "*i64", "path": "*i64", "accepted": "*i64"}
-    pointers |= {f"cache_{i}": f"*{dtype}" for i in range(CACHES_PER_LAUNCH)}
+    pointers |= {f"cache_{i}": "*fp16" for i in range(CACHES_PER_LAUNCH)}
     constants = {"CACHES": CACHES_PER_LAUNCH, "D": 128, "BLOCK_P": 16, "BLOCK_D": 128, "stride_d": 1}
-    return Case(f"compact {dtype} D=128 x{CACHES_PER_LAUNCH}", compact_kernel, pointers, constants)
-
-
-def _attention_case(
-    dtype: str, head_dim: int, rows: int, window: int = 0, softcap: float = 0.0, value_size: int = 0
-) -> Case:
-    from .tree_attention.triton import attend_split_kernel, blocks
-
-    pointers = dict.fromkeys(("q", "k", "v"), f"*{dtype}")
-    pointers |= {"lengths": "*i64", "depths": "*i64", "ancestors": "*i32", "key_depths": "*i64"}
-    pointers |= {"split_out": "*fp32", "split_norm": "*fp32"}
-    launch = blocks(rows, head_dim, value_size or head_dim, 4 if dtype == "fp32" else 2)
-    options = {name: launch.pop(name) for name in ("num_warps", "num_stages")}
-    constants = {
-        "SCALE": head_dim**-0.5,
-        "SOFTCAP": softcap,
-        "WINDOW": window,
-        "D": head_dim,
-        "DV": value_size or head_dim,
-        **launch,
-    }
-    constants |= {"stride_qd": 1, "stride_kd": 1, "stride_vd": 1}
-    name = f"attention {dtype} D={head_dim} rows={launch['BLOCK_R']}" + (" window softcap" if window else "")
-    return Case(name, attend_split_kernel, pointers, constants, options)
-
-
-def _merge_case(dtype: str, head_dim: int) -> Case:
-    from .tree_attention.triton import MAX_SPLITS, merge_splits_kernel
-
-    pointers = {"split_out": "*fp32", "split_norm": "*fp32", "sinks": f"*{dtype}", "out": f"*{dtype}"}
-    constants = {"HAS_SINKS": True, "DV": head_dim, "BLOCK_DV": head_dim, "BLOCK_N": MAX_SPLITS}
-    return Case(f"attention merge {dtype} D={head_dim}", merge_splits_kernel, pointers, constants)
+    return Case(f"compact float16 D=128 x{CACHES_PER_LAUNCH}", compact_kernel, pointers, constants)
 
 
 def compile_case(case: Case, arch: int) -> Usage:
@@ -106,26 +75,6 @@ def compile_case(case: Case, arch: int) -> Usage:
     compiled = compile_kernel(case, arch)
     registers, stack = _resources(compiled.asm["cubin"])
     return Usage(case.name, arch, registers, stack, compiled.metadata.shared, compiled.asm["cubin"])
-
-
-def compile_kernel(case: Case, arch: int) -> Any:
-    """Triton's compiled kernel: `asm["ptx"]`, `asm["cubin"]`, `metadata`."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    if not isinstance(case.kernel, triton.JITFunction):
-        raise RuntimeError("TRITON_INTERPRET: expected unset, got 1; the interpreter replaces the compiler, unset it")
-    names = case.kernel.arg_names
-    kinds = {name: "constexpr" if name in case.constants else case.pointers.get(name, "i32") for name in names}
-    # As at a launch: tensors start at a multiple of 16 bytes, and most strides are multiples of 16 elements.
-    aligned = [name in case.pointers or (case.aligned_strides and name.startswith("stride_")) for name in names]
-    attributes = {
-        (i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if aligned[i] and kinds[name] != "constexpr"
-    }
-    source = ASTSource(fn=case.kernel, signature=kinds, constexprs=case.constants, attrs=attributes)
-    options = {"num_warps": 4, "ptx_version": PTX_VERSION, "enable_fp_fusion": True, **case.options}
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
@@ -160,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         for usage in usages:
-            stem = re.sub(r"[ =]+", "-", usage.name)
+            stem = re.sub(r"[ =,]+", "-", usage.name)
             (options.out / f"{stem}-sm_{usage.arch}.cubin").write_bytes(usage.cubin)
 
 

@@ -1,7 +1,8 @@
 """What a TensorRT plugin of ours is, whichever library runs it: one kernel launch as a node of the network.
 
-Each op describes its launches in its `plugin.py`; `plugin_rtx.py` and `plugin_aot.py` register the descriptions with
-TensorRT for RTX and with TensorRT. No tensor library is imported here: an engine's runtime needs none.
+Each op describes its launches in its `plugin.py`, and `plugins.py` lists them. `runtime/tensorrt/plugins.py` registers
+them with TensorRT for RTX, `compile/tensorrt/plugins.py` with TensorRT. No tensor library is imported here: an engine's
+runtime needs none.
 
 A dimension is an int at run time, and while a network is built an expression of the library with +, -, * and //
 whose left operand must be an expression too.
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from .compile_cubin import Case
+from .case import Case
 
 NAMESPACE, VERSION = "specstep", "1"
 FLOAT = "float"  # the network's own floating type, one for all tensors of a node that carry this name
@@ -65,6 +66,10 @@ class Plugin(ABC):
         """The dtype that FLOAT stands for, from the inputs' dtypes; "" where there is none."""
         return next((got for got, kind in zip(given, self.inputs.values(), strict=True) if kind == FLOAT), "")
 
+    def sized(self, inputs: Sequence[Sequence[int]], attributes: Attributes) -> dict[str, Sequence[int]]:
+        """Sizes of the inputs in order -> those of all tensors by name."""
+        return self.named([*inputs, *self.output_shapes(self.named(inputs), attributes, INTEGERS)])
+
     def accepts(self, position: int, dtypes: Sequence[str]) -> bool:
         """Whether tensor `position`, inputs first, may have its dtype, given those of the tensors before it."""
         kinds = [*self.inputs.values(), *self.outputs.values()]
@@ -76,17 +81,6 @@ class Plugin(ABC):
     def named(self, shapes: Sequence[Sequence[Dim]]) -> dict[str, Sequence[Dim]]:
         """Shapes in order, of the inputs or of inputs and outputs, by name."""
         return dict(zip([*self.inputs, *self.outputs], shapes, strict=False))
-
-
-def all_plugins() -> list[Plugin]:
-    """Every plugin, in the order of a step."""
-    from .accept.plugin import Accept
-    from .cache_write.plugin import CacheWrite
-    from .compact.plugin import Compact
-    from .tree_attention.plugin import AttendSplit, MergeSplits
-    from .tree_layout.plugin import TreeLayout
-
-    return [TreeLayout(), CacheWrite(), AttendSplit(), MergeSplits(), Accept(), Compact()]
 
 
 def known(dim: int, field: str) -> int:

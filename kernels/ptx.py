@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .compile_cubin import Case, compile_kernel
+from .case import Case, compile_kernel
 
 MAX_SHARED = 48 * 1024  # bytes a block may have without asking the driver for more, which TensorRT may not do
 

@@ -1,4 +1,5 @@
-"""Build every plugin through TensorRT's own Python layer, without its libraries: run by test_plugin_aot.py.
+"""Build every plugin through TensorRT's own Python layer, without its libraries. compile/test_tensorrt_plugins.py
+runs this.
 
 The bindings come from their wheel. The ten C functions that they link to are stubs; what TensorRT's builder would hand
 to a plugin (symbolic dimensions, tensor descriptions) are plain objects of the same interface. Prints a line of JSON
@@ -15,21 +16,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from specstep.kernels.model_sizes import ModelSizes
+
 SYMBOLS = (
     "createInferBuilder_INTERNAL", "createInferRefitter_INTERNAL", "createInferRuntime_INTERNAL",
     "createNvOnnxParserRefitter_INTERNAL", "createNvOnnxParser_INTERNAL", "getBuilderPluginRegistry",
     "getNvOnnxParserVersion", "getPluginRegistry", "initLibNvInferPlugins",
 )  # fmt: skip
-B, H, KV, T, D, S, W = 2, 9, 3, 8, 64, 2112, 1
-INPUTS = {
-    "tree_layout": [(B, T), (B, T)],
-    "cache_write": [(B, KV, S, D), (B, KV, T, 3), (B, KV, T, D)],
-    "tree_attention_split": [(B, H, T, D), (B, KV, S, D), (B, KV, S, D), (B,), (B, T), (B, T, W), (B, T)],
-    "tree_attention_merge": [(64, B, H, T, D), (64, B, H, T), (H,)],
-    "accept": [*[(B, T)] * 3, (B, T, W), (B, T), (B, T)],
-    "compact": [(B, KV, S, D), (B,), (B, 6), (B,)],
-}
-ATTRIBUTES = {"scale": 0.125, "window": 0, "softcap": 0.0, "max_depth": 5}
+MODEL = ModelSizes("bfloat16", 64, 48, batch=2, heads=9, kv_heads=3, nodes=8)
 
 
 def load_bindings(folder: Path) -> Any:
@@ -86,24 +80,24 @@ def main(folder: Path) -> None:
     lib._register_plugin_creator = lambda *arguments: None  # there is no registry
 
     from specstep.compile.tensorrt.plugins import register
-    from specstep.kernels.plugin import all_plugins
+    from specstep.kernels.plugins import PLUGINS
     from specstep.kernels.ptx import parameters
 
     register(trt, trtp, 90)
     register(trt, trtp, 90)  # as a second build does
     dtypes = {"int64": trt.int64, "int32": trt.int32, "bool": trt.bool, "float32": trt.float32, "float": trt.bfloat16}
-    for plugin in all_plugins():
-        made = lib.QDP_REGISTRY[f"specstep::{plugin.name}"]
-        attributes = {name: ATTRIBUTES[name] for name in plugin.attributes}
+    for plugin in PLUGINS:
+        inputs, made = MODEL.inputs[plugin.name], lib.QDP_REGISTRY[f"specstep::{plugin.name}"]
+        attributes = {name: MODEL.attributes[name] for name in plugin.attributes}
         node = classes._TemplateAOTPlugin(plugin.name, "specstep", made.num_outputs)
         node.init(made.register_func, attributes, made.aot_impl_attr_names, made.aot_impl_func, None, None)
         node.set_tactic(0)
         types = [dtypes[kind] for kind in plugin.inputs.values()]
-        types += node.get_output_data_types(types, [len(shape) for shape in INPUTS[plugin.name]])
-        given = [[Expression(size) for size in shape] for shape in INPUTS[plugin.name]]
+        types += node.get_output_data_types(types, [len(shape) for shape in inputs])
+        given = [[Expression(size) for size in shape] for shape in inputs]
         outputs = [[size.value for size in shape] for shape in node.get_output_shapes(given, [], builder)]
         described = []
-        for kind, shape in zip(types, [*INPUTS[plugin.name], *outputs], strict=True):
+        for kind, shape in zip(types, [*inputs, *outputs], strict=True):
             item, described_item = trt.PluginTensorDesc(), trt.DynamicPluginTensorDesc()
             item.type, item.dims, item.format = kind, trt.Dims(tuple(shape)), trt.TensorFormat.LINEAR
             described_item.desc = item

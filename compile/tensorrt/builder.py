@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import BuildError
 from ...runtime.tensorrt.library import check_parser, load_library
 from ...user_cache import cache_path, keep
+from .plugins import register
 
 Report = Callable[[str], None]
 Profile = dict[str, tuple[int, int, int]]  # dynamic dimension, as the ONNX file names it -> least, best and most
@@ -27,7 +28,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuiltPlan:
     """A serialized plan, and what is in it: layers of the parsed network, plugin nodes by name, inputs and outputs."""
 
     data: Any
@@ -37,7 +38,9 @@ class Plan:
     seconds: float
 
 
-def build_plan(path: Path, target: Target, plugins: Counter[str], profiles: Sequence[Profile], report: Report) -> Plan:
+def build_plan(
+    path: Path, target: Target, plugins: Counter[str], profiles: Sequence[Profile], report: Report
+) -> BuiltPlan:
     """Build the plan of an ONNX file whose weights lie beside it. `plugins`: how many of each it must have, none where
     the target has no plugins. Raises BuildError."""
     started = time.perf_counter()
@@ -63,7 +66,7 @@ def build_plan(path: Path, target: Target, plugins: Counter[str], profiles: Sequ
     tensors = {
         tensor.name: {"shape": list(tensor.shape), "dtype": tensor.dtype.name} for tensor in _network_tensors(network)
     }
-    return Plan(data, network.num_layers, dict(found), tensors, time.perf_counter() - started)
+    return BuiltPlan(data, network.num_layers, dict(found), tensors, time.perf_counter() - started)
 
 
 @contextlib.contextmanager
@@ -73,14 +76,12 @@ def plugins_registered(trt: Any, target: Target) -> Iterator[None]:
         yield
     elif target.backend == "tensorrt-rtx":
         check_parser()
-        from ...runtime.tensorrt import plugins as plugin_rtx
+        from ...runtime.tensorrt.plugins import registered
 
-        with plugin_rtx.registered(target.capabilities):
+        with registered(target.capabilities):
             yield
     else:
-        from . import plugins as plugin_aot
-
-        plugin_aot.register(trt, import_module("tensorrt.plugin"), target.capabilities[0])
+        register(trt, import_module("tensorrt.plugin"), target.capabilities[0])
         yield
 
 

@@ -15,7 +15,8 @@ from onnx.inliner import inline_local_functions
 from onnxscript import optimizer
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
-from ...kernels.plugin import NAMESPACE, all_plugins
+from ...kernels.plugin import NAMESPACE
+from ...kernels.plugins import PLUGINS
 from ...runtime.engine_file import NEXT
 from ..onnx.ops import PLUGIN_ATTRIBUTES
 
@@ -45,7 +46,7 @@ FOR_TENSORRT = RewriteRuleSet([WEIGHTS_RIGHT, EXPERTS])
 def use_plugins(model: ModelProto) -> Counter[str]:
     """Our ops and the writes to the caches become plugin nodes, in place -> how many of each plugin there must be."""
     write_caches_in_place(model)
-    names = {plugin.name for plugin in all_plugins()}
+    names = {plugin.name for plugin in PLUGINS}
     kept = [function for function in model.functions if function.name not in names | {"tree_attention"}]
     del model.functions[:]
     model.functions.extend([*kept, _tree_attention(model)])

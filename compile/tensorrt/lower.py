@@ -14,8 +14,8 @@ from ...runtime.tensorrt.driver import DriverError, driver
 from ...runtime.tensorrt.library import load_library
 from ..assemble import Graphs
 from ..lowered import Lowered
-from ..onnx import lower as onnx
-from .builder import Plan, Profile, Target, build_plan
+from ..onnx.lower import lower as lower_to_onnx
+from .builder import BuiltPlan, Profile, Target, build_plan
 from .graph import fix_sizes, load_graph, use_plugins, without_plugins
 
 SHORT = 64  # prompt tokens of a call up to which the prefill has a profile of its own
@@ -28,7 +28,7 @@ def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Low
     version = f"{target.backend} {load_library(target.backend).__version__}"
     programs, plans = {}, {}
     with tempfile.TemporaryDirectory(prefix="onnx-", dir=directory) as work:
-        lowered = onnx.lower(graphs, Path(work), report)
+        lowered = lower_to_onnx(graphs, Path(work), report)
         for name, program in lowered.programs.items():
             plan, shapes = _plan(Path(work) / program.file, spec, target, report)
             (directory / f"{name}.plan").write_bytes(plan.data)
@@ -67,7 +67,9 @@ def _device_capability(message: str) -> int:
         raise BuildError(f"{message}: expected an NVIDIA GPU here, got none ({error})") from None
 
 
-def _plan(path: Path, spec: EngineSpec, target: Target, report: Callable[[str], None]) -> tuple[Plan, list[Profile]]:
+def _plan(
+    path: Path, spec: EngineSpec, target: Target, report: Callable[[str], None]
+) -> tuple[BuiltPlan, list[Profile]]:
     """The plan of an ONNX file. Caches are bound whole: TensorRT takes no view of a part of a larger buffer."""
     model, plugins = load_graph(path), Counter[str]()
     fix_sizes(model, {tensor.name: {2: spec.most_slots} for tensor in spec.caches})
@@ -92,7 +94,7 @@ def step_profiles(batch: int) -> list[Profile]:
     return [{"rows": (1, 1, 1)}, {"rows": (2, batch, batch)}] if batch > 1 else []
 
 
-def describe_plan(plan: Plan, profiles: list[Profile]) -> dict[str, Any]:
+def describe_plan(plan: BuiltPlan, profiles: list[Profile]) -> dict[str, Any]:
     """What the manifest says of a plan, for people and for the runtime."""
     return {
         "layers": plan.layers,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from types import GenericAlias, SimpleNamespace
 from typing import Any
 
-from ...kernels.plugin import DYNAMIC, NAMESPACE, Plugin, all_plugins
+from ...kernels.plugin import DYNAMIC, NAMESPACE, Plugin
+from ...kernels.plugins import PLUGINS
 from ...kernels.ptx import compile_ptx
 
 
@@ -17,7 +18,7 @@ def register(trt: Any, trtp: Any, capability: int) -> None:
     Kernels are compiled for this compute capability, e.g. 90, that of the GPU at hand."""
     if NAMESPACE in vars(trtp.op):
         return
-    for plugin in all_plugins():
+    for plugin in PLUGINS:
         identifier = f"{NAMESPACE}::{plugin.name}"
         trtp.register(identifier)(_descriptor(plugin, trt, trtp))
         trtp.aot_impl(identifier)(_implementation(plugin, trt, trtp, capability))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from ..compile_cubin import Case
+from ..case import Case
 from ..plugin import DYNAMIC, FLOAT, Attributes, Dim, Plugin, Shapes, known, power_of_2
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from ..compile_cubin import Case
+from ..case import Case
 from ..plugin import DYNAMIC, FLOAT, Attributes, Dim, Plugin, Shapes, ceil_div, known, power_of_2
 
 LONG = 4096  # tree nodes of a pass whose size is not known at build: a chunk of a prompt

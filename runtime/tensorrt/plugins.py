@@ -1,7 +1,7 @@
 """Our plugins for TensorRT for RTX: V3 plugins that launch the kernels through the CUDA driver.
 
 A plan carries each plugin's PTX for every compute capability it was built for, so that a runtime needs no compiler.
-Import this module after `runtime.tensorrt_library.load_library`, which makes the library whole.
+Importing this module loads TensorRT for RTX: it raises `LibraryError` where that is not installed.
 """
 
 import contextlib
@@ -14,11 +14,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tensorrt_rtx as trt
 
-from ...kernels.plugin import DYNAMIC, NAMESPACE, VERSION, Plugin, all_plugins
+from ...kernels.plugin import DYNAMIC, NAMESPACE, VERSION, Plugin
+from ...kernels.plugins import PLUGINS
 from ...kernels.ptx import Binary, compile_ptx
 from .driver import driver
+from .library import load_library
+
+trt = load_library("tensorrt-rtx")
 
 DTYPES = {
     trt.int64: "int64", trt.int32: "int32", trt.bool: "bool",
@@ -166,7 +169,7 @@ def registered(capabilities: Sequence[int] = ()) -> Iterator[None]:
     """Our plugins are known to TensorRT for RTX inside the block: to the parser, which has them compiled for these
     capabilities, e.g. 89, and to a runtime, which makes them from what a plan holds."""
     registry = trt.get_plugin_registry()
-    creators = [Creator(plugin, capabilities) for plugin in all_plugins()]
+    creators = [Creator(plugin, capabilities) for plugin in PLUGINS]
     for creator in creators:
         registry.register_creator(creator, NAMESPACE)
     try:

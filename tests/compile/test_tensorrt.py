@@ -15,8 +15,8 @@ import specstep
 from models import save_eagle3, save_model
 from onnx import TensorProto, helper
 from specstep.commands.describe import describe
-from specstep.compile import tensorrt_plan
 from specstep.compile.build import build, make_config
+from specstep.compile.tensorrt import builder
 from specstep.compile.tensorrt.graph import fix_sizes, load_graph, use_plugins
 from specstep.compile.tensorrt.lower import make_target, prefill_profiles, step_profiles
 from specstep.runtime.engine_file import read_manifest
@@ -197,12 +197,12 @@ def cache_model(write: str = "ScatterND", domain: str = "specstep") -> onnx.Mode
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def build_model(model: onnx.ModelProto, folder: Path, plugins: Counter[str]) -> tensorrt_plan.Plan:
+def build_model(model: onnx.ModelProto, folder: Path, plugins: Counter[str]) -> builder.BuiltPlan:
     fix_sizes(model, {"keys.0": {2: 64}})
     path = folder / "step.onnx"
     path.write_bytes(model.SerializeToString())
-    target = tensorrt_plan.Target("tensorrt-rtx", (89,), True)
-    return tensorrt_plan.build_plan(path, target, plugins, [], lambda line: None)
+    target = builder.Target("tensorrt-rtx", (89,), True)
+    return builder.build_plan(path, target, plugins, [], lambda line: None)
 
 
 @pytest.mark.usefixtures("compiler")
@@ -258,11 +258,11 @@ class TimedConfig:
 
 def test_timing_cache_is_kept_from_build_to_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library, target = SimpleNamespace(__version__="11.4"), tensorrt_plan.Target("tensorrt", (90,), True)
+    library, target = SimpleNamespace(__version__="11.4"), builder.Target("tensorrt", (90,), True)
     seen = []
     for _ in range(2):
         config = TimedConfig()
-        with tensorrt_plan.timing_cache(library, config, target):
+        with builder.timing_cache(library, config, target):
             seen.append(config.given)
     assert seen == [b"", b"more"]
     assert [path.name for path in (tmp_path / "specstep").iterdir()] == ["tensorrt-11.4-90.timing"]
@@ -296,7 +296,7 @@ def test_profiles_cover_every_number_of_rows(batch: int) -> None:
             {"backend": "inductor", "compute_capability": None, "plugins": False},
             "plugins: expected True for backend inductor, got False",
         ),
-        ({"device": "cuda"}, "device: expected cpu"),
+        ({"device": "cuda"}, "device: expected .*cpu for backend tensorrt-rtx, got .*cuda"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:

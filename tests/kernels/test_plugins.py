@@ -4,32 +4,32 @@ from typing import Any
 
 import pytest
 import torch
+from specstep.kernels import plugins
 from specstep.kernels.accept.reference import accept
 from specstep.kernels.cache_write.reference import cache_write
 from specstep.kernels.compact.reference import compacted
-from specstep.kernels.plugin import DYNAMIC, INTEGERS, Plugin, all_plugins
+from specstep.kernels.plugin import DYNAMIC, Plugin
 from specstep.kernels.tree_attention.reference import tree_attention
 from specstep.kernels.tree_layout.reference import tree_layout
 from torch import Tensor
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="launches kernels on CPU tensors")
-PLUGINS = {plugin.name: plugin for plugin in all_plugins()}
+PLUGINS = {plugin.name: plugin for plugin in plugins.PLUGINS}
 BATCH, NODES = 5, 9
 
 
-def launch(name: str, inputs: list[Tensor], dynamic: bool = False, **attributes: Any) -> list[Tensor]:
+def launch(kernel: str, inputs: list[Tensor], dynamic: bool = False, **attributes: Any) -> list[Tensor]:
     """Run a plugin as TensorRT would: outputs are allocated or aliased, scalars and grid come from the shapes."""
-    plugin: Plugin = PLUGINS[name]
+    plugin: Plugin = PLUGINS[kernel]
     dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in inputs]
-    shapes = plugin.output_shapes(plugin.named([tuple(t.shape) for t in inputs]), attributes, INTEGERS)
+    sizes = plugin.sized([tuple(tensor.shape) for tensor in inputs], attributes)
     outputs = []
-    for index, (shape, kind) in enumerate(zip(shapes, plugin.outputs.values(), strict=True)):
+    for index, (name, kind) in enumerate(plugin.outputs.items()):
         dtype = getattr(torch, plugin.dtype(dtypes) if kind == "float" else kind)
         aliased = index in plugin.aliases
-        outputs.append(inputs[plugin.aliases[index]] if aliased else torch.full(shape, 77, dtype=dtype))
+        outputs.append(inputs[plugin.aliases[index]] if aliased else torch.full(sizes[name], 77, dtype=dtype))
     assert all(plugin.accepts(i, [*dtypes, *(str(t.dtype)[6:] for t in outputs)]) for i in range(len(inputs)))
-    sizes = plugin.named([tuple(tensor.shape) for tensor in (*inputs, *outputs)])
     known = {key: tuple(DYNAMIC if dynamic and i == 0 else s for i, s in enumerate(x)) for key, x in sizes.items()}
     case = plugin.case(plugin.dtype(dtypes), known, attributes)
     visible = [name for name in case.kernel.arg_names if name not in case.constants]

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specstep.kernels.ptx import parameters, visible_parameters
+from specstep.kernels.case import Case
+from specstep.kernels.plugins import PLUGINS
+from specstep.kernels.ptx import parameters, smaller, visible_parameters
 
 ARCHITECTURES = (80, 90, 120)
 
@@ -16,35 +18,23 @@ ARCHITECTURES = (80, 90, 120)
 # process of its own: others interpret Triton here.
 PROGRAM = """
 import json, sys
-from specstep.kernels.plugin import DYNAMIC, INTEGERS, all_plugins
+from specstep.kernels.model_sizes import ModelSizes
+from specstep.kernels.plugins import PLUGINS
 from specstep.kernels.ptx import compile_ptx
 
-def shapes(b, h, kv, t, d, s):
-    w, where = (t + 31) // 32, [(b,), (b, t), (b, t, (t + 31) // 32), (b, t)]
-    return {
-        "tree_layout": [(b, t), (b, t)],
-        "cache_write": [(b, kv, s, d), (b, kv, t, 3), (b, kv, t, d)],
-        "tree_attention_split": [(b, h, t, d), (b, kv, s, d), (b, kv, s, d), *where],
-        "tree_attention_merge": [(8, b, h, t, d), (8, b, h, t), (h,)],
-        "accept": [*[(b, t)] * 3, (b, t, w), (b, t), (b, t)],
-        "compact": [(b, kv, s, d), (b,), (b, 6), (b,)],
-    }
-
-attributes = {"scale": 0.1, "window": 0, "softcap": 0.0, "max_depth": 5}
-small, wide = (1, 9, 3, 8, 64, 2112), (1, 8, 1, 33, 256, 64)
-for dtype, sizes, archs in (("float16", small, sys.argv[2:]), ("bfloat16", wide, ["90"])):
-    for plugin in all_plugins():
-        given = plugin.named(shapes(*sizes)[plugin.name])
-        outputs = plugin.output_shapes(given, attributes, INTEGERS)
-        every = plugin.named([*given.values(), *outputs])
-        case = plugin.case(dtype, every, attributes)
+small = ModelSizes("float16", 64, 64, heads=9, kv_heads=3, nodes=8)
+wide = ModelSizes("bfloat16", 256, 256, heads=8, nodes=33, slots=64)
+latent = ModelSizes("bfloat16", 192, 128, heads=4, kv_heads=4, nodes=8)
+for model, archs in ((small, sys.argv[2:]), (wide, ["90"]), (latent, ["90"])):
+    for plugin in PLUGINS:
+        shapes = plugin.sized(model.inputs[plugin.name], model.attributes)
+        case = plugin.case(model.dtype, shapes, model.attributes)
         for arch in map(int, archs):
             binary = compile_ptx(case, arch)
-            scalars = len(plugin.scalars(every))
-            pointers = [len(plugin.inputs), len(plugin.outputs)]
-            path = f"{sys.argv[1]}/{plugin.name}-{dtype}-{sizes[4]}-{arch}.ptx"
+            path = f"{sys.argv[1]}/{plugin.name}-{model.key_size}-{arch}.ptx"
             open(path, "w").write(binary.ptx)
-            print(json.dumps([plugin.name, path, binary.entry, binary.shared, pointers[0], scalars, pointers[1]]))
+            counts = [len(plugin.inputs), len(plugin.scalars(shapes)), len(plugin.outputs)]
+            print(json.dumps([plugin.name, path, binary.entry, binary.shared, *counts]))
 """
 
 
@@ -56,7 +46,7 @@ def test_plugins_assemble_with_the_parameters_that_tensorrt_passes(tmp_path: Pat
     run = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     lines = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(lines) == 6 * (len(ARCHITECTURES) + 1)
+    assert len(lines) == len(PLUGINS) * (len(ARCHITECTURES) + 2)
     for name, path, entry, shared, inputs, scalars, outputs in lines:
         ptx = Path(path).read_text()
         kinds = [declaration.split()[1] for declaration in parameters(ptx, entry)]
@@ -99,13 +89,10 @@ def test_parameters_in_use_are_never_taken_out(entry: str, count: int, message: 
 
 
 def test_a_kernel_that_never_fits_is_refused() -> None:
-    from specstep.kernels import plugin_ptx
-    from specstep.kernels.compile_cubin import Case
-
     case: Any = Case("large", None, {}, {"BLOCK_R": 16, "BLOCK_S": 32}, {"num_stages": 2})
-    smaller = plugin_ptx.smaller(case)
-    assert smaller.options["num_stages"] == 1
-    smaller = plugin_ptx.smaller(smaller)
-    assert smaller.constants["BLOCK_S"] == 16
+    case = smaller(case)
+    assert case.options["num_stages"] == 1
+    case = smaller(case)
+    assert case.constants["BLOCK_S"] == 16
     with pytest.raises(RuntimeError, match="large: expected at most 49152 bytes of shared memory"):
-        plugin_ptx.smaller(smaller)
+        smaller(case)

@@ -16,10 +16,10 @@ try:
 except LibraryError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-from specstep.kernels import plugin_rtx
-from specstep.kernels.plugin import all_plugins
+from specstep.kernels.plugins import PLUGINS as EVERY
+from specstep.runtime.tensorrt import plugins
 
-PLUGINS = {plugin.name: plugin for plugin in all_plugins()}
+PLUGINS = {plugin.name: plugin for plugin in EVERY}
 BINARY = Binary("compact_cache_kernel", 128, 64, {"BLOCK_P": 4}, ".visible .entry compact_cache_kernel()")
 
 
@@ -29,7 +29,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 
 
 def test_a_plan_stores_what_a_runtime_needs() -> None:
-    creator = plugin_rtx.Creator(PLUGINS["accept"], (89,))
+    creator = plugins.Creator(PLUGINS["accept"], (89,))
     field = trt.PluginField("max_depth", np.array([5], np.int32), trt.PluginFieldType.INT32)
     built = creator.create_plugin("node", trt.PluginFieldCollection([field]), trt.TensorRTPhase.BUILD)
     assert built.attributes == {"max_depth": 5} and built.binaries == {89: None}
@@ -40,13 +40,13 @@ def test_a_plan_stores_what_a_runtime_needs() -> None:
 
 
 def test_a_missing_attribute_is_an_error() -> None:
-    creator = plugin_rtx.Creator(PLUGINS["accept"], (89,))
+    creator = plugins.Creator(PLUGINS["accept"], (89,))
     with pytest.raises(ValueError, match=r"accept: expected the attributes \['max_depth'\], got \[\]"):
         creator.create_plugin("node", trt.PluginFieldCollection([]), trt.TensorRTPhase.BUILD)
 
 
 def test_enqueue_passes_inputs_scalars_and_outputs(device: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin_rtx, "driver", lambda: device)
+    monkeypatch.setattr(plugins, "driver", lambda: device)
     seen: list[Any] = []
     types = [*[ctypes.c_uint64] * 4, *[ctypes.c_int32] * 5, ctypes.c_uint64]
 
@@ -56,7 +56,7 @@ def test_enqueue_passes_inputs_scalars_and_outputs(device: Driver, monkeypatch: 
         seen.append((name, sizes[:7], values))
 
     device._library.set_launch_callback(launched)
-    plugin = plugin_rtx.RtxPlugin(PLUGINS["compact"], {}, {89: BINARY})
+    plugin = plugins.RtxPlugin(PLUGINS["compact"], {}, {89: BINARY})
     described = []
     for dims in ((2, 3, 64, 16), (2,), (2, 6), (2,), (2, 3, 64, 16)):
         described.append(trt.PluginTensorDesc())

@@ -9,14 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from specstep.kernels.plugin import INTEGERS, all_plugins
+from specstep.kernels.plugins import PLUGINS
 
 
 def test_tensorrt_takes_every_plugin(tmp_path: Path) -> None:
     if find_spec("tensorrt_bindings") is None or shutil.which("cc") is None:
         pytest.skip("needs the wheel tensorrt-cu13-bindings and a C compiler")
     pytest.importorskip("triton")
-    from tensorrt_aot import ATTRIBUTES, INPUTS
+    from tensorrt_aot import MODEL
 
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, str(Path(__file__).parent.parent / "tensorrt_aot.py"), str(tmp_path)]
@@ -24,12 +24,10 @@ def test_tensorrt_takes_every_plugin(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     printed = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]  # TensorRT logs there too
     lines = {line["name"]: line for line in printed}
-    assert list(lines) == [plugin.name for plugin in all_plugins()]
-    for plugin in all_plugins():
-        line, given = lines[plugin.name], INPUTS[plugin.name]
-        want = plugin.output_shapes(plugin.named(given), ATTRIBUTES, INTEGERS)
-        shapes = plugin.named([*given, *want])
-        assert line["outputs"] == [list(shape) for shape in want]
+    assert list(lines) == [plugin.name for plugin in PLUGINS]
+    for plugin in PLUGINS:
+        line, shapes = lines[plugin.name], plugin.sized(MODEL.inputs[plugin.name], MODEL.attributes)
+        assert line["outputs"] == [list(shapes[name]) for name in plugin.outputs]
         names = {"int64": "INT64", "int32": "INT32", "float32": "FLOAT", "float": "BF16"}
         assert line["dtypes"] == [names[kind] for kind in plugin.outputs.values()]
         assert line["aliases"] == {str(i): plugin.aliases.get(i, -1) for i in range(len(plugin.outputs))}

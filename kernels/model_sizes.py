@@ -1,0 +1,56 @@
+"""The sizes of every plugin's tensors in a model, for what compiles kernels without one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .plugin import INTEGERS
+from .tree_attention.plugin import AttendSplit
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Sizes of a model, and of a tree of `nodes` nodes, the root included."""
+
+    dtype: str
+    key_size: int
+    value_size: int
+    heads: int = 4
+    kv_heads: int = 1
+    nodes: int = 65
+    window: int = 0
+    softcap: float = 0.0
+    batch: int = 1
+    slots: int = 2112
+    max_depth: int = 5
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Those of every plugin."""
+        logits = {"scale": self.key_size**-0.5, "window": self.window, "softcap": self.softcap}
+        return {**logits, "max_depth": self.max_depth}
+
+    @property
+    def inputs(self) -> dict[str, list[Sequence[int]]]:
+        """Plugin -> sizes of its inputs."""
+        rows, tree = (self.batch,), (self.batch, self.nodes)
+        bits = (*tree, (self.nodes + 31) // 32)
+        queries = (self.batch, self.heads, self.nodes, self.key_size)
+        keys, values = ((self.batch, self.kv_heads, self.slots, size) for size in (self.key_size, self.value_size))
+        written = (self.batch, self.kv_heads, self.nodes)
+        attention = [queries, keys, values, rows, tree, bits, tree]
+        splits = AttendSplit()
+        return {
+            "tree_layout": [tree, tree],
+            "cache_write": [values, (*written, 3), (*written, self.value_size)],
+            "tree_attention_split": attention,
+            "tree_attention_merge": [
+                *splits.output_shapes(splits.named(attention), self.attributes, INTEGERS), (self.heads,)
+            ],
+            "accept": [tree, tree, tree, bits, tree, tree],
+            "compact": [values, rows, (self.batch, self.max_depth + 1), rows],
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        options = " window softcap" if self.window else ""
+        return f"{self.dtype} D={self.key_size},{self.value_size} G={self.heads} T={self.nodes}{options}"
