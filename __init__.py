@@ -13,14 +13,31 @@ from .errors import needs_extra
 
 if TYPE_CHECKING:
     from .compile.build import build
+    from .compile.config import BuildOptions
     from .compile.jit import eager, jit
+    from .compile.source import Source
     from .errors import BuildError, EngineError, InputError, SpecstepError
+    from .graphs.attention import Pass
+    from .graphs.drafters.drafter import Scorer
+    from .graphs.state import State, StateTensor
+    from .graphs.target import CacheLayer
+    from .graphs.tree import Candidates, Expand, TreeShape
     from .runtime.engine import Engine, Generation, load
 
 _HOMES = {
     "build": "compile.build",
     "jit": "compile.jit",
     "eager": "compile.jit",
+    "BuildOptions": "compile.config",
+    "Source": "compile.source",
+    "Scorer": "graphs.drafters.drafter",
+    "Candidates": "graphs.tree",
+    "Expand": "graphs.tree",
+    "TreeShape": "graphs.tree",
+    "State": "graphs.state",
+    "StateTensor": "graphs.state",
+    "CacheLayer": "graphs.target",
+    "Pass": "graphs.attention",
     "load": "runtime.engine",
     "Engine": "runtime.engine",
     "Generation": "runtime.engine",
@@ -32,11 +49,21 @@ _HOMES = {
 
 __all__ = [
     "BuildError",
+    "BuildOptions",
+    "CacheLayer",
+    "Candidates",
     "Engine",
     "EngineError",
+    "Expand",
     "Generation",
     "InputError",
+    "Pass",
+    "Scorer",
+    "Source",
     "SpecstepError",
+    "State",
+    "StateTensor",
+    "TreeShape",
     "build",
     "eager",
     "jit",
@@ -50,7 +77,7 @@ def __getattr__(name: str) -> Any:
     Raises MissingPackageError for what takes an extra that is not installed."""
     if name not in _HOMES:
         raise AttributeError(f"module 'specstep' has no attribute {name!r}")
-    with needs_extra("build" if _HOMES[name].startswith("compile.") else "", f"specstep.{name}"):
+    with needs_extra("build" if _HOMES[name].startswith(("compile.", "graphs.")) else "", f"specstep.{name}"):
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)
 
 

@@ -10,6 +10,7 @@ EXAMPLES = """examples:
   specstep build smollm2-135m -o engines/smol
   specstep build ./Qwen3-0.6B -o engines/qwen --dtype bfloat16 --max-seq-len 4096 --max-batch 4
   specstep build ./big -o engines/big --drafter ./small --nodes 5
+  specstep build ./Qwen3-0.6B -o engines/own --drafter ngram,bigrams:from_corpus   # docs/your-own-drafter.md
   specstep build ./Qwen3-0.6B -o engines/rtx --backend tensorrt-rtx --compute-capability 8.9 12.0"""
 
 
@@ -17,7 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="HF directory, .gguf file, hub id, or smollm2-135m")
     add("-o", "--output", metavar="DIR", required=True, help="engine directory to write")
-    add("--drafter", help="none, ngram, default, or paths of tables, a model, a head; several with commas are mixed")
+    add("--drafter", help="none, ngram, default, module:factory, or a path of tables, a model, a head; commas mix several")
     add("--nodes", type=int, metavar="N", help="drafted tokens per step (default: the drafter's)")
     add("--tree", help="chain, static or dynamic (default: the drafter's)")
     add("--depth", type=int, metavar="D", help="levels of the tree")

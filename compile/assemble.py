@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BuildError
-from ..graphs.drafters.drafter import Drafter
+from ..graphs.drafters.drafter import Drafter, Scorer
 from ..graphs.prefill import Prefill
 from ..graphs.state import row_state
 from ..graphs.step import SpeculativeStep
@@ -16,6 +16,7 @@ from ..graphs.target import CacheLayer, CausalLM, UnsupportedModel, cache_layers
 from ..runtime.engine_file import EngineSpec, ProgramSpec, TensorSpec
 from .config import EngineConfig
 from .drafters.choose import make_drafter
+from .drafters.validate import check_drafter
 from .source import Source
 
 SLOT_STEP = 64
@@ -62,11 +63,12 @@ class FlatProgram(nn.Module):
         return tuple(out.clone() if any(out is tensor for tensor in tensors) else out for out in named)
 
 
-def assemble(target: Source, config: EngineConfig) -> Graphs:
-    """Put the graphs together. Raises BuildError for what does not fit."""
+def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None) -> Graphs:
+    """Put the graphs together, with the drafter that the config names or with a scorer that was handed in. Raises
+    BuildError for what does not fit."""
     try:
         layers = cache_layers(target.model)
-        drafter = make_drafter(target, config)
+        drafter = make_drafter(target, config, scorer)
         model = CausalLM(target.model, feature_layers=drafter.scorer.feature_layers)
     except UnsupportedModel as error:
         raise BuildError(str(error)) from None
@@ -74,6 +76,7 @@ def assemble(target: Source, config: EngineConfig) -> Graphs:
         raise BuildError(
             f"max_seq_len: expected at most the model's {model.max_positions} positions, got {config.max_seq_len}"
         )
+    check_drafter(drafter, model)
     spec = _spec(target, model, drafter, layers + drafter.scorer.cache_layers(), config)
     state, caches = [tensor.name for tensor in spec.state], [tensor.name for tensor in spec.caches]
     return Graphs(

@@ -1,10 +1,9 @@
 """The whole pipeline on one page: load, assemble, check, lower, write."""
 
-import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 
@@ -12,7 +11,8 @@ from ..backends import BACKENDS
 from ..errors import BuildError
 from ..runtime.inductor.aoti import machine
 from .assemble import assemble
-from .config import EngineConfig
+from .config import BuildOptions, given_scorer, make_config
+from .drafters.validate import check_traceable
 from .faithful import check_faithful
 from .source import load_source, model_summary
 from .stages import describe_tree, stage_shares
@@ -22,10 +22,23 @@ from .writer import engine_directory, write_manifest, write_tokenizer
 Report = Callable[[str], None]
 
 
-def build(model: str, output: str | Path, *, report: Report = lambda message: None, **options: Any) -> Path:
-    """Build an engine directory from a model -> its path. Options: the fields of `EngineConfig`. Raises BuildError.
+def build(
+    model: str, output: str | Path, *, report: Report = lambda message: None, **options: Unpack[BuildOptions]
+) -> Path:
+    """Compile a model and a drafter into an engine directory, which `load` opens.
 
-    `report` is called with one line per stage.
+    Args:
+        model: a Hugging Face directory, a .gguf file, a hub id, or "smollm2-135m".
+        output: the directory to write. An engine that stands there is replaced when the new one is complete.
+        report: called with one line per stage.
+        options: drafter, tree, dtype, backend and so on, see `EngineConfig`. `drafter` may be a `Scorer`, whose
+            tensors move to the engine's device, and its parameters to the engine's dtype.
+
+    Returns:
+        The path of the engine directory.
+
+    Raises:
+        BuildError: the model, the drafter or an option is one that no engine can be built from.
     """
     started = time.perf_counter()
     config = make_config(options)
@@ -37,9 +50,10 @@ def build(model: str, output: str | Path, *, report: Report = lambda message: No
         source = load_source(model, config.dtype, config.device)
         write_tokenizer(directory, source)  # first: a template that is refused must not cost a compile
         config = with_tuned(source, config, options, report)
-        graphs = assemble(source, config)
+        graphs = assemble(source, config, given_scorer(options))
+        check_traceable(graphs.step.module)
         report("comparing the traced model with transformers")
-        check_faithful(source, graphs)
+        check_faithful(graphs)
 
         lowered = compiler.lower(graphs, directory, report)
         special = source.tokenizer.special_tokens_map if source.tokenizer else {}
@@ -55,17 +69,6 @@ def build(model: str, output: str | Path, *, report: Report = lambda message: No
         write_manifest(directory, graphs.spec, lowered, about)
     report(f"engine written to {output} in {time.perf_counter() - started:.0f} s")
     return Path(output)
-
-
-def make_config(options: dict[str, Any]) -> EngineConfig:
-    """Options -> a validated config. Raises BuildError for an unknown name or a value out of range."""
-    known = {field.name for field in dataclasses.fields(EngineConfig)}
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise BuildError(f"options: expected some of {', '.join(sorted(known))}, got {', '.join(unknown)}")
-    if options.get("backend") in BACKENDS:
-        options = {"dtype": BACKENDS[options["backend"]].dtypes[0]} | options
-    return EngineConfig(**options)
 
 
 def _versions() -> dict[str, str]:

@@ -1,13 +1,37 @@
 """What a user may choose when building an engine."""
 
+import dataclasses
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import NoneType
+from typing import Any, TypedDict, get_args, get_type_hints
 
 from ..backends import BACKENDS, Backend
 from ..errors import BuildError
+from ..graphs.drafters.drafter import Scorer
 
 TREES = ("chain", "static", "dynamic")
+
+
+class BuildOptions(TypedDict, total=False):
+    """What `build`, `jit` and `eager` take beside the model: the fields of `EngineConfig`, where `drafter` may also be
+    a `Scorer`."""
+
+    drafter: str | Scorer
+    nodes: int | None
+    tree: str | None
+    depth: int | None
+    top_k: int | None
+    tree_choices: str | None
+    dtype: str
+    device: str
+    backend: str
+    max_batch: int
+    max_seq_len: int
+    prefill_chunk: int
+    compute_capability: tuple[str, ...] | None
+    plugins: bool
 
 
 @dataclass(frozen=True)
@@ -15,9 +39,10 @@ class EngineConfig:
     """Build options, validated. `nodes` counts drafted tokens, the root not included; None picks the drafter's default.
 
     drafter: "none"; "ngram" (the row's own history); "default" (the count tables and the head that the package has for
-    the model, else ngram); a path to count tables, a smaller causal LM or an EAGLE-3 head; or several of these with
-    commas, mixed at every node. tree: "chain"; "dynamic"
-    with `depth` levels of `top_k`; "static" with the paths in the JSON file `tree_choices`, or with likely ones.
+    the model, else ngram); a path to count tables, a smaller causal LM or an EAGLE-3 head; "package.module:factory",
+    which is called with the loaded target and returns a `Scorer`; or several of these with commas, mixed at every
+    node. tree: "chain"; "dynamic" with `depth` levels of `top_k`; "static" with the paths in the JSON file
+    `tree_choices`, or with likely ones.
     dtype: float32 is the default of the backend onnx.
     max_seq_len: most tokens of a row, prompt included. prefill_chunk: most prompt tokens per prefill call.
     compute_capability: GPUs that tensorrt-rtx builds for, as ("8.9", "12.0"); None is the GPU at hand. plugins: whether
@@ -40,6 +65,7 @@ class EngineConfig:
     plugins: bool = True
 
     def __post_init__(self) -> None:
+        self._check_types()
         self._check_choice("backend", BACKENDS)
         self._check_choice("tree", (*TREES, None))
         backend = BACKENDS[self.backend]
@@ -55,6 +81,14 @@ class EngineConfig:
                 raise BuildError(f"{field}: expected {low} to {high}, got {value}")
         if not self.max_seq_len >= 4:
             raise BuildError(f"max_seq_len: expected at least 4, got {self.max_seq_len}")
+
+    def _check_types(self) -> None:
+        hints = get_type_hints(EngineConfig)
+        for field in dataclasses.fields(self):
+            got, kinds = getattr(self, field.name), get_args(hints[field.name]) or (hints[field.name],)
+            if not any(_is_a(got, kind) for kind in kinds):
+                names = [TYPE_NAMES[kind] for kind in kinds] + ["a Scorer"] * (field.name == "drafter")
+                raise BuildError(f"{field.name}: expected {' or '.join(names)}, got {got!r}")
 
     def _check_choice(self, field: str, known: Collection[str | None], context: str = "") -> None:
         got = getattr(self, field)
@@ -75,3 +109,39 @@ class EngineConfig:
             odd = [name for name in self.compute_capability if not re.fullmatch(r"\d{1,2}\.\d", name)]
             if odd or not self.compute_capability:
                 raise BuildError(f"compute_capability: expected numbers as 8.9, got {' '.join(odd) or 'none'}")
+
+
+TYPE_NAMES: dict[Any, str] = {
+    str: "a string", int: "an integer", bool: "True or False", tuple[str, ...]: "a tuple of strings", NoneType: "None"
+}  # fmt: skip
+
+
+def _is_a(value: object, kind: Any) -> bool:
+    """Whether a value is of a type of TYPE_NAMES. True is no integer."""
+    if kind == tuple[str, ...]:
+        return isinstance(value, tuple) and all(isinstance(part, str) for part in value)
+    return type(value) is kind
+
+
+def given_scorer(options: Mapping[str, Any]) -> Scorer | None:
+    """The drafter of `BuildOptions` where it is no name."""
+    drafter = options.get("drafter")
+    return drafter if isinstance(drafter, Scorer) else None
+
+
+def make_config(options: Mapping[str, Any]) -> EngineConfig:
+    """`BuildOptions` -> a validated config, in which the name of its class stands for a `Scorer`. Raises BuildError
+    for an unknown name, a value of another type or one out of range."""
+    unknown = sorted(set(options) - set(BuildOptions.__annotations__))
+    if unknown:
+        raise BuildError(
+            f"options: expected some of {', '.join(sorted(BuildOptions.__annotations__))}, got {', '.join(unknown)}"
+        )
+    given = dict(options)
+    if scorer := given_scorer(options):
+        given["drafter"] = f"{type(scorer).__module__}.{type(scorer).__qualname__}"
+    if isinstance(capabilities := given.get("compute_capability"), list):  # as the command line and a manifest give it
+        given["compute_capability"] = tuple(capabilities)
+    if (backend := given.get("backend")) in (*BACKENDS,):
+        given = {"dtype": BACKENDS[backend].dtypes[0]} | given
+    return EngineConfig(**given)

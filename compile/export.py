@@ -6,8 +6,10 @@ import torch
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
+from ..errors import BuildError
 from ..runtime.engine_file import EngineSpec
 from .assemble import FlatProgram, example_inputs
+from .drafters.blame import describe_error, line_of
 
 # Ops that read data back to the host, or whose output shape depends on data: no static engine can hold them.
 FORBIDDEN = (
@@ -22,7 +24,8 @@ FORBIDDEN = (
 
 def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
     """One graph, no break. Dynamic: the number of cache slots (multiples of `slot_step`), in a step the rows, and in a
-    prefill, which has one, the tokens."""
+    prefill, which has one, the tokens. Raises BuildError with the line of a third party's scorer that cannot be
+    traced."""
     steps = Dim("steps", min=1, max=spec.capacity // spec.slot_step - 1)
     slots = spec.slot_step * steps
     # A bound of 2 would be taken for a flag, and the rows of each tensor for a size of their own.
@@ -33,8 +36,13 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
         dynamic["tokens"] = {1: Dim("tokens", min=2, max=spec.prefill_chunk)}
     inputs = example_inputs(spec, program, slots=min(2, spec.capacity // spec.slot_step - 1) * spec.slot_step)
     shapes = (tuple(dynamic.get(name, {}) for name in program.inputs),)
-    with torch.no_grad():
-        exported = torch.export.export(program, tuple(inputs), dynamic_shapes=shapes, strict=False)
+    try:
+        with torch.no_grad():
+            exported = torch.export.export(program, tuple(inputs), dynamic_shapes=shapes, strict=False)
+    except Exception as error:  # tracing raises anything
+        if line_of(error):
+            raise BuildError(f"drafter: {describe_error(error)}; expected code that torch.export can trace") from error
+        raise
     check_graph(exported, program)
     return exported
 

@@ -1,7 +1,7 @@
 """The same step without an artifact: in this process, through torch.compile or eagerly."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -9,31 +9,61 @@ from torch import Tensor
 from ..runtime.engine import Engine
 from ..runtime.inductor.torch_session import Program, TorchSession
 from ..runtime.text import EngineTokenizer
-from .assemble import FlatProgram, assemble
-from .build import make_config
+from .assemble import FlatProgram, Graphs, assemble
+from .config import BuildOptions, given_scorer, make_config
+from .drafters.validate import check_traceable
 from .faithful import check_faithful
 from .source import Source, load_source
 from .writer import chat_template
 
 
-def jit(model: str, **options: Any) -> Engine:
-    """An engine over `torch.compile(fullgraph=True)`. Options: the fields of `EngineConfig`. Raises BuildError."""
-    return in_process(model, _compiled, options)
+def jit(model: str, **options: Unpack[BuildOptions]) -> Engine:
+    """Compile a model and a drafter in this process, with `torch.compile(fullgraph=True)`: no engine directory.
+
+    Args:
+        model: a Hugging Face directory, a .gguf file, a hub id, or "smollm2-135m".
+        options: as for `build`.
+
+    Returns:
+        An engine that lives as long as this process.
+
+    Raises:
+        BuildError: the model, the drafter or an option is one that no engine can be built from.
+    """
+    graphs, text = _assembled(model, options)
+    check_traceable(graphs.step.module)
+    return _engine(graphs, text, _compiled)
 
 
-def eager(model: str, **options: Any) -> Engine:
-    """An engine over the plain modules, for debugging: breakpoints and prints work. Options as for `jit`."""
-    return in_process(model, _eager, options)
+def eager(model: str, **options: Unpack[BuildOptions]) -> Engine:
+    """Run a model and a drafter as plain modules, for debugging: breakpoints and prints work in them.
+
+    Args:
+        model: a Hugging Face directory, a .gguf file, a hub id, or "smollm2-135m".
+        options: as for `build`.
+
+    Returns:
+        An engine that lives as long as this process.
+
+    Raises:
+        BuildError: the model, the drafter or an option is one that no engine can be built from.
+    """
+    graphs, text = _assembled(model, options)
+    return _engine(graphs, text, _eager)
 
 
-def in_process(model: str, lower: Callable[[FlatProgram], Program], options: dict[str, Any]) -> Engine:
-    """Load and assemble a model, lower both programs with `lower`, and put a session behind them."""
+def _assembled(model: str, options: BuildOptions) -> tuple[Graphs, EngineTokenizer | None]:
+    """The graphs of a model and a drafter, checked against transformers, and the model's tokenizer."""
     config = make_config(options)
     source = load_source(model, config.dtype, config.device)
-    graphs = assemble(source, config)
-    check_faithful(source, graphs)
-    session = TorchSession(graphs.spec, lower(graphs.prefill), lower(graphs.step))
-    return Engine(session, _text(source))
+    graphs = assemble(source, config, given_scorer(options))
+    check_faithful(graphs)
+    return graphs, _text(source)
+
+
+def _engine(graphs: Graphs, text: EngineTokenizer | None, lower: Callable[[FlatProgram], Program]) -> Engine:
+    """Lower both programs and put a session behind them."""
+    return Engine(TorchSession(graphs.spec, lower(graphs.prefill), lower(graphs.step)), text)
 
 
 def _eager(program: FlatProgram) -> Program:

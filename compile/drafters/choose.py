@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from ...errors import BuildError
 from ...graphs.drafters.draft_model import DraftModel
 from ...graphs.drafters.drafter import Drafter, Scorer
@@ -16,16 +18,18 @@ from ...graphs.tree import DynamicTree, TreeShape, chain
 from ..config import EngineConfig
 from ..source import Source, check_same_vocabulary, is_model, load_source
 from .eagle3_file import is_eagle3, load_eagle3, shipped_head
+from .factory import call_factory, is_factory
 from .ngram_file import is_ngram_file, load_tables, shipped_tables
 
 NGRAM_TREE = DynamicTree(depth=7, top_k=4, nodes=7)
 
 
-def make_drafter(target: Source, config: EngineConfig) -> Drafter:
-    """The drafter that the config asks for. Raises BuildError."""
-    scorer, default = _scorers(target, config)
+def make_drafter(target: Source, config: EngineConfig, scorer: Scorer | None = None) -> Drafter:
+    """The drafter that the config asks for, on its device: `scorer` where one was handed in, else those that it names.
+    Raises BuildError."""
+    chosen, default = adopt(scorer, config) if scorer is not None else _scorers(target, config)
     try:
-        return Drafter(scorer, _shape(config, default)).to(config.device)
+        return Drafter(chosen, _shape(config, default)).to(config.device)
     except ValueError as error:
         raise BuildError(str(error)) from None
 
@@ -43,12 +47,8 @@ def _scorers(target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:
             f"drafter: expected none alone, or a list of drafters without it, got {config.drafter!r}; leave none out "
             "to mix the others"
         )
-    scorers, shapes = [], []
-    for name in names:
-        scorer, shape = _scorer(name, target, config)
-        scorers.append(scorer)
-        shapes.append(shape)
-    return (scorers[0], shapes[0]) if len(scorers) == 1 else (Merged(scorers), NGRAM_TREE)
+    found = [_scorer(name, target, config) for name in names]
+    return found[0] if len(found) == 1 else (Merged([scorer for scorer, _ in found]), NGRAM_TREE)
 
 
 def default_drafters(target: Source) -> list[str]:
@@ -65,6 +65,8 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
     }
     if name in methods:
         return methods[name]()
+    if is_factory(name):
+        return adopt(call_factory(name, target), config)
     if is_ngram_file(name):
         return Ngram(load_tables(name, target)), NGRAM_TREE
     if is_eagle3(name):
@@ -72,7 +74,18 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
     if is_model(name):
         return _draft_model(name, target, config), chain(4)
     known = ", ".join((*methods, "default"))
-    raise BuildError(f"drafter: expected {known} or a path to tables, a smaller model or a head, got {name!r}")
+    raise BuildError(
+        f"drafter: expected {known}, a path to tables, a smaller model or a head, or module:factory, got {name!r}"
+    )
+
+
+def adopt(scorer: Scorer, config: EngineConfig) -> tuple[Scorer, TreeShape]:
+    """A scorer of a third party with its parameters in the engine's dtype, and the tree it grows by default. Buffers
+    keep their dtypes: they hold tables, frequencies and the like."""
+    for parameter in scorer.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(getattr(torch, config.dtype))
+    return scorer.eval().requires_grad_(False), chain(4) if scorer.neural else NGRAM_TREE
 
 
 def _draft_model(name: str, target: Source, config: EngineConfig) -> DraftModel:

@@ -1,0 +1,56 @@
+"""Which line of somebody else's code an error comes from."""
+
+import linecache
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+
+OURS = {"specstep", "torch", "transformers", *sys.stdlib_module_names}
+
+
+def describe_error(error: BaseException) -> str:
+    """`file:line: the source line: expected ..., got the error` in one line; without a line where no code but ours was
+    involved."""
+    line = line_of(error)
+    return f"{line}: {_reason(error)}" if line else _reason(error)
+
+
+def line_of(error: BaseException) -> str | None:
+    """The innermost line that is neither ours nor a library's, of an error or of what it was raised from."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if line := _innermost(_walk(seen.__traceback__)):
+            return line
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def running_line(outermost: str) -> str | None:
+    """The innermost such line of the code that is running now, called from a module of ours of that name."""
+    frames: list[tuple[FrameType, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not (frames and frame.f_globals.get("__name__") == outermost):
+        frames.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    return _innermost(reversed(frames))
+
+
+def _walk(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def _innermost(frames: Iterable[tuple[FrameType, int]]) -> str | None:
+    found = None
+    for frame, number in frames:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in OURS:
+            file = frame.f_code.co_filename
+            found = f"{Path(file).name}:{number}: `{linecache.getline(file, number).strip()}`"
+    return found
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,51 @@
+"""What a user may choose when building: the options and their types, and the drafters they name."""
+
+import dataclasses
+from typing import get_type_hints
+
+import pytest
+import specstep
+from specstep.compile.config import BuildOptions, EngineConfig, make_config
+from specstep.graphs.drafters.ngram import Ngram
+
+
+def test_options_are_the_fields_of_the_config():
+    """One list for the type checker, one that validates: the same names and types."""
+    options, fields = get_type_hints(BuildOptions), get_type_hints(EngineConfig)
+    assert list(options) == [field.name for field in dataclasses.fields(EngineConfig)]
+    assert options.pop("drafter") == fields.pop("drafter") | specstep.Scorer
+    assert options == fields
+    assert not BuildOptions.__required_keys__
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nodes": "7"}, "nodes: expected an integer or None, got '7'"),
+        ({"nodes": True}, "nodes: expected an integer or None, got True"),
+        ({"depth": 2.0}, "depth: expected an integer or None, got 2.0"),
+        ({"tree": 3}, "tree: expected a string or None, got 3"),
+        ({"drafter": None}, "drafter: expected a string or a Scorer, got None"),
+        ({"plugins": 1}, "plugins: expected True or False, got 1"),
+        ({"backend": ["onnx"]}, r"backend: expected a string, got \['onnx'\]"),
+        ({"max_seq_len": None}, "max_seq_len: expected an integer, got None"),
+        ({"compute_capability": "8.9"}, "compute_capability: expected a tuple of strings or None, got '8.9'"),
+        ({"compute_capability": (8.9,)}, r"compute_capability: expected a tuple of strings or None, got \(8.9,\)"),
+        ({"node": 7}, "options: expected some of .*nodes.*, got node"),
+        ({"tree": "bush"}, "tree: expected one of chain, static, dynamic, got 'bush'"),
+    ],
+)
+@pytest.mark.parametrize("function", [specstep.build, specstep.jit, specstep.eager])
+def test_bad_options_are_refused_in_one_line(function, options, message, tmp_path):
+    """Before the model is even looked for."""
+    output = (tmp_path / "engine",) if function is specstep.build else ()
+    with pytest.raises(specstep.BuildError, match=f"^{message}$"):
+        function("no/model", *output, **options)
+
+
+def test_what_files_and_objects_give_becomes_a_config():
+    """A manifest and the command line give lists; a scorer is named by its class."""
+    config = make_config({"backend": "tensorrt-rtx", "compute_capability": ["8.9"], "drafter": Ngram()})
+    assert config.compute_capability == ("8.9",) and config.dtype == "bfloat16"
+    assert config.drafter == "specstep.graphs.drafters.ngram.Ngram"
+    assert make_config({"backend": "onnx"}).dtype == "float32"
