@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,36 +17,30 @@ from ..runtime.engine_file import MANIFEST, WEIGHTS, EngineSpec, Manifest, file_
 from ..runtime.text import CHAT_TEMPLATE, TOKENIZER
 from .lowered import Lowered
 from .source import Source
+from .swap import replace, work_folder
 
 
 @contextlib.contextmanager
 def engine_directory(output: Path) -> Iterator[Path]:
     """A fresh folder beside `output` that takes its place when the block ends well, and vanishes when it does not.
 
-    An engine that stood there is replaced only then; anything else that stands there is refused. Raises BuildError.
+    An engine that stood there is replaced only then, in one step: whoever has loaded it goes on with it. Anything else
+    that stands there is refused. Raises BuildError.
     """
-    if output.exists() and not (output / MANIFEST).is_file() and (not output.is_dir() or any(output.iterdir())):
+    place = Path(os.path.realpath(output))  # a link keeps pointing where it does
+    if place.exists() and not (place / MANIFEST).is_file() and (not place.is_dir() or any(place.iterdir())):
         raise BuildError(
             f"output: expected a new path or an engine to replace, got {output}, which holds something else"
         )
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    except OSError as error:
-        raise BuildError(f"output: expected a path that can be written, got {output}: {error.strerror}") from None
-    try:
-        yield work
-        if output.exists():
-            shutil.rmtree(output)
-        work.chmod(0o755)
-        work.rename(output)
+        with work_folder(place) as work:
+            yield work
+            replace(work, place)
     except (OSError, SafetensorError) as error:  # a full disk, most likely
         reason = getattr(error, "strerror", None) or error
         raise BuildError(f"output: {output}: could not be written: {reason}") from error
     except CompilerError as error:
         raise BuildError(str(error)) from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def write_weights(directory: Path, programs: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, str]]:
@@ -102,7 +94,4 @@ def write_manifest(directory: Path, spec: EngineSpec, lowered: Lowered, about: d
     files = {path.name: file_entry(path) for path in sorted(directory.iterdir())}
     spec = dataclasses.replace(spec, **lowered.programs)  # type: ignore[arg-type]
     manifest = Manifest(spec, lowered.requires, about, files)
-    with (directory / MANIFEST).open("w") as file:
-        file.write(manifest.to_json())
-        file.flush()
-        os.fsync(file.fileno())
+    (directory / MANIFEST).write_text(manifest.to_json())

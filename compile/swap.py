@@ -1,0 +1,148 @@
+"""Replace a directory by a new one: whoever looks finds the old one or the new one, also after a crash."""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of linux/fs.h
+UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@contextlib.contextmanager
+def work_folder(place: Path) -> Iterator[Path]:
+    """A fresh, locked folder beside `place`, removed when the block ends. Raises OSError.
+
+    What killed builds of the same place have left is removed first. Their folders are known by the lock that nobody
+    holds any more: the system releases it when a process ends, however it ends.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    recover(place)
+    work, lock = _locked_folder(place)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        os.close(lock)
+
+
+def recover(place: Path) -> None:
+    """Undo what killed builds left: remove their work folders, and put back what was set aside. Raises OSError."""
+    aside = _aside(place)
+    if aside.exists() and not place.exists():
+        os.rename(aside, place)
+    pattern = re.compile(re.escape(_prefix(place)) + r"\w{8}")
+    for path in place.parent.iterdir():
+        if pattern.fullmatch(path.name) or path == aside:
+            with contextlib.suppress(OSError):  # removed by another build, held by one, or on a disk without locks
+                lock = _lock(path)
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+
+
+def replace(work: Path, place: Path) -> None:
+    """Put `work` where `place` is or may be; `work` then holds what was there, or is gone. Raises OSError.
+
+    All of `work` is on the disk before anything is renamed.
+    """
+    os.chmod(work, 0o755)
+    _sync(work)
+    if not place.exists():
+        os.rename(work, place)
+    else:
+        try:
+            exchange(work, place)
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+            _replace_in_two(work, place)
+    _sync_folder(place.parent)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Swap two names in one step. Raises OSError, with an errno of UNSUPPORTED where the system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(other))
+
+
+def _replace_in_two(work: Path, place: Path) -> None:
+    """Where names cannot be swapped: set the old one aside, put it back if the new one does not get there."""
+    aside = _aside(place)
+    os.rename(place, aside)
+    try:
+        os.rename(work, place)
+    except BaseException:
+        os.rename(aside, place)
+        raise
+    os.rename(aside, work)
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            _sync(path)
+        else:
+            _sync_file(path)
+    _sync_folder(folder)
+
+
+def _sync_file(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _sync_folder(path: Path) -> None:
+    try:
+        _sync_file(path)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:  # some file systems do that by themselves
+            raise
+
+
+def _locked_folder(place: Path) -> tuple[Path, int]:
+    """Make a folder and lock it. Another build may take it for a leftover before it is locked: then make another."""
+    while True:
+        work = Path(tempfile.mkdtemp(prefix=_prefix(place), dir=place.parent))
+        try:
+            lock = _lock(work)
+        except OSError as error:
+            if error.errno in UNSUPPORTED:  # no locks here: nobody will remove it either
+                return work, os.open(work, os.O_RDONLY)
+            if error.errno not in (errno.ENOENT, errno.EWOULDBLOCK):
+                raise
+            continue
+        if work.exists():
+            return work, lock
+        os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    """Lock a folder -> the descriptor that holds the lock. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _prefix(place: Path) -> str:
+    return f".{place.name}.specstep-"
+
+
+def _aside(place: Path) -> Path:
+    return place.with_name(_prefix(place) + "old")
