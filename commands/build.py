@@ -18,7 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="HF directory, .gguf file, hub id, or smollm2-135m")
     add("-o", "--output", metavar="DIR", required=True, help="engine directory to write")
-    add("--drafter", help="none, ngram, default, module:factory, or a path of tables, a model, a head; commas mix several")
+    add("--drafter", help="none, ngram, default, module:factory, or paths of tables, a model, a head; commas mix them")
     add("--nodes", type=int, metavar="N", help="drafted tokens per step (default: the drafter's)")
     add("--tree", help="chain, static or dynamic (default: the drafter's)")
     add("--depth", type=int, metavar="D", help="levels of the tree")

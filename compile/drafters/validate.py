@@ -4,7 +4,7 @@ found where it can be said plainly.
 Letters: B batch, T tokens, S cache slots, D greatest depth, N draft nodes, F frontier nodes, K candidates.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ def check_drafter(drafter: Drafter, target: CausalLM) -> None:
     """Run each scorer that is not of this package through a prefill and a step. Raises BuildError for what does not
     fit: field, expected, got."""
     scorer = drafter.scorer
-    for part in scorer.scorers if isinstance(scorer, Merged) else [scorer]:
+    parts: Iterable[Any] = scorer.scorers if isinstance(scorer, Merged) else [scorer]
+    for part in parts:
         if not type(part).__module__.startswith("specstep."):
             _Trial(part, drafter.shape, target).run()
 

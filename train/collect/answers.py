@@ -78,8 +78,10 @@ class Answers:
             report, asked = self.progress.report, self.options
             report(f"building an engine for the greedy answers in {self._folder}; it can be deleted afterwards")
             rows = rows_that_fit(self.source, asked.max_length, MOST_ROWS[asked.device])
-            limits = {"max_batch": rows, "max_seq_len": asked.max_length}
-            build(self.source.name, self._folder, report=report, device=asked.device, dtype=asked.dtype, **limits)
+            build(
+                self.source.name, self._folder, report=report, device=asked.device, dtype=asked.dtype,
+                max_batch=rows, max_seq_len=asked.max_length,
+            )  # fmt: skip
         engine = load(self._folder)
         self._check(engine)
         return engine
