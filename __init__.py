@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def _public(name: str) -> Any:
     """Import a public name when it is first used: `import specstep` itself loads no torch.
 
     Raises MissingPackageError for what takes an extra that is not installed."""
@@ -79,6 +79,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'specstep' has no attribute {name!r}")
     with needs_extra("build" if _HOMES[name].startswith(("compile.", "graphs.")) else "", f"specstep.{name}"):
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for public
+    __getattr__ = _public
 
 
 def __dir__() -> list[str]:

@@ -19,11 +19,12 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def own_cache(tmp_path_factory):
+def own_environment(tmp_path_factory):
     """What a user's own cache holds, as a tuned choice, must not change a test, nor a test the cache. One for a whole
     session (and each worker of it): the library of our ops is compiled into it once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+        patch.setenv("OMP_NUM_THREADS", "1")  # ONNX Runtime's threads wait by spinning: one each is faster, too
         yield
 
 
@@ -62,3 +63,19 @@ def engine_folder(model_folder, tmp_path_factory):
     return specstep.build(
         str(model_folder), folder, drafter="ngram", dtype="float32", max_batch=2, max_seq_len=192, prefill_chunk=16
     )
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """The package as pip builds it."""
+    from installed import build_wheel
+
+    return build_wheel(tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheels"))
+
+
+@pytest.fixture(scope="session")
+def environment(wheel, tmp_path_factory):
+    """The programs of an environment with the package and its base requirements alone."""
+    from installed import make_environment
+
+    return make_environment(wheel, tmp_path_factory.mktemp("environment"))
