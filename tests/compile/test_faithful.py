@@ -1,0 +1,184 @@
+"""The fidelity check fails when our side of a model leaves something out, for every architecture, in any dtype."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import specstep
+import torch
+from models import ARCHITECTURES, save_model, tiny_model
+from specstep.compile import faithful
+from specstep.compile.assemble import Graphs, assemble
+from specstep.compile.build import make_config
+from specstep.compile.faithful import check_faithful
+from specstep.compile.float32 import InFloat32
+from specstep.compile.source import Source
+from specstep.graphs.attention import Pass
+from specstep.graphs.target import CausalLM
+from specstep.kernels.tree_layout.reference import chain_bits
+
+DTYPES = ["bfloat16", "float16", "float32"]
+WINDOWED = ["Qwen2", "Mistral", "Phi3", "Gemma2", "Gemma3Text", "GptOss"]
+NORMED = ["Qwen3", "Gemma3Text", "Qwen3Moe"]
+
+
+@functools.cache
+def graphs_of(architecture: str, dtype: str, max_seq_len: int = 128, **changes: Any) -> Graphs:
+    model = tiny_model(architecture, **changes).to(getattr(torch, dtype))
+    return assemble(
+        Source(architecture, model, None), make_config({"drafter": "none", "dtype": dtype, "max_seq_len": max_seq_len})
+    )
+
+
+def attention(change: Callable[..., tuple[Any, ...]]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A mutation of what attention is given: change(scale, window, softcap, sinks) -> the same, changed."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        whole = Pass.attention
+        patch.setattr(Pass, "attention", lambda self, q, k, v, *rest: whole(self, q, k, v, *change(*rest)))
+
+    return apply
+
+
+def siblings_see_each_other(patch: pytest.MonkeyPatch) -> None:
+    whole = Pass.attention
+
+    def mutated(self: Pass, *rest: Any) -> torch.Tensor:
+        bits = chain_bits(self.depths.shape[1], self.ancestors.shape[2], self.depths.device)
+        changed = Pass(self.lengths, self.depths, bits.expand_as(self.ancestors), self.key_depths)
+        return whole(changed, *rest)
+
+    patch.setattr(Pass, "attention", mutated)
+
+
+def positions_one_off(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pass, "positions", property(lambda self: self.lengths[:, None] + self.depths + 1))
+
+
+def slots_one_off(patch: pytest.MonkeyPatch) -> None:
+    """The pass writes its keys one slot too late."""
+    own = Pass.slots.fget
+    patch.setattr(Pass, "slots", property(lambda self: own(self) + 1))
+
+
+def during_forward(change: Callable[[CausalLM, pytest.MonkeyPatch], None]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A mutation of the modules themselves, in our passes alone."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        whole = CausalLM.forward
+
+        def mutated(self: CausalLM, *rest: Any) -> Any:
+            with pytest.MonkeyPatch.context() as inner:
+                change(self, inner)
+                return whole(self, *rest)
+
+        patch.setattr(CausalLM, "forward", mutated)
+
+    return apply
+
+
+@during_forward
+def no_query_norm(model: CausalLM, patch: pytest.MonkeyPatch) -> None:
+    for name, module in model.named_modules():
+        if name.endswith("q_norm"):
+            patch.setattr(module, "forward", lambda x: x)
+
+
+@during_forward
+def no_key_norm(model: CausalLM, patch: pytest.MonkeyPatch) -> None:
+    for name, module in model.named_modules():
+        if name.endswith("k_norm"):
+            patch.setattr(module, "forward", lambda x: x)
+
+
+@during_forward
+def other_rope_base(model: CausalLM, patch: pytest.MonkeyPatch) -> None:
+    """As if the base were 1.5 times as large in its exponent."""
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if name.endswith("inv_freq"):
+                patch.setitem(module._buffers, name, buffer**1.5)
+
+
+MUTATIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str]]] = {
+    "no window": (attention(lambda scale, window, *rest: (scale, 0, *rest)), WINDOWED),
+    "window one off": (attention(lambda scale, window, *rest: (scale, window and window + 1, *rest)), WINDOWED),
+    "no softcap": (attention(lambda scale, window, cap, sinks: (scale, window, 0.0, sinks)), ["Gemma2"]),
+    "no sinks": (attention(lambda *numbers_and_sinks: (*numbers_and_sinks[:3], None)), ["GptOss"]),
+    "no scale": (attention(lambda scale, *rest: (1.0, *rest)), list(ARCHITECTURES)),
+    "no query norm": (no_query_norm, NORMED),
+    "no key norm": (no_key_norm, NORMED),
+    "other rope base": (other_rope_base, [name for name in ARCHITECTURES if name != "GPT2"]),
+    "positions one off": (positions_one_off, list(ARCHITECTURES)),
+    "slots one off": (slots_one_off, list(ARCHITECTURES)),
+    "siblings see each other": (siblings_see_each_other, list(ARCHITECTURES)),
+}
+CASES = [
+    pytest.param(architecture, mutation, dtype, marks=[] if dtype == DTYPES[0] else pytest.mark.slow)
+    for mutation, (_, architectures) in MUTATIONS.items()
+    for architecture in architectures
+    for dtype in DTYPES
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_faithful_models_pass_by_an_order_of_magnitude(architecture, dtype, monkeypatch):
+    monkeypatch.setattr(faithful, "TOLERANCE", faithful.TOLERANCE / 10)
+    check_faithful(graphs_of(architecture, dtype))
+
+
+@pytest.mark.parametrize(("architecture", "mutation", "dtype"), CASES)
+def test_what_is_left_out_is_found(architecture, mutation, dtype, monkeypatch):
+    graphs = graphs_of(architecture, dtype)
+    MUTATIONS[mutation][0](monkeypatch)
+    with pytest.raises(specstep.BuildError, match="is not traced faithfully"):
+        check_faithful(graphs)
+
+
+@pytest.mark.parametrize("max_seq_len", [1030, 2048])
+@pytest.mark.parametrize("architecture", ["Mistral", "Gemma2"])
+def test_a_wide_window_is_passed_where_a_row_can_outgrow_it(architecture, max_seq_len, monkeypatch):
+    wide = {"sliding_window": 1024, "max_position_embeddings": 4096}
+    graphs = graphs_of(architecture, "bfloat16", max_seq_len, **wide)
+    check_faithful(graphs)
+    MUTATIONS["no window"][0](monkeypatch)
+    with pytest.raises(specstep.BuildError, match=r"after 1\d\d\d cached tokens"):
+        check_faithful(graphs)
+    check_faithful(graphs_of(architecture, "bfloat16", 1024, **wide))  # no row gets there
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Mistral", "GPT2"])
+def test_short_rows_are_checked_too(architecture, monkeypatch):
+    graphs = graphs_of(architecture, "bfloat16", 4)
+    check_faithful(graphs)
+    MUTATIONS["no scale"][0](monkeypatch)
+    with pytest.raises(specstep.BuildError, match="is not traced faithfully"):
+        check_faithful(graphs)
+
+
+def test_a_draft_model_is_checked_as_the_target_is(tmp_path, monkeypatch):
+    drafter = save_model(tmp_path / "drafter", "Gemma2")
+    source = Source("Llama", tiny_model("Llama"), None)
+    graphs = assemble(source, make_config({"drafter": str(drafter), "dtype": "float32", "max_seq_len": 64}))
+    check_faithful(graphs)
+    MUTATIONS["no softcap"][0](monkeypatch)
+    with pytest.raises(specstep.BuildError, match="Gemma2ForCausalLM is not traced faithfully"):
+        check_faithful(graphs)
+
+
+def test_weights_keep_their_dtype_and_nothing_is_copied():
+    graphs = graphs_of("Llama", "bfloat16")
+    before = {name: (tensor.dtype, tensor.data_ptr()) for name, tensor in graphs.step.named_parameters()}
+    check_faithful(graphs)
+    assert before == {name: (tensor.dtype, tensor.data_ptr()) for name, tensor in graphs.step.named_parameters()}
+
+
+def test_operations_in_float32_write_low_precision_tensors_in_place():
+    x = torch.ones(3, dtype=torch.bfloat16)
+    with InFloat32():
+        assert (x + x).dtype == x.to(torch.float16).dtype == torch.zeros(2, dtype=torch.bfloat16).dtype == torch.float32
+        assert torch.stack([x, x]).dtype == torch.float32
+        x.add_(x.exp())
+    assert x.dtype == torch.bfloat16 and torch.equal(x.float(), (1 + torch.ones(3).exp()).bfloat16().float())
