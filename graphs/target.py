@@ -29,9 +29,12 @@ class CausalLM(nn.Module):
     """A causal LM that reads and writes the engine's KV tensors, those of its own layers."""
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int] = ()):
-        """`feature_layers`: layers whose input hidden states are returned as features."""
+        """`feature_layers`: indices of the hidden states that are returned as features: i is the input of layer i, the
+        number of layers is the output of the last one ahead of the final norm. Raises UnsupportedModel."""
         super().__init__()
         check_config(model)
+        if model.config.get_text_config().num_hidden_layers in feature_layers:
+            capture_last_layer(model)
         register_attention()
         register_experts()
         model.set_attn_implementation(ATTENTION_NAME)
@@ -72,6 +75,22 @@ class CausalLM(nn.Module):
         }
 
 
+def capture_last_layer(model: PreTrainedModel) -> None:
+    """Have transformers return the output of the last layer as the last hidden state, where it puts the normed one.
+    Raises UnsupportedModel for a model in which that cannot be had."""
+    model.config.get_text_config().tie_last_hidden_states = False
+    if model.config._attn_implementation == ATTENTION_NAME:
+        model.set_attn_implementation("eager")
+    with torch.no_grad():
+        token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+        out = model.base_model(input_ids=token, use_cache=False, output_hidden_states=True)
+    if torch.equal(out.hidden_states[-1], out.last_hidden_state):
+        raise UnsupportedModel(
+            f"model: the output of {type(model).__name__}'s last layer cannot be captured ahead of its final norm; "
+            "expected a drafter that reads other hidden states"
+        )
+
+
 def check_config(model: PreTrainedModel) -> None:
     """Refuse what is known to be wrong under our attention. The build also compares logits (`compile.faithful`)."""
     config, name = model.config.get_text_config(), type(model).__name__
@@ -89,15 +108,37 @@ def check_config(model: PreTrainedModel) -> None:
             )
     if model.get_output_embeddings() is None or getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"model: {name} is not a decoder-only causal language model")
+    if not model._can_set_attn_implementation():
+        raise UnsupportedModel(
+            f"model: {name} computes attention in code of its own; expected a model that calls transformers' "
+            "attention interface (ALL_ATTENTION_FUNCTIONS)"
+        )
 
 
 def cache_layers(model: PreTrainedModel) -> list[CacheLayer]:
-    """KV shapes of a model's layers, read off one real forward pass of one token, so no family needs a special case."""
+    """KV shapes of a model's layers, read off one real forward pass of one token, so no family needs a special case.
+    Raises UnsupportedModel where that pass fails, or where a layer keeps no keys and values."""
+    check_config(model)
     recorder = _ShapeRecorder()
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-        model(input_ids=token, position_ids=token, past_key_values=recorder, use_cache=True, attention_mask=None)
-    return [recorder.layers[index] for index in range(len(recorder.layers))]
+        try:
+            model(input_ids=token, position_ids=token, past_key_values=recorder, use_cache=True, attention_mask=None)
+        except Exception as error:  # modeling code raises anything
+            raise UnsupportedModel(f"model: {type(model).__name__} cannot be traced: {reason(error)}") from error
+    count = model.config.get_text_config().num_hidden_layers
+    if sorted(recorder.layers) != list(range(count)):
+        raise UnsupportedModel(
+            f"model: {type(model).__name__} keeps keys and values for {len(recorder.layers)} of its {count} layers; "
+            "expected them for all"
+        )
+    return [recorder.layers[index] for index in range(count)]
+
+
+def reason(error: Exception) -> str:
+    """An error in one line: its type, and the first line of its message."""
+    first: str = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}"
 
 
 class _ShapeRecorder:
@@ -120,3 +161,6 @@ class _ShapeRecorder:
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return query_length, 0
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"it asks its cache for {name}; expected a model that caches keys and values alone")

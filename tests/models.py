@@ -32,6 +32,11 @@ GPT2 = {
     "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "initializer_range": 0.3,
 }  # fmt: skip
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 12}
+LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12,
+    "v_head_dim": 10, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 2, "topk_group": 1,
+    "first_k_dense_replace": 1, "moe_intermediate_size": 32, "n_shared_experts": 1,
+}  # fmt: skip
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Llama": SMALL,
@@ -46,6 +51,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "GPT2": GPT2,
     "Qwen3Moe": SMALL | MIXTURE,
     "GptOss": SMALL | WINDOWS | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "DeepseekV3": SMALL | LATENT,
 }
 
 
@@ -92,7 +98,7 @@ def greedy(model: PreTrainedModel, prompt: list[int], new_tokens: int, stop_ids:
     return out[0, len(prompt) :].tolist()
 
 
-def save_eagle3(folder: Path, target_hidden: int = 48, seed: int = 0, **changes: Any) -> Path:
+def save_eagle3(folder: Path, target_hidden: int = 48, seed: int = 0, features: int = 3, **changes: Any) -> Path:
     """Write a random EAGLE-3 head for a tiny target, in the published format."""
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -111,7 +117,7 @@ def save_eagle3(folder: Path, target_hidden: int = 48, seed: int = 0, **changes:
     torch.manual_seed(seed)
     size, draft, head = config["hidden_size"], config["draft_vocab_size"], config["hidden_size"] // 4
     shapes = {
-        "fc.weight": (size, 3 * target_hidden),
+        "fc.weight": (size, features * target_hidden),
         "midlayer.self_attn.q_proj.weight": (4 * head, 2 * size),
         "midlayer.self_attn.k_proj.weight": (2 * head, 2 * size),
         "midlayer.self_attn.v_proj.weight": (2 * head, 2 * size),
@@ -126,6 +132,8 @@ def save_eagle3(folder: Path, target_hidden: int = 48, seed: int = 0, **changes:
     tensors |= {f"{name}.weight": 1 + 0.1 * torch.randn(size) for name in norms}
     if config.get("fc_norm"):
         tensors |= {f"fc_norm.{index}.weight": 1 + 0.1 * torch.randn(target_hidden) for index in range(3)}
+    if config.get("norm_before_fc"):
+        tensors["input_norm.weight"] = 1 + 0.1 * torch.randn(features * target_hidden)
     tensors["d2t"] = torch.randperm(VOCABULARY)[:draft].sort().values - torch.arange(draft)
     tensors["t2d"] = torch.zeros(VOCABULARY, dtype=torch.bool).scatter_(0, tensors["d2t"] + torch.arange(draft), True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +144,7 @@ def save_eagle3(folder: Path, target_hidden: int = 48, seed: int = 0, **changes:
 
 def save_eagle3_for(folder: Path, model: PreTrainedModel, seed: int = 0) -> Path:
     """Write a random EAGLE-3 head for a real model, through our own module's shapes."""
-    from specstep.compile.drafters.eagle3_file import read_config
+    from specstep.compile.drafters.eagle3_config import read_config
     from specstep.graphs.drafters.eagle3 import Eagle3Head
 
     config = {
@@ -146,7 +154,7 @@ def save_eagle3_for(folder: Path, model: PreTrainedModel, seed: int = 0) -> Path
     (folder / "config.json").write_text(json.dumps(config))
     torch.manual_seed(seed)
     layers, vocabulary = model.config.num_hidden_layers, model.config.vocab_size
-    head = Eagle3Head(read_config(str(folder), model.config.hidden_size, layers, vocabulary))
+    head = Eagle3Head(read_config(folder / "config.json", model.config.hidden_size, layers, vocabulary))
     tensors = {name: tensor.clone() for name, tensor in head.state_dict().items()}
     save_file(tensors, folder / "model.safetensors")
     return folder

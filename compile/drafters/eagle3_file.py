@@ -7,21 +7,16 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
-from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ...errors import BuildError
-from ...graphs.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Head
+from ...graphs.drafters.eagle3 import Eagle3, Eagle3Head
 from ..config import EngineConfig
 from ..source import Source
+from .eagle3_config import AUX_LAYERS, LAYER_FIELDS, read_config
 from .ngram_file import SHIPPED, tokenizer_hash
 
 FILES = ("model.safetensors", "pytorch_model.bin")
-LAYER_FIELDS = (
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
-    "rms_norm_eps", "attention_bias", "mlp_bias", "max_position_embeddings", "rope_theta", "rope_scaling",
-    "rope_parameters",
-)  # fmt: skip
 
 
 def is_eagle3(name: str) -> bool:
@@ -41,7 +36,10 @@ def load_eagle3(name: str, target: Source, config: EngineConfig) -> Eagle3:
     check_target(name, target)
     text = target.model.config.get_text_config()
     head_config = read_config(
-        name, text.hidden_size, text.num_hidden_layers, target.model.get_input_embeddings().num_embeddings
+        _folder(name) / "config.json",
+        text.hidden_size,
+        text.num_hidden_layers,
+        target.model.get_input_embeddings().num_embeddings,
     )
     tensors = read_tensors(name)
     embed: Any = target.model.get_input_embeddings()
@@ -86,38 +84,6 @@ def shipped_head(target: Source) -> Path | None:
         if json.loads(path.read_text()).get("specstep") == describe_target(target):
             return path.parent
     return None
-
-
-def read_config(name: str, target_hidden: int, target_layers: int, vocabulary: int) -> Eagle3Config:
-    """config.json of a head for a target of these sizes. Raises BuildError."""
-    path = _folder(name) / "config.json"
-    data: dict[str, Any] = json.loads(path.read_text())
-    inner = data.get("transformer_layer_config") or data
-    required = ("hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps")
-    missing = [field for field in required if field not in inner]
-    if missing:
-        raise BuildError(f"drafter: {path}: expected the fields {', '.join(missing)}, got none")
-    if inner.get("num_hidden_layers", 1) != 1:
-        raise BuildError(f"drafter: {path}: num_hidden_layers: expected 1, got {inner['num_hidden_layers']}")
-    expected = data.get("target_hidden_size") or (
-        target_hidden if "target_hidden_size" in data else inner["hidden_size"]
-    )
-    if expected != target_hidden:
-        raise BuildError(
-            f"drafter: {path}: expected a head for a target of hidden size {target_hidden}, got one for {expected}"
-        )
-    layers = data.get("eagle_aux_hidden_state_layer_ids") or (2, target_layers // 2, target_layers - 3)
-    if len(layers) != 3 or not all(0 <= layer < target_layers for layer in layers):
-        raise BuildError(
-            f"drafter: feature layers: expected three of the target's {target_layers} layers, got {list(layers)}"
-        )
-    return Eagle3Config(
-        layer=LlamaConfig(**{field: inner[field] for field in LAYER_FIELDS if inner.get(field) is not None}),
-        draft_vocab_size=data.get("draft_vocab_size") or inner.get("vocab_size", vocabulary),
-        target_hidden_size=target_hidden,
-        feature_layers=tuple(layers),
-        **{field: bool(data.get(field)) for field in ("fc_norm", "norm_output", "norm_before_residual")},
-    )
 
 
 def read_tensors(name: str) -> dict[str, Tensor]:
@@ -184,7 +150,7 @@ def save_eagle3(folder: Path, head: Eagle3Head, target: Source) -> None:
         "vocab_size": vocabulary,
         "draft_vocab_size": head.config.draft_vocab_size,
         "target_hidden_size": head.config.target_hidden_size,
-        "eagle_aux_hidden_state_layer_ids": list(head.config.feature_layers),
+        AUX_LAYERS: list(head.config.feature_layers),
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "specstep": describe_target(target),

@@ -28,8 +28,9 @@ class Eagle3Config:
     layer: LlamaConfig
     draft_vocab_size: int
     target_hidden_size: int
-    feature_layers: tuple[int, ...]  # target layers whose inputs are the features
+    feature_layers: tuple[int, ...]  # indices of the target's hidden states that are the features
     fc_norm: bool = False  # EAGLE-3.1: a norm on each feature ahead of fc
+    norm_before_fc: bool = False  # one norm over all features ahead of fc
     norm_output: bool = False  # EAGLE-3.1: the normed hidden state is fed back
     norm_before_residual: bool = False  # the residual starts from the normed hidden state
 
@@ -93,6 +94,8 @@ class Eagle3Head(nn.Module):
         self.fc = nn.Linear(count * config.target_hidden_size, size, bias=False)
         if config.fc_norm:
             self.fc_norm = nn.ModuleList(LlamaRMSNorm(config.target_hidden_size, eps) for _ in range(count))
+        if config.norm_before_fc:
+            self.input_norm = LlamaRMSNorm(count * config.target_hidden_size, eps)
         self.midlayer = MidLayer(config)
         self.norm = LlamaRMSNorm(size, eps)
         self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
@@ -101,10 +104,12 @@ class Eagle3Head(nn.Module):
         self.rotary = LlamaRotaryEmbedding(config.layer)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Captured features [B, T, 3 * H_target] -> hidden states [B, T, H]."""
+        """Captured features [B, T, features * H_target] -> hidden states [B, T, H]."""
         if self.config.fc_norm:
             parts = features.split(self.config.target_hidden_size, -1)
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        if self.config.norm_before_fc:
+            features = self.input_norm(features)
         return self.fc(features)
 
     def forward(self, embedded: Tensor, hidden: Tensor, where: Pass, cache: LayerCache) -> tuple[Tensor, Tensor]:

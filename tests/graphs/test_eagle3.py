@@ -6,10 +6,12 @@ import pytest
 import specstep
 import torch
 from models import greedy, save_eagle3, save_model, tiny_model
+from plain_eagle3 import chains, plain_chain
 from safetensors.torch import load_file, save_file
 from specstep.compile.config import EngineConfig
 from specstep.compile.drafters.eagle3_file import load_eagle3
 from specstep.compile.source import load_source
+from specstep.graphs.drafters.drafter import Drafter
 from specstep.graphs.tree import DraftTree
 
 PROMPTS = [[5], [7, 8], [40, 41, 42] * 9, list(range(30, 83))]
@@ -39,65 +41,26 @@ def test_output_equals_transformers(tree, variant, target, tmp_path):
         assert [result.token_ids for result in engine.generate(PROMPTS, 30)] == expected
 
 
-def rms(x, weight, eps=1e-5):
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
-
-
-def plain_head(w, embedded, hidden):
-    """The head over a whole sequence, by the book: embedded, hidden [T, 48] -> (normed, hidden) [T, 48]. Two KV
-    heads of 12."""
-    count, name = len(hidden), "midlayer."
-    both = torch.cat(
-        [rms(embedded, w[name + "input_layernorm.weight"]), rms(hidden, w[name + "hidden_norm.weight"])], -1
-    )
-    q, k, v = ((both @ w[f"{name}self_attn.{part}_proj.weight"].T).view(count, -1, 12) for part in "qkv")
-    angle = torch.arange(count)[:, None] / 10000.0 ** (torch.arange(0, 12, 2) / 12)
-    cos, sin = (part.repeat(1, 2)[:, None] for part in (angle.cos(), angle.sin()))
-    q, k = (x * cos + torch.cat([-x[..., 6:], x[..., :6]], -1) * sin for x in (q, k))
-    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
-    scores = torch.einsum("qhd,khd->hqk", q, k) / 12**0.5
-    scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)
-    out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
-    hidden = hidden + out @ w[name + "self_attn.o_proj.weight"].T
-    x = rms(hidden, w[name + "post_attention_layernorm.weight"])
-    gate = torch.nn.functional.silu(x @ w[name + "mlp.gate_proj.weight"].T) * (x @ w[name + "mlp.up_proj.weight"].T)
-    hidden = hidden + gate @ w[name + "mlp.down_proj.weight"].T
-    return rms(hidden, w["norm.weight"]), hidden
-
-
-def plain_chain(w, model, tokens, length):
-    """The chain that EAGLE-3 drafts after these tokens, recomputed from nothing at every level."""
-    states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-    features = torch.cat([states[layer][0] for layer in (0, 1, 2)], -1)[:-1]  # the root has no feature yet
-    hidden, following = features @ w["fc.weight"].T, list(tokens[1:])
-    drafted = []
-    for _ in range(length):
-        normed, out = plain_head(w, model.get_input_embeddings()(torch.tensor(following)), hidden)
-        index = int((normed[-1] @ w["lm_head.weight"].T).argmax())
-        drafted.append(index + int(w["d2t"][index]))
-        following.append(drafted[-1])
-        hidden = torch.cat([hidden, out[-1:]])
-    return drafted
+@pytest.fixture
+def drafted(monkeypatch):
+    """The tree of each step."""
+    trees: list[DraftTree] = []
+    original = Drafter.forward
+    monkeypatch.setattr(Drafter, "forward", lambda self, *a: trees.append((out := original(self, *a))[0]) or out)
+    return trees
 
 
 @torch.no_grad()
-def test_drafts_are_those_of_a_plain_recomputation(target, tmp_path, monkeypatch):
+def test_drafts_are_those_of_a_plain_recomputation(target, tmp_path, drafted):
     """Catch-up, feedback, positions and cache of the drafted levels, over many steps."""
     head = save_eagle3(tmp_path / "head")
     engine = specstep.eager(str(target), drafter=str(head), dtype="float32", max_seq_len=96, tree="chain", nodes=4)
-    drafted: list[DraftTree] = []
-    from specstep.graphs.drafters.drafter import Drafter
+    weights, model = load_file(head / "model.safetensors"), tiny_model("Llama")
+    for tokens, got in chains(engine, drafted, 20):
+        assert got == plain_chain(weights, model, tokens, 4)
 
-    original = Drafter.forward
-    monkeypatch.setattr(Drafter, "forward", lambda self, *a: drafted.append((out := original(self, *a))[0]) or out)
-    weights, model, prompt = load_file(head / "model.safetensors"), tiny_model("Llama"), [40, 41, 42, 50, 9, 8]
-    session = engine.session
-    session.admit(0, prompt, 60, [])
-    tokens = list(prompt)
-    for _ in range(20):
-        report = session.step()[0]
-        assert drafted[-1].tokens[0, 1:].tolist() == plain_chain(weights, model, tokens, 4)
-        tokens += report.tokens
+
+AUX = "eagle_aux_hidden_state_layer_ids"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +73,12 @@ def test_drafts_are_those_of_a_plain_recomputation(target, tmp_path, monkeypatch
         (lambda t, c: c.pop("intermediate_size"), "expected the fields intermediate_size"),
         (lambda t, c: c.update(num_hidden_layers=2), "num_hidden_layers: expected 1, got 2"),
         (lambda t, c: c.update(target_hidden_size=64), "hidden size 48, got one for 64"),
-        (lambda t, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 2, 9]), "three of the target's 3 layers"),
+        (lambda t, c: c.update({AUX: [1, 2, 9]}), "hidden states 0 to 3 of the target, got 1, 2, 9"),
+        (lambda t, c: c.update({AUX: "1, 2"}), "expected a list of layers, got '1, 2'"),
+        (lambda t, c: c.update({AUX: [0, 1]}), r"fc.weight: expected \[48, 96\], got \[48, 144\]"),
+        (lambda t, c: c.update(eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state: expected true"),
+        (lambda t, c: c.update(speculators_model_type="dflash"), "model_type: expected eagle3, got dflash"),
+        (lambda t, c: c.update(speculators_model_type="eagle3"), "norm_before_residual: expected true or false"),
         (lambda t, c: c.update(fc_norm=True), "missing fc_norm.0.weight, missing fc_norm.1"),
     ],
 )

@@ -1,0 +1,97 @@
+"""config.json of an EAGLE-3 head, in each of the formats that heads are published in.
+
+What an id of an auxiliary layer means differs. Everything below is an index of transformers' `hidden_states`: i is the
+input of layer i, which is the output of layer i - 1, and the number of layers L is the output of the last one, ahead of
+the final norm.
+
+| where the ids are | index of an id i | who writes it so |
+|---|---|---|
+| nowhere | 2, L // 2, L - 3 | the EAGLE authors; SpecForge, vLLM, SGLang and speculators default to it |
+| `eagle_config`, the least id is 1 | i + 1, the output of layer i | ModelOpt, SpecForge: 1, L // 2 - 1, L - 4 |
+| `eagle_config`, others | i | NVIDIA's gpt-oss v3 heads, Kimi heads; as SGLang reads them (its pull request 25454) |
+| top level | i | speculators and vLLM |
+| top level, 1, L // 2 - 1, L - 4 | i + 1 | heads of SpecForge converted to speculators with their ids as they were |
+| top level, beside `specstep` | i, in the order given | this package |
+
+All but the last are sorted: every other runtime collects the features in the order of the layers. Ids under another
+convention show in the acceptance alone; to change them, write indices as above at the top level.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import LlamaConfig
+
+from ...errors import BuildError
+from ...graphs.drafters.eagle3 import Eagle3Config
+
+AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
+LAYER_FIELDS = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
+    "rms_norm_eps", "attention_bias", "mlp_bias", "max_position_embeddings", "rope_theta", "rope_scaling",
+    "rope_parameters",
+)  # fmt: skip
+FLAGS = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
+
+
+def read_config(path: Path, target_hidden: int, target_layers: int, vocabulary: int) -> Eagle3Config:
+    """The config of a head for a target of these sizes. Raises BuildError."""
+    data: dict[str, Any] = json.loads(path.read_text())
+    inner = data.get("transformer_layer_config") or data
+    required = ("hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps")
+    missing = [field for field in required if field not in inner]
+    if missing:
+        raise BuildError(f"drafter: {path}: expected the fields {', '.join(missing)}, got none")
+    if inner.get("num_hidden_layers", 1) != 1:
+        raise BuildError(f"drafter: {path}: num_hidden_layers: expected 1, got {inner['num_hidden_layers']}")
+    expected = data.get("target_hidden_size") or (
+        target_hidden if "target_hidden_size" in data else inner["hidden_size"]
+    )
+    if expected != target_hidden:
+        raise BuildError(
+            f"drafter: {path}: expected a head for a target of hidden size {target_hidden}, got one for {expected}"
+        )
+    return Eagle3Config(
+        layer=LlamaConfig(**{field: inner[field] for field in LAYER_FIELDS if inner.get(field) is not None}),
+        draft_vocab_size=data.get("draft_vocab_size") or inner.get("vocab_size", vocabulary),
+        target_hidden_size=target_hidden,
+        feature_layers=aux_layers(path, data, target_layers),
+        **_flags(path, data),
+    )
+
+
+def aux_layers(path: Path, data: dict[str, Any], layers: int) -> tuple[int, ...]:
+    """Indices of the hidden states that a head reads, of a target with so many layers (see above). Raises
+    BuildError."""
+    nested = data.get("eagle_config") or {}
+    if not nested.get("use_aux_hidden_state", True):
+        raise BuildError(
+            f"drafter: {path}: use_aux_hidden_state: expected true, got false; a head over the last hidden state alone "
+            "is not supported"
+        )
+    given = nested.get(AUX_LAYERS) or data.get(AUX_LAYERS) or data.get("aux_hidden_state_layer_ids")
+    ids = given or (2, layers // 2, layers - 3)
+    if not isinstance(ids, list | tuple) or not all(type(index) is int for index in ids):
+        raise BuildError(f"drafter: {path}: {AUX_LAYERS}: expected a list of layers, got {ids!r}")
+    if "specstep" not in data:
+        ids = sorted(ids)
+        outputs = ids[0] == 1 if nested.get(AUX_LAYERS) else ids == [1, layers // 2 - 1, layers - 4]
+        ids = [index + 1 for index in ids] if outputs else ids
+    if not all(0 <= index <= layers for index in ids):
+        raise BuildError(
+            f"drafter: {path}: {AUX_LAYERS}: expected hidden states 0 to {layers} of the target, got "
+            f"{', '.join(map(str, ids))} (from {given or 'the default'})"
+        )
+    return tuple(ids)
+
+
+def _flags(path: Path, data: dict[str, Any]) -> dict[str, bool]:
+    """The switches of a head's architecture, at the top level or in `eagle_config`. Raises BuildError."""
+    kind = data.get("speculators_model_type", "eagle3")
+    if kind != "eagle3":
+        raise BuildError(f"drafter: {path}: speculators_model_type: expected eagle3, got {kind}")
+    found = (data.get("eagle_config") or {}) | data
+    if "speculators_model_type" in data and "norm_before_residual" not in found:  # vLLM assumes true, speculators false
+        raise BuildError(f"drafter: {path}: norm_before_residual: expected true or false, got none; add what it is")
+    return {field: bool(found.get(field)) for field in FLAGS}

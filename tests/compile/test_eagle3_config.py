@@ -1,0 +1,88 @@
+"""config.json of EAGLE-3 heads as they are published: the hidden states that each convention means."""
+
+import json
+
+import pytest
+import specstep
+import torch
+from models import ARCHITECTURES, save_eagle3, save_model, tiny_model
+from plain_eagle3 import chains, plain_chain
+from safetensors.torch import load_file
+from specstep.graphs.drafters.drafter import Drafter
+from specstep.graphs.target import UnsupportedModel, capture_last_layer
+from specstep.graphs.tree import DraftTree
+
+AUX, SPECULATORS = (
+    "eagle_aux_hidden_state_layer_ids",
+    {"speculators_model_type": "eagle3", "norm_before_residual": False},
+)
+CONVENTIONS = {  # what a config.json has, for a target of eight layers, and the hidden states that it means
+    "none": ({AUX: None}, (2, 4, 5)),
+    "nested, outputs": ({AUX: None, "eagle_config": {AUX: [1, 3, 4], "use_aux_hidden_state": True}}, (2, 4, 5)),
+    "nested, as a set gives them": ({AUX: None, "eagle_config": {AUX: [1, 4, 3]}}, (2, 4, 5)),
+    "nested, to the last": ({AUX: None, "eagle_config": {AUX: [1, 5, 7]}}, (2, 6, 8)),
+    "nested, inputs": ({AUX: None, "eagle_config": {AUX: [2, 4, 5]}}, (2, 4, 5)),
+    "nested, boundaries": ({AUX: None, "eagle_config": {AUX: [5, 6, 8], "norm_before_fc": True}}, (5, 6, 8)),
+    "both": ({AUX: [1, 2, 3], "eagle_config": {AUX: [1, 2, 3]}}, (2, 3, 4)),
+    "top": ({AUX: [1, 5, 8]}, (1, 5, 8)),
+    "top, unsorted": ({AUX: [5, 2, 4]}, (2, 4, 5)),
+    "ours, in their order": ({AUX: [5, 2, 4], "specstep": {}}, (5, 2, 4)),
+    "five": ({AUX: [1, 2, 4, 6, 7]}, (1, 2, 4, 6, 7)),
+    "speculators": ({AUX: [2, 4, 5], "norm_before_fc": True, "target_hidden_size": None} | SPECULATORS, (2, 4, 5)),
+    "speculators, converted": ({AUX: [1, 3, 4]} | SPECULATORS, (2, 4, 5)),
+}
+
+
+@pytest.fixture
+def drafted(monkeypatch):
+    """The tree of each step."""
+    trees: list[DraftTree] = []
+    original = Drafter.forward
+    monkeypatch.setattr(Drafter, "forward", lambda self, *a: trees.append((out := original(self, *a))[0]) or out)
+    return trees
+
+
+@pytest.fixture(scope="module")
+def deep_target(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("deep"), num_hidden_layers=8)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_every_published_convention_of_auxiliary_layers(name, deep_target, tmp_path, drafted):
+    changes, layers = CONVENTIONS[name]
+    flags = {key: (changes.get("eagle_config") or changes).get(key, False) for key in ("norm_before_fc",)}
+    head = save_eagle3(tmp_path / "head", features=len(layers), **flags)
+    config = json.loads((head / "config.json").read_text()) | changes
+    if "speculators_model_type" in config:
+        moved = [key for key in config if key not in {AUX, "architectures", "draft_vocab_size", *changes}]
+        config["transformer_layer_config"] = {key: config.pop(key) for key in moved}
+    if "eagle_config" in changes:
+        config.pop("norm_before_fc")
+    (head / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    options = {"dtype": "float32", "max_seq_len": 96, "tree": "chain", "nodes": 3}
+    engine = specstep.eager(str(deep_target), drafter=str(head), **options)
+    weights, model = load_file(head / "model.safetensors"), tiny_model("Llama", num_hidden_layers=8)
+    found = chains(engine, drafted, 5)
+    assert [got for _, got in found] == [plain_chain(weights, model, tokens, 3, layers) for tokens, _ in found]
+    lower = tuple(layer - 1 for layer in layers)
+    assert [got for _, got in found] != [plain_chain(weights, model, tokens, 3, lower) for tokens, _ in found]
+
+
+def test_the_last_layer_is_captured_ahead_of_the_final_norm_or_refused(monkeypatch):
+    for architecture in ARCHITECTURES:
+        model = tiny_model(architecture)
+        capture_last_layer(model)
+        out = model.base_model(input_ids=torch.tensor([[5, 6, 7]]), use_cache=False, output_hidden_states=True)
+        norm = model.base_model.ln_f if architecture == "GPT2" else model.base_model.norm
+        torch.testing.assert_close(norm(out.hidden_states[-1]), out.last_hidden_state)
+    monkeypatch.setattr(type(model.base_model), "forward", lambda self, **_: Always())
+    with pytest.raises(UnsupportedModel, match=r"GptOss.*last layer cannot be captured ahead of its final norm"):
+        capture_last_layer(model)
+
+
+class Always:
+    """The output of a model that gives its normed state twice."""
+
+    last_hidden_state = torch.ones(1)
+    hidden_states = (last_hidden_state,)
