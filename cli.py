@@ -5,12 +5,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .commands import bench_acceptance, build, check, collect, count, generate, inspect, train_drafter, tune
+from .commands import bench_acceptance, build, chat, check, collect, count, generate, inspect, train_drafter, tune
 from .errors import SpecstepError
 
 COMMANDS = {
     "build": build,
     "generate": generate,
+    "chat": chat,
     "bench-acceptance": bench_acceptance,
     "check": check,
     "collect": collect,

@@ -2,13 +2,15 @@
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InputError
+from .conversation import add_template_options, template_arguments, with_system
 from .prompts import LINES, Entry, make_requests, read_prompts
+from .stats import speed
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine
@@ -33,12 +35,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--chat", action="store_true", help="use the chat template (default where the model has one)")
     style.add_argument("--raw", action="store_true", help="give the prompt to the model as it is")
+    add_template_options(parser)
     add("--ignore-eos", action="store_true", help="go on past end-of-sequence tokens")
     add("--json", action="store_true", help="print one JSON line per prompt")
     add("--stats", action="store_true", help="print speed and acceptance on standard error")
 
 
 def run(options: argparse.Namespace) -> int:
+    arguments = template_arguments(options)
+    if options.raw and (arguments or options.system is not None):
+        raise InputError("raw: expected no --system and no --template-arg beside it, got one; they need the template")
     if options.prompts is None:
         entries = [Entry(0, options.prompt if options.prompt is not None else sys.stdin.read().rstrip("\n"))]
     else:
@@ -47,7 +53,15 @@ def run(options: argparse.Namespace) -> int:
 
     engine = load(options.engine)
     chat = options.chat or not (options.raw or engine.text is None or engine.text.chat_template is None)
-    made = make_requests(engine, entries, options.max_new_tokens, chat=chat, ignore_eos=options.ignore_eos)
+    entries = [entry._replace(prompt=with_system(entry.prompt, options.system)) for entry in entries]
+    made = make_requests(
+        engine,
+        entries,
+        options.max_new_tokens,
+        chat=chat,
+        ignore_eos=options.ignore_eos,
+        template_arguments=arguments,
+    )
     requests = [(entry.id, request) for entry, request in made]
     started = time.perf_counter()
     if options.prompts is None and not options.json:
@@ -83,13 +97,8 @@ def _print_results(engine: "Engine", requests: list[tuple[Any, "Request"]], as_j
 
 def _print_stats(requests: list["Request"], seconds: float) -> None:
     """Speed over the whole run, prefill and queue included; seconds: what it took."""
-    tokens, steps = sum(len(r.tokens) for r in requests), sum(r.steps for r in requests)
-    first = statistics.median(r.first_token_s for r in requests)
-    print(
-        f"{tokens} tokens in {seconds:.2f} s: {tokens / max(seconds, 1e-9):.1f} tokens/s, "
-        f"{tokens / max(steps, 1):.2f} tokens per step, time to first token {first * 1000:.0f} ms",
-        file=sys.stderr,
-    )
+    print(speed(requests, seconds), file=sys.stderr)
+    steps = sum(request.steps for request in requests)
     histogram = sum((request.accepted for request in requests), Counter())
     for depth in range(max(histogram) + 1):
         share = histogram[depth] / steps

@@ -2,33 +2,37 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
+from ..runtime.messages import check_messages
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine
     from ..runtime.request import Request
 
 LINES = (
-    'JSON lines with "prompt", "token_ids" or "turns" (the first counts), and "id" and "category" where they have one'
+    'JSON lines with "prompt", "messages" (a conversation), "token_ids" or "turns" (the first counts), and "id", '
+    '"category" and "chat_template_kwargs" where they have one'
 )
 
 
 class Entry(NamedTuple):
-    """A prompt: its id, its text or token ids, or the error in place of one that cannot be read, and its category."""
+    """A prompt: its id, its text, token ids or messages, or the error in place of one that cannot be read; its category
+    and its variables of the chat template."""
 
     id: Any
-    prompt: str | list[int] | InputError
+    prompt: str | list[Any] | InputError
     category: str = ""
+    template_arguments: Mapping[str, Any] = {}
 
 
 def read_prompts(file: str) -> list[Entry]:
     """Read a file of prompts, an entry for each line that is not empty. Raises InputError for an unreadable file."""
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        lines = Path(file).read_text(encoding="utf-8").split("\n")  # not at U+2028, which JSON may hold as it is
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"prompts: expected a readable file of JSON lines, got {file}: {error}") from None
     return [_entry(number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -43,30 +47,58 @@ def _entry(number: int, line: str) -> Entry:
         return Entry(number, InputError(f"{place}: expected a JSON object, got {error}"))
     if not isinstance(fields, dict):
         return Entry(number, InputError(f"{place}: expected a JSON object, got {line[:60]}"))
-    name, category, turns = fields.get("id", number), str(fields.get("category", "")), fields.get("turns")
-    text, tokens = fields.get("prompt"), fields.get("token_ids")
-    if isinstance(turns, list) and turns and text is None:
-        text = turns[0]
-    if isinstance(text, str) and tokens is None:
-        return Entry(name, text, category)
-    if isinstance(tokens, list) and text is None:
-        return Entry(name, tokens, category)
-    wanted = '"prompt" (text), "token_ids" (a list) or "turns" (a list of texts)'
-    return Entry(name, InputError(f"{place}: expected {wanted}, got {sorted(fields)}"), category)
+    name, category = fields.get("id", number), str(fields.get("category", ""))
+    arguments = fields.get("chat_template_kwargs") or {}
+    if not isinstance(arguments, dict):
+        return Entry(name, InputError(f"{place}: chat_template_kwargs: expected an object, got {arguments!r:.60}"))
+    try:
+        return Entry(name, _prompt(place, fields), category, arguments)
+    except InputError as error:
+        return Entry(name, error, category)
+
+
+def _prompt(place: str, fields: dict[str, Any]) -> str | list[Any]:
+    """The one prompt of a line. Raises InputError."""
+    given = {key: fields[key] for key in ("prompt", "messages", "token_ids") if fields.get(key) is not None}
+    turns = fields.get("turns")
+    if isinstance(turns, list) and turns and not {"prompt", "messages"} & set(given):
+        given["prompt"] = turns[0]
+    if len(given) == 1:
+        [(key, prompt)] = given.items()
+        if isinstance(prompt, str if key == "prompt" else list):
+            if key == "messages":
+                check_messages(prompt, place)
+            return prompt
+    wanted = '"prompt" (text), "messages" (a list), "token_ids" (a list) or "turns" (a list of texts)'
+    raise InputError(f"{place}: expected one of {wanted}, got {sorted(fields)}")
 
 
 def make_requests(
-    engine: "Engine", entries: Sequence[Entry], max_new_tokens: int | None, *, chat: bool, ignore_eos: bool = False
+    engine: "Engine",
+    entries: Sequence[Entry],
+    max_new_tokens: int | None,
+    *,
+    chat: bool,
+    ignore_eos: bool = False,
+    template_arguments: Mapping[str, Any] | None = None,
 ) -> list[tuple[Entry, "Request"]]:
-    """A request for each usable prompt; what is wrong with the others goes to standard error, a line each."""
+    """A request for each usable prompt; what is wrong with the others goes to standard error, a line each. A prompt's
+    own template arguments win over those of all."""
     requests = []
     for entry in entries:
         try:
             if isinstance(entry.prompt, InputError):
                 raise entry.prompt
             name = f"prompt {entry.id}"
-            made = engine.request(entry.prompt, max_new_tokens, chat=chat, ignore_eos=ignore_eos, name=name)
-            requests.append((entry, made))
+            request = engine.request(
+                entry.prompt,
+                max_new_tokens,
+                chat=chat,
+                ignore_eos=ignore_eos,
+                template_arguments={**(template_arguments or {}), **entry.template_arguments},
+                name=name,
+            )
+            requests.append((entry, request))
         except InputError as error:  # the other prompts still run
             print(f"specstep: {error}", file=sys.stderr)
     return requests

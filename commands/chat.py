@@ -1,0 +1,143 @@
+"""`specstep chat`."""
+
+import argparse
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..errors import InputError
+from .conversation import History, add_template_options, template_arguments
+from .stats import speed
+
+if TYPE_CHECKING:
+    from ..runtime.engine import Engine
+    from ..runtime.stream import Stream
+
+HELP = "talk to an engine in the terminal"
+COMMANDS = """/reset  forget the conversation, but not the system message
+/help   show this
+/exit   leave, as Ctrl-D does
+Ctrl-C stops an answer. Any other line is yours to say."""
+EXAMPLES = f"""examples:
+  specstep chat engines/smol
+  specstep chat engines/qwen3 --system "Be brief." --template-arg enable_thinking=false
+  specstep chat engines/smol < questions.txt  # a line is a turn
+
+in the conversation:
+{COMMANDS}"""
+PROMPT = "> "
+HINT = "Ctrl-C again, Ctrl-D or /exit leaves"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("engine", metavar="DIR", help="engine directory")
+    add_template_options(parser)
+    add("--max-new-tokens", type=int, metavar="N", help="most tokens of an answer (default: up to the engine's limit)")
+    add("--stats", action="store_true", help="print the speed of each answer on standard error")
+
+
+def run(options: argparse.Namespace) -> int:
+    arguments = template_arguments(options)
+    from ..runtime.engine import load
+
+    with load(options.engine) as engine:
+        history = History(engine, options.system, arguments, options.max_new_tokens)
+        engine.request(history.prompt("hello")[1], options.max_new_tokens)  # what no turn could mend is refused now
+        chat = Chat(engine, history, options.max_new_tokens, options.stats)
+        return chat.in_terminal() if sys.stdin.isatty() and sys.stdout.isatty() else chat.in_pipe()
+
+
+class Chat:
+    """A conversation over lines of text: each is a turn or a command, and answers stream to standard output."""
+
+    def __init__(self, engine: "Engine", history: History, max_new_tokens: int | None, stats: bool):
+        self._engine, self._history = engine, history
+        self._max_new_tokens, self._stats = max_new_tokens, stats
+        self._stream: Stream | None = None  # of the answer under way
+
+    def in_pipe(self) -> int:
+        """Answer the lines of standard input -> exit status: 2 where a line could not be answered."""
+        failed = False
+        for line in sys.stdin:
+            if line.strip() == "/exit":
+                break
+            failed |= not self._take(line.strip())
+        return 2 if failed else 0
+
+    def in_terminal(self) -> int:
+        """Ask for lines and answer them until the user leaves -> exit status. Ctrl-C stops an answer; without one under
+        way, the first at an empty prompt gives a hint and the second leaves."""
+        with contextlib.suppress(ImportError):  # history and editing for `input`
+            import readline  # noqa: F401
+        print(f"{COMMANDS}\n")
+        warned = False
+        with self._interruptible():
+            while True:
+                try:
+                    line = input(PROMPT).strip()
+                    warned = False
+                    if line == "/exit":
+                        return 0
+                    self._take(line)
+                except EOFError:
+                    print()
+                    return 0
+                except KeyboardInterrupt:
+                    print()
+                    if warned:
+                        return 0
+                    print(HINT)
+                    warned = True
+
+    def _take(self, line: str) -> bool:
+        """Do what a line says -> whether that could be done."""
+        if line == "/help":
+            print(COMMANDS)
+        elif line == "/reset":
+            self._history.reset()
+        elif line:
+            try:
+                self._answer(line)
+            except InputError as error:  # the conversation goes on without this turn
+                print(f"specstep: {error}", file=sys.stderr)
+                return False
+        return True
+
+    def _answer(self, line: str) -> None:
+        """Stream the answer to a line, and keep as much of it as was shown."""
+        messages, tokens, dropped = self._history.prompt(line)
+        if dropped:
+            longest = self._engine.spec.max_seq_len
+            print(f"specstep: forgot the oldest turns ({dropped}): max_seq_len is {longest}", file=sys.stderr)
+        request = self._engine.request(tokens, self._max_new_tokens)
+        started, said = time.perf_counter(), ""
+        try:
+            self._stream = self._engine.submit(request)
+            for piece in self._stream:
+                said += piece.text
+                print(piece.text, end="", flush=True)
+            print()
+            self._history.answered(messages, said)
+        finally:
+            self._stream = None
+        if self._stats:
+            print(speed([request], time.perf_counter() - started), file=sys.stderr)
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C cancels the answer under way and raises nothing, so that nothing is left half done."""
+
+        def interrupt(*_: object) -> None:
+            if self._stream is None:
+                raise KeyboardInterrupt
+            self._stream.cancel()
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
