@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import BuildError
 from ..graphs.attention import ATTENTION_NAME, Pass, chain_pass
 from ..graphs.experts import EXPERTS_NAME
-from ..graphs.target import CausalLM
+from ..graphs.target import CausalLM, reason
 from ..kernels.tree_layout.op import tree_layout
 from .assemble import Graphs
 from .float32 import InFloat32
@@ -76,9 +76,8 @@ def _check(model: CausalLM, longest: int) -> None:
         tree, layers = _tree_error(model, min(PATH, longest))
         filled, chain = _chain_error(model, layers, longest)
     except Exception as error:  # modeling code raises anything
-        reason = (str(error).splitlines() or [""])[0]
         raise BuildError(
-            f"model: {name} cannot be traced: {type(error).__name__}: {reason}; this architecture is not supported"
+            f"model: {name} cannot be traced: {reason(error)}; this architecture is not supported"
         ) from error
     for error, after in ((tree, 0), (chain, filled)):
         if not error <= TOLERANCE:

@@ -101,6 +101,8 @@ def attend(
     """transformers' attention interface over a `Pass`. query [B, H, T, D], key and value [B, H_kv, S, D] -> [B, T,
     H, D].
     """
+    if attention_mask is not None:
+        raise ValueError("it adds a mask of its own to the attention scores; expected a causal or sliding window only")
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     return attention_pass.attention(query, key, value, scale, sliding_window or 0, softcap or 0.0, s_aux), None
 

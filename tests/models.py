@@ -50,8 +50,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "SmolLM3": SMALL,
     "GPT2": GPT2,
     "Qwen3Moe": SMALL | MIXTURE,
-    "GptOss": SMALL | WINDOWS | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
     "DeepseekV3": SMALL | LATENT,
+    "GptOss": SMALL | WINDOWS | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
 

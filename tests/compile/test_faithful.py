@@ -21,6 +21,7 @@ from specstep.kernels.tree_layout.reference import chain_bits
 DTYPES = ["bfloat16", "float16", "float32"]
 WINDOWED = ["Qwen2", "Mistral", "Phi3", "Gemma2", "Gemma3Text", "GptOss"]
 NORMED = ["Qwen3", "Gemma3Text", "Qwen3Moe"]
+LATENT = ["DeepseekV3"]
 
 
 @functools.cache
@@ -93,6 +94,13 @@ def no_key_norm(model: CausalLM, patch: pytest.MonkeyPatch) -> None:
 
 
 @during_forward
+def no_latent_norm(model: CausalLM, patch: pytest.MonkeyPatch) -> None:
+    for name, module in model.named_modules():
+        if name.endswith("kv_a_layernorm"):
+            patch.setattr(module, "forward", lambda x: x)
+
+
+@during_forward
 def other_rope_base(model: CausalLM, patch: pytest.MonkeyPatch) -> None:
     """As if the base were 1.5 times as large in its exponent."""
     for module in model.modules():
@@ -109,6 +117,7 @@ MUTATIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str]]] = {
     "no scale": (attention(lambda scale, *rest: (1.0, *rest)), list(ARCHITECTURES)),
     "no query norm": (no_query_norm, NORMED),
     "no key norm": (no_key_norm, NORMED),
+    "no norm of latent keys": (no_latent_norm, LATENT),
     "other rope base": (other_rope_base, [name for name in ARCHITECTURES if name != "GPT2"]),
     "positions one off": (positions_one_off, list(ARCHITECTURES)),
     "slots one off": (slots_one_off, list(ARCHITECTURES)),

@@ -4,7 +4,11 @@ import random
 
 import pytest
 import specstep
+import torch
+import transformers
 from models import ARCHITECTURES, greedy, save_model, tiny_model
+from specstep.graphs import attention
+from transformers import AutoModelForCausalLM
 
 PROMPTS = [[5], [7, 8], [3, 9, 4] * 7, random.Random(0).choices(range(2, 300), k=45)]
 NEW_TOKENS = 40
@@ -36,10 +40,49 @@ def test_length_dependent_rope_is_refused_by_name(changes, tmp_path):
         specstep.eager(str(folder), dtype="float32")
 
 
+OTHERS = {
+    "Falcon": ({"alibi": False}, "computes attention in code of its own"),
+    "Bloom": ({}, "computes attention in code of its own"),
+    "Lfm2": ({"layer_types": ["conv", "full_attention"]}, r"has layers of type \['conv'\]"),
+    "Mamba": ({}, "has layers of type"),
+    "Rwkv": ({}, "cannot be traced|code of its own"),
+}
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_unsupported_models_are_refused_by_name(architecture, tmp_path):
+    changes, message = OTHERS[architecture]
+    config = getattr(transformers, f"{architecture}Config")(
+        vocab_size=320, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, **changes
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    with pytest.raises(specstep.BuildError, match=f"model: {architecture}ForCausalLM .*({message})") as refusal:
+        specstep.eager(str(tmp_path / "model"), dtype="float32", max_seq_len=64)
+    assert "\n" not in str(refusal.value)
+
+
+def test_whatever_a_traced_pass_raises_is_one_line(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("first line\nsecond line")
+
+    folder = save_model(tmp_path / "model")
+    monkeypatch.setattr(attention.Pass, "attention", broken)
+    with pytest.raises(specstep.BuildError, match="LlamaForCausalLM cannot be traced: RuntimeError: first") as refusal:
+        specstep.eager(str(folder), dtype="float32", max_seq_len=64)
+    assert "second line" not in str(refusal.value)
+
+
+def test_a_mask_of_the_models_own_is_refused(tmp_path, monkeypatch):
+    """Nothing that a model adds to the scores may be dropped in silence."""
+    folder = save_model(tmp_path / "model")
+    biased = torch.zeros(1, 1, 1, 1)
+    monkeypatch.setattr("transformers.models.llama.modeling_llama.create_causal_mask", lambda **_: biased)
+    with pytest.raises(specstep.BuildError, match="adds a mask of its own"):
+        specstep.eager(str(folder), dtype="float32", max_seq_len=64)
+
+
 def test_unfaithful_trace_is_refused_by_name(tmp_path, monkeypatch):
     """If our attention ignored the window, the build would notice."""
-    from specstep.graphs import attention
-
     folder = save_model(tmp_path / "model", "Mistral")
     whole = attention.Pass.attention
     monkeypatch.setattr(
