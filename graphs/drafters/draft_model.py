@@ -13,7 +13,7 @@ from ..state import State, StateTensor
 from ..target import CacheLayer, CausalLM
 from ..tree import Candidates, Expand, TreeShape
 from .drafter import Scorer
-from .frontier import FrontierPasses
+from .frontier import FrontierPasses, embeddable
 
 
 class DraftModel(Scorer):
@@ -29,6 +29,7 @@ class DraftModel(Scorer):
         """vocabulary: the target's; logits past it (rows that pad the head of one family member) are never drafted."""
         super().__init__()
         self.model, self.layers, self.vocabulary = model, layers, vocabulary
+        self.known: int = model.model.get_input_embeddings().num_embeddings
 
     def cache_layers(self) -> list[CacheLayer]:
         return self.layers
@@ -46,7 +47,7 @@ class DraftModel(Scorer):
         values: Sequence[Tensor],
         features: Tensor | None,
     ) -> State:
-        self.model(tokens, where, keys, values)
+        self._logits(tokens, where, keys, values)
         return {"draft_lengths": state["lengths"] + count}
 
     def begin(
@@ -55,8 +56,7 @@ class DraftModel(Scorer):
         passes = FrontierPasses(state["lengths"] + 1)
 
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
-            logits, _ = self.model(tokens, passes.extend(parents), keys, values)
-            return self._best(logits, shape.top_k)
+            return self._best(self._logits(tokens, passes.extend(parents), keys, values), shape.top_k)
 
         children = self._best(self._catch_up(state, keys, values, shape.depth), shape.top_k)
         return children, expand, {"draft_lengths": state["lengths"] + 1}
@@ -66,9 +66,13 @@ class DraftModel(Scorer):
         start = state["draft_lengths"]
         index = start[:, None] + torch.arange(depth + 1, device=start.device)
         tokens = state["history"].gather(1, index)
-        logits, _ = self.model(tokens, chain_pass(start, depth + 1, depth + 1), keys, values)
+        logits = self._logits(tokens, chain_pass(start, depth + 1, depth + 1), keys, values)
         last = (state["lengths"] - start).clamp(min=0)
         return logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2]))
+
+    def _logits(self, tokens: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+        """The target's token ids [B, T] -> the model's logits [B, T, V]."""
+        return self.model(embeddable(tokens, self.known), where, keys, values)[0]
 
     def _best(self, logits: Tensor, top_k: int) -> Candidates:
         log_probs, tokens = logits[..., : self.vocabulary].float().log_softmax(-1).topk(top_k, dim=-1)

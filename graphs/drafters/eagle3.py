@@ -18,7 +18,7 @@ from ..state import State, StateTensor
 from ..target import CacheLayer
 from ..tree import Candidates, Expand, TreeShape
 from .drafter import Scorer
-from .frontier import FrontierPasses
+from .frontier import FrontierPasses, embeddable
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Eagle3(Scorer):
     first runs the head over these, which overwrites what rejected drafts left there; the last of them scores the root.
     """
 
-    def __init__(self, head: Eagle3Head, embed: nn.Module):
+    def __init__(self, head: Eagle3Head, embed: nn.Embedding):
         """embed: token ids -> [.., H]; the target's own embeddings unless the checkpoint brings others."""
         super().__init__()
         self.head, self.embed = head, embed
@@ -199,7 +199,8 @@ class Eagle3(Scorer):
     def _run(
         self, tokens: Tensor, hidden: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        return self.head(self.embed(tokens), hidden, where, LayerCache(keys, values, where.slots))
+        embedded = self.embed(embeddable(tokens, self.embed.num_embeddings))
+        return self.head(embedded, hidden, where, LayerCache(keys, values, where.slots))
 
     def _best(self, normed: Tensor, top_k: int) -> Candidates:
         """normed [B, F, H] -> the best tokens of the draft vocabulary, as the target's ids."""

@@ -1,4 +1,4 @@
-"""The passes that a neural drafter makes over one frontier after the other."""
+"""What neural drafters share: the passes over one frontier after the other, and ids that they can embed."""
 
 import torch
 from torch import Tensor
@@ -31,3 +31,9 @@ class FrontierPasses:
         self.depths = torch.cat([self.depths, depths], 1)
         self.level += 1
         return Pass(self.lengths, depths, pack_bits(self.ancestors), self.depths, first_key=drafted)
+
+
+def embeddable(tokens: Tensor, count: int) -> Tensor:
+    """Token ids for a table of `count` embeddings; ids past it take its last row. A target may know more ids than a
+    drafter of its family, whose vocabularies are padded to other sizes: what they stand for, a drafter cannot know."""
+    return tokens.clamp(max=count - 1)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import greedy, save_eagle3, save_model, tiny_model
+from safetensors.torch import load_file, save_file
 from specstep.graphs.drafters.drafter import Drafter
 from specstep.graphs.drafters.merged import Merged
 from specstep.graphs.drafters.ngram import STEPS_PER_NAT, Ngram
@@ -61,6 +62,21 @@ def test_output_equals_transformers(kind, tree, tmp_path):
     drafter = ",".join(name if name == "ngram" else str(tmp_path / name) for name in kind.split(","))
     engine = specstep.eager(str(target), drafter=drafter, dtype="float32", max_batch=4, max_seq_len=96, **tree)
     assert [result.token_ids for result in engine.generate(PROMPTS, 30)] == expected
+
+
+@pytest.mark.parametrize("kind", ["small", "head", "ngram,small,head"])
+def test_tokens_past_a_drafters_vocabulary(kind, tmp_path):
+    """Members of one family pad their vocabularies differently: the target knows ids that the drafter has no embedding
+    for. They come in the prompt, in the output and as drafts of the other scorers."""
+    target = save_model(tmp_path / "target", tokenizer=True)
+    save_model(tmp_path / "small", tokenizer=True, seed=1, num_hidden_layers=2, vocab_size=300)
+    tensors = load_file(save_eagle3(tmp_path / "head") / "model.safetensors")
+    save_file(tensors | {"embed_tokens.weight": torch.randn(300, 48)}, tmp_path / "head" / "model.safetensors")
+    model, prompts = tiny_model("Llama"), [[319], [5, 310, 7, 319] * 4, [*range(290, 320)] * 2]
+    drafter = ",".join(name if name == "ngram" else str(tmp_path / name) for name in kind.split(","))
+    engine = specstep.eager(str(target), drafter=drafter, dtype="float32", max_batch=2, max_seq_len=96)
+    results = engine.generate(prompts, 25, ignore_eos=True)
+    assert [result.token_ids for result in results] == [greedy(model, prompt, 25) for prompt in prompts]
 
 
 def test_a_merged_tree_takes_from_both(tmp_path):
