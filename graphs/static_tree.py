@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .tree import Candidates, DraftTree, Expand, with_root
 
-Path = tuple[int, ...]  # a node's rank among its siblings, and its ancestors', from the root down
+NodePath = tuple[int, ...]  # a node's rank among its siblings, and its ancestors', from the root down
 
 
 class StaticTree(nn.Module):
@@ -30,8 +30,8 @@ class StaticTree(nn.Module):
         self.parents: Tensor
         self._register("parents", [place[path[:-1]] for path in self.paths])
         self.frontiers: list[int] = []
-        level: list[Path] = [()]  # the nodes of a level, those of it that have children, and where these lie
-        previous: list[Path] = []
+        level: list[NodePath] = [()]  # the nodes of a level, those of it that have children, and where these lie
+        previous: list[NodePath] = []
         for depth in range(self.depth):
             expanded = [path for path in level if any(other[:-1] == path for other in self.paths)]
             following = [path for path in self.paths if len(path) == depth + 1]
@@ -63,7 +63,7 @@ class StaticTree(nn.Module):
         return with_root(root, torch.cat(all_tokens, 1), parents, torch.cat(all_valid, 1))
 
 
-def check_choices(choices: Sequence[Sequence[int]]) -> list[Path]:
+def check_choices(choices: Sequence[Sequence[int]]) -> list[NodePath]:
     """Paths by level, then in order. Raises ValueError."""
     paths = sorted((tuple(path) for path in choices), key=lambda path: (len(path), path))
     known = set(paths)
@@ -79,14 +79,15 @@ def check_choices(choices: Sequence[Sequence[int]]) -> list[Path]:
     return paths
 
 
-def likely_choices(nodes: int, depth: int, top_k: int) -> list[Path]:
-    """The paths of a static tree that pay most if every node's best child is right with 0.6 and each next rank with
-    0.35 of the one before. Raises ValueError when a tree of this depth and width cannot have so many nodes."""
+def likely_choices(nodes: int, depth: int, top_k: int) -> list[NodePath]:
+    """The paths of a static tree with the highest expected acceptance, if each node's best child is accepted with
+    probability 0.6 and each next rank with 0.35 times that of the one before. Raises ValueError when a tree of this
+    depth and width cannot have so many nodes."""
     most = sum(top_k**level for level in range(1, depth + 1))
     if not 1 <= nodes <= most:
         raise ValueError(f"nodes: expected 1 to {most} for a static tree of depth {depth}, top_k {top_k}, got {nodes}")
-    chosen: list[Path] = []
-    open_paths: list[tuple[float, Path]] = [(-0.6, (0,))]
+    chosen: list[NodePath] = []
+    open_paths: list[tuple[float, NodePath]] = [(-0.6, (0,))]
     while len(chosen) < nodes:
         value, path = heapq.heappop(open_paths)
         chosen.append(path)

@@ -19,8 +19,8 @@ from .data.corpus import Text, read
 MOST_IDS = 1 << 20  # vocabulary where no model says it: keys of three ids fit in int64, an entry in int32
 CHUNK = 1 << 21  # tokens counted at a time
 REPORT_EVERY = 2.0  # seconds
-# How much is held back for continuations never seen: pseudo-counts that go to nobody (bigrams) and to the bigrams
-# (trigrams). By likelihood of held-out greedy answers, with tables of 1.5M tokens.
+# Discounts as pseudo-counts: the bigram reserve is dropped, the trigram reserve backs off to bigrams. Fitted by
+# likelihood to held-out greedy answers, with tables of 1.5M tokens.
 BIGRAM_DISCOUNT, TRIGRAM_DISCOUNT = 4.0, 8.0
 
 

@@ -1,4 +1,4 @@
-"""Which drafter an engine gets: the scorer that its name stands for, and the shape of its tree."""
+"""From a drafter's name to its scorer, and from the tree options to the shape of its tree."""
 
 import json
 from collections.abc import Callable
@@ -52,8 +52,8 @@ def _scorers(target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:
 
 
 def default_drafters(target: Source) -> list[str]:
-    """What stands for "default": this package's count tables and head where they were made for the target, else the
-    row's own history."""
+    """The names that "default" stands for: this package's count tables and head if they were made for the target, else
+    the row's own history."""
     return [str(path) for path in (shipped_tables(target), shipped_head(target)) if path] or ["ngram"]
 
 

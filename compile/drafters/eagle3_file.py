@@ -20,7 +20,7 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def is_eagle3(name: str) -> bool:
-    """Whether a path is an EAGLE-3 head: its config.json speaks of a draft vocabulary."""
+    """Whether a path is an EAGLE-3 head: its config.json has a draft vocabulary or an Eagle3 architecture."""
     try:
         data = json.loads((_folder(name) / "config.json").read_text())
     except (OSError, ValueError):
@@ -58,7 +58,7 @@ def load_eagle3(name: str, target: Source, config: EngineConfig) -> Eagle3:
 
 
 def describe_target(target: Source) -> dict[str, Any]:
-    """What a head of ours says of the target it was trained for."""
+    """The fields by which a head of ours names the target it was trained for."""
     text = target.model.config.get_text_config()
     return {
         "tokenizer": tokenizer_hash(target.tokenizer) if target.tokenizer else None,
@@ -68,7 +68,8 @@ def describe_target(target: Source) -> dict[str, Any]:
 
 
 def check_target(name: str, target: Source) -> None:
-    """Refuse a head of ours that was trained for another tokenizer or another size. Heads of others do not say."""
+    """Refuse a head of ours that was trained for another tokenizer or another size. Heads of others carry no such
+    fields. Raises BuildError."""
     said = json.loads((_folder(name) / "config.json").read_text()).get("specstep") or {}
     for field, expected in describe_target(target).items():
         got = said.get(field)

@@ -1,4 +1,4 @@
-"""Count tables on disk: one safetensors file, its header says what was counted and for whose token ids.
+"""Count tables on disk: one safetensors file, whose header names the corpus and the tokenizer.
 
 bigram.tokens [R1] int32, bigram.entries [R1, K] int32: a row for each token that has continuations
 trigram.pairs [R2, 2] int32, trigram.entries [R2, K] int32: entries as `graphs.drafters.ngram_tables` packs them
@@ -27,7 +27,7 @@ SHIPPED = Path(__file__).parent / "data"
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """What decides whether two tokenizers give the same ids the same meaning."""
+    """Equal for two tokenizers exactly when the same ids stand for the same tokens."""
     vocabulary = sorted((index, token) for token, index in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 

@@ -20,13 +20,13 @@ class DraftModel(Scorer):
     """Scores with a causal LM that shares the target's vocabulary.
 
     Its cache holds `draft_lengths` tokens. A step first runs it over the tokens committed since then, the root
-    included,
-    which also overwrites whatever rejected drafts left there; nothing needs to be rewound. Each further level processes
-    its new frontier alone, against the cache and the frontiers before it.
+    included; that overwrites what rejected drafts left there, so nothing needs to be rewound. Each further level
+    processes its new frontier alone, against the cache and the frontiers before it.
     """
 
     def __init__(self, model: CausalLM, layers: list[CacheLayer], vocabulary: int):
-        """vocabulary: the target's; logits past it (rows that pad the head of one family member) are never drafted."""
+        """layers: the model's KV cache. vocabulary: the target's; logits past it (padding of the model's own head) are
+        never drafted."""
         super().__init__()
         self.model, self.layers, self.vocabulary = model, layers, vocabulary
         self.known: int = model.model.get_input_embeddings().num_embeddings

@@ -11,22 +11,24 @@ from ..tree import Candidates, DraftTree, Expand, TreeShape
 
 
 class Scorer(nn.Module):
-    """What a drafting method implements. The defaults are those of a method that keeps nothing between steps.
+    """What a drafting method implements, see docs/your-own-drafter.md. The defaults suit one that keeps nothing between
+    steps.
 
-    `begin` returns the candidates after the root, a function that scores one further frontier after the other
-    (`tree.Expand`), and the scorer's own next state. Scorers with a KV cache declare its layers; they sit after the
-    target's. `neural` says that a level costs a pass over weights.
+    neural: whether scoring a level costs a pass over weights. feature_layers: indices of the target's hidden states to
+    get as features, side by side; i is the input of layer i. `keys` and `values` are the scorer's own cache layers, one
+    [B, heads, S, size] for each, written in place. What `state` declares, `prefill` returns, and `begin` and `commit`
+    return together.
     """
 
     neural = True
     feature_layers: tuple[int, ...] = ()
 
     def cache_layers(self) -> list[CacheLayer]:
-        """KV layers of the scorer's own, in order."""
+        """The scorer's own KV cache, a shape for each layer."""
         return []
 
     def state(self, shape: TreeShape) -> dict[str, StateTensor]:
-        """State tensors of the scorer's own, by name."""
+        """What the scorer keeps between steps: its own state tensors by name."""
         return {}
 
     def prefill(
@@ -39,23 +41,34 @@ class Scorer(nn.Module):
         values: Sequence[Tensor],
         features: Tensor | None,
     ) -> State:
-        """Take in a prompt chunk (see `Prefill.forward`; `where` is the target's pass over it, features [1, T, ...]
-        are its features) -> own next state."""
+        """Process a chunk of a prompt -> own next state.
+
+        tokens [1, T] int64, of which the first count [1] are the prompt's next ones; where: the target's pass over
+        them; state["history"]: the whole prompt; features [1, T, layers * hidden], None without feature layers.
+        """
         return {}
 
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
-        """Start a step -> the root's candidates [B, 1, K], how to go on, and the scorer's own next state."""
+        """Start a step -> the root's candidates [B, 1, K], a function that scores each further frontier, and own next
+        state.
+
+        state["history"] [B, S] is cut to the slots in use; the root is its token at state["lengths"] [B].
+        """
         raise NotImplementedError
 
     def commit(self, path: Tensor, count: Tensor, features: Tensor | None) -> State:
-        """After acceptance: path [B, D+1], count [B] new tokens, features [B, T, ...] -> own next state."""
+        """After acceptance -> own next state.
+
+        path [B, D+1] int64: accepted nodes, the root first; count [B] int64: tokens that the row moves by; features
+        [B, N+1, layers * hidden] of all nodes, None without feature layers.
+        """
         return {}
 
 
 class Drafter(nn.Module):
-    """Scorer and tree shape together: state in, `DraftTree` out."""
+    """A scorer and the shape of the tree that it grows: state in, `DraftTree` out."""
 
     def __init__(self, scorer: Scorer, shape: TreeShape):
         super().__init__()

@@ -1,4 +1,4 @@
-"""EAGLE-3: one decoder layer over the target's own features, with its hidden state fed back at deeper levels.
+"""EAGLE-3: one decoder layer over the target's hidden states, with its own output fed back at deeper levels.
 
 Source: EAGLE-3 (arXiv 2503.01840); EAGLE-3.1's `fc_norm` and `norm_output` (arXiv 2605.09992). Position p of the
 head pairs the target's feature at p with the token at p + 1, and predicts the token at p + 2.
@@ -23,7 +23,7 @@ from .frontier import FrontierPasses, embeddable
 
 @dataclass(frozen=True)
 class Eagle3Config:
-    """What a head's config.json says. `layer` describes its one decoder layer in Llama's terms."""
+    """The architecture of a head. `layer` is the config of its one decoder layer, as a Llama layer."""
 
     layer: LlamaConfig
     draft_vocab_size: int
@@ -123,8 +123,8 @@ class Eagle3(Scorer):
     """Scores with an EAGLE-3 head.
 
     Its cache holds `draft_lengths` positions made of true features; `features` are those of the tokens committed
-    since. A step
-    first runs the head over these, which overwrites what rejected drafts left there; the last of them scores the root.
+    since. A step first runs the head over these, which overwrites what rejected drafts left there; the last of them
+    scores the root's children.
     """
 
     def __init__(self, head: Eagle3Head, embed: nn.Embedding):

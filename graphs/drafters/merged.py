@@ -1,9 +1,8 @@
 """Several scorers that grow one tree: at every node their candidates are mixed.
 
-A linear mixture of the scorers' probabilities, as in interpolated language models (Jelinek and Mercer, 1980), in which
-a scorer counts by how sure it is: by the probability of its best token. A long match of n-grams then goes on at nearly
-its own score, and where n-grams know little the neural scorer speaks. A token that several propose is one candidate.
-Scores stay probabilities, so nodes of all scorers compare.
+The mixture is linear, as in interpolated language models (Jelinek and Mercer, 1980). Each scorer is weighted by the
+probability of its own best token, normalised over scorers, so the neural scorer dominates where n-grams are unsure. A
+token that several scorers propose is one candidate. Scores stay probabilities, so scores of different nodes compare.
 
 Letters: B batch, F frontier nodes, K candidates of each scorer, C candidates of all.
 """
@@ -26,8 +25,8 @@ class Merged(Scorer):
     """Scores with several scorers at once. Each keeps its own state and cache layers."""
 
     def __init__(self, scorers: Sequence[Scorer], levels: int = 2):
-        """levels: of the tree, on which neural scorers are asked where there are others too; deeper nodes are rarely
-        reached, and a pass for them costs as much as for the first (bench/LOG.md)."""
+        """levels: how many levels of the tree neural scorers score, when there are others too. Deeper nodes are rarely
+        accepted, and a pass for them costs as much as for the first level (bench/LOG.md)."""
         super().__init__()
         self.scorers, self.levels = nn.ModuleList(scorers), levels
         self.feature_layers = tuple(layer for scorer in scorers for layer in scorer.feature_layers)
@@ -82,13 +81,13 @@ class Merged(Scorer):
         return self._named([scorer.commit(path, count, its) for scorer, its in own])
 
     def _mix(self, candidates: Sequence[Candidates], top_k: int) -> Candidates:
-        """[B, F, K] of each scorer -> the K likeliest of all [B, F, K]."""
+        """Candidates [B, F, K] of each scorer -> the K most probable of the mixture [B, F, K]."""
         if len(candidates) == 1:
             return candidates[0]
         tokens = torch.cat([each.tokens.where(each.log_probs > float("-inf"), -1) for each in candidates], 2)
         probability = torch.stack([each.log_probs.exp() for each in candidates], 2)  # [B, F, scorers, K]
-        sure = probability.amax(3, keepdim=True)
-        share = (probability * sure / sure.sum(2, keepdim=True).clamp(min=1e-9)).flatten(2)  # [B, F, C]
+        best = probability.amax(3, keepdim=True)
+        share = (probability * best / best.sum(2, keepdim=True).clamp(min=1e-9)).flatten(2)  # [B, F, C]
         same = tokens[:, :, :, None] == tokens[:, :, None]  # [B, F, C, C]
         return likeliest(tokens, (same * share[:, :, None]).sum(-1), top_k)
 
@@ -96,11 +95,11 @@ class Merged(Scorer):
         return list(self.scorers)
 
     def _named(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """States of the scorers -> one, each name with its scorer's place ahead."""
+        """States of the scorers -> one dict, in which a scorer's index is ahead of its names."""
         return {f"{place}.{name}": value for place, state in enumerate(states) for name, value in state.items()}
 
     def _states(self, state: State) -> list[State]:
-        """What each scorer sees of the state: the step's own tensors and those that it named itself."""
+        """The state as each scorer sees it: the step's own tensors and the scorer's, under the names it declared."""
         return [
             state
             | {name.removeprefix(f"{place}."): tensor for name, tensor in state.items() if name.startswith(f"{place}.")}

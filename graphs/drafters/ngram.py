@@ -1,8 +1,9 @@
-"""The n-gram language model: what followed the last tokens in the row's own history, and in a corpus.
+"""An n-gram language model over the row's own history and, with count tables, over a corpus.
 
-Every node of the tree asks, not the root alone, so several continuations become branches. Sources: prompt lookup
-decoding (A. Saxena, 2023), here as a scorer; the sources are mixed as in a hierarchical Dirichlet language model
-(MacKay and Peto, 1995), so that a score is a probability and scores of different nodes compare.
+It scores the children of every node, not of the root alone, so several continuations become branches. Sources: prompt
+lookup decoding (A. Saxena, 2023), here as a scorer; longer matches back off to shorter ones and to the tables as in a
+hierarchical Dirichlet language model (MacKay and Peto, 1995), so that a score is a probability and scores of different
+nodes compare.
 
 Letters: B batch, F frontier nodes, S history slots, n longest match, M matches looked at, E table entries of a row,
 C = M + E candidates, K of them returned.
@@ -18,16 +19,15 @@ from ..tree import Candidates, Expand, TreeShape
 from .drafter import Scorer
 from .ngram_tables import NgramTables
 
-# Length of a match -> how many matches of that length weigh as much as all that shorter ones and the tables say. Fitted
-# by likelihood to held-out greedy answers of SmolLM2-135M-Instruct; the fit gives length 3 an infinite weight, so it
-# is left out, and it is the same with and without tables (compile/drafters/data/*.md has what it gives).
+# Match length -> concentration c: n matches get weight n / (n + c), the backed-off estimate c / (n + c). Fitted by
+# likelihood to held-out greedy answers of SmolLM2-135M-Instruct, with the same result with and without tables; the fit
+# gives length 3 an infinite concentration, so it is left out (measurements: compile/drafters/data/*.md).
 CONCENTRATIONS: Mapping[int, float] = {1: 13.0, 2: 2.0, 4: 0.53}
 STEPS_PER_NAT = 4096  # log-probabilities are multiples of 1/4096: sums are exact, so equal paths tie on every backend
 
 
 class Ngram(Scorer):
-    """Scores tokens by the matches of a node's last tokens in its row's history, and by count tables where there are
-    some."""
+    """Scores tokens by the matches of a node's last tokens in its row's history, and by count tables if given."""
 
     neural = False
 
@@ -37,8 +37,9 @@ class Ngram(Scorer):
         concentrations: Mapping[int, float] = CONCENTRATIONS,
         matches: int = 4,
     ):
-        """tables: counts of a corpus; None draws on history alone. concentrations: match length -> weight of what is
-        known without it. matches: the longest, then latest, places of the history to look at."""
+        """tables: counts of a corpus; None uses the history alone. concentrations: see CONCENTRATIONS. matches: how
+        many places of the history to use, the longest matches first, then the latest. Raises ValueError for match
+        lengths or matches below 1 and concentrations that are not positive."""
         super().__init__()
         if not concentrations or min(concentrations) < 1 or min(concentrations.values()) <= 0 or matches < 1:
             raise ValueError(
@@ -47,7 +48,7 @@ class Ngram(Scorer):
             )
         self.tables, self.matches = tables, matches
         self.concentrations = dict(sorted(concentrations.items()))
-        self.longest = max(2, *concentrations)  # the tables want two tokens
+        self.longest = max(2, *concentrations)  # trigram tables are looked up by two tokens
 
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
@@ -81,7 +82,8 @@ class Ngram(Scorer):
         return likeliest(tokens, probability, top_k)
 
     def _matches(self, history: Tensor, lengths: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
-        """How long the M longest, then latest, matches are [B, F, M], and the tokens that follow them [B, F, M]."""
+        """The M longest, then latest, matches of each node's context -> their lengths and the tokens that follow them,
+        both [B, F, M] int64."""
         slots = history.shape[1]
         key = self._match_keys(history.int(), lengths, context.int())
         best = [key.amax(2, keepdim=True)]
@@ -93,8 +95,8 @@ class Ngram(Scorer):
         return length, follow
 
     def _match_keys(self, history: Tensor, lengths: Tensor, context: Tensor) -> Tensor:
-        """[B, F, S] int32: how many of a node's last tokens stand right before each place, that place included, times
-        S, plus the place: unique."""
+        """Sort keys of the matches [B, F, S] int32, all different: S times the length of the match that ends at a
+        place, plus the place."""
         slots = history.shape[1]
         place = torch.arange(slots, device=history.device, dtype=torch.int32)
         run = (place < lengths[:, None])[:, None]  # a match needs a token after it
@@ -107,9 +109,10 @@ class Ngram(Scorer):
 
 
 def likeliest(tokens: Tensor, probability: Tensor, top_k: int) -> Candidates:
-    """The K likeliest of C tokens, each once, the first among equals. tokens [B, F, C], -1 where there is none.
+    """The K most probable of C tokens, each once, the first among equals.
 
-    By counting who comes before whom: C is small, and this fuses, where `topk` is a call of its own.
+    tokens [B, F, C] int64, -1 where there is none; probability [B, F, C] float32 -> candidates [B, F, K]. Ranks come
+    from pairwise comparison: C is small, and this fuses, where `topk` is a call of its own.
     """
     earlier = torch.ones(tokens.shape[2], tokens.shape[2], dtype=torch.bool, device=tokens.device).tril(-1)
     repeated = ((tokens[:, :, :, None] == tokens[:, :, None]) & earlier).any(-1)

@@ -1,4 +1,4 @@
-"""What a corpus says about the next token: for the last token, and for the last two, the likeliest continuations.
+"""Bigram and trigram tables of a corpus: the most probable continuations of the last token, and of the last two.
 
 An entry packs a token and its probability in one int32: token * 256 + level, probability exp(-level / 16), -1 where
 there is none. Letters: B batch, F frontier nodes, V vocabulary, R pairs that have a row, Z hash slots, K entries of a

@@ -11,7 +11,7 @@ from .drafter import Scorer
 
 
 class NoDraft(Scorer):
-    """The scorer of a tree of depth 0. It is never asked; if it is, it has no candidates."""
+    """The scorer of a tree of depth 0: no candidates. A step calls `begin` all the same; `expand` never."""
 
     neural = False
 
