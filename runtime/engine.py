@@ -162,7 +162,7 @@ class Engine:
                 f"{name}: expected at most {longest} tokens (max_seq_len {spec.max_seq_len}), got {len(tokens)}; "
                 "shorten it or build with a larger --max-seq-len"
             )
-        if max_new_tokens is not None and (not isinstance(max_new_tokens, int) or max_new_tokens < 1):
+        if max_new_tokens is not None and (type(max_new_tokens) is not int or max_new_tokens < 1):
             raise InputError(f"max_new_tokens: expected an integer of at least 1, got {max_new_tokens!r}")
         limit = min(spec.max_seq_len, len(tokens) + (max_new_tokens or spec.max_seq_len))
         given = token_ids(stop_ids, spec.vocab_size, "stop_ids")

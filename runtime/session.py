@@ -127,8 +127,9 @@ class Session:
         """Remove what the row held before. Slots that nothing may attend to still take part in matrix products with a
         weight of 0, and 0 * NaN is NaN: an old NaN or inf would reach the new request."""
         self._reset(row)
-        self.clear(row, min(self._written[row], self.spec.most_slots))
-        self._written[row] = 0
+        if self._written[row]:
+            self.clear(row, min(self._written[row], self.spec.most_slots))
+            self._written[row] = 0
 
     def _reset(self, row: int) -> None:
         """Give the row's state the values of an empty row."""

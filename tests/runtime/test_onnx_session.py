@@ -10,7 +10,7 @@ import pytest
 import specstep
 from sessions import PROMPTS
 from specstep.commands.describe import describe
-from specstep.runtime import onnx_session
+from specstep.runtime import onnx as onnx_session
 from specstep.runtime.engine_file import MANIFEST, file_entry, read_manifest
 
 

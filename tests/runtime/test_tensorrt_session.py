@@ -19,8 +19,8 @@ import specstep
 from fake_gpu import FakeEngine, fake_driver, fake_library
 from specstep.compile.build import build
 from specstep.compile.check import compare
-from specstep.runtime import tensorrt_session
 from specstep.runtime.engine_file import MANIFEST, file_entry, read_manifest
+from specstep.runtime.tensorrt import session as tensorrt_session
 from specstep.runtime.tensorrt.device_array import DeviceArray
 from specstep.runtime.tensorrt.library import LibraryError, load_library
 
@@ -104,14 +104,14 @@ def test_a_step_is_one_graph_for_each_number_of_rows(engine: Path, onnx_engine: 
     seen = []
     for rows in (1, 2, 1):
         for each in (session, expected):
-            for row, prompt in enumerate(PROMPTS[:rows]):
-                each.admit(row, prompt, 90, [])
+            for prompt in PROMPTS[:rows]:
+                each.admit(prompt, 90, [])
         for _ in range(4):
             seen.append((session.step(), expected.step()))
         for each in (session, expected):
             for row in range(2):
                 each.release(row)
-    assert all(got == want and len(got) == 2 for got, want in seen)
+    assert all(got == want and got for got, want in seen)
     library = session.device._library
     assert ctypes.c_int.in_dll(library, "captures").value == 2
     assert ctypes.c_int.in_dll(library, "launches").value == len(seen) - 2
@@ -229,8 +229,8 @@ def test_rtx_keeps_the_kernels_that_it_compiled(rtx_engine: Path, tmp_path: Path
 def test_reads_and_writes_what_a_step_reads(engine: Path, onnx_engine: Path) -> None:
     """A session goes on where another, of another backend, stands."""
     session, other = specstep.load(engine).session, specstep.load(onnx_engine).session
-    session.admit(0, PROMPTS[0], 90, [])
-    session.admit(1, PROMPTS[2], 90, [])
+    session.admit(PROMPTS[0], 90, [])
+    session.admit(PROMPTS[2], 90, [])
     session.step()
     held = session.read(2, 128)
     other.write(held)
@@ -342,9 +342,10 @@ def test_running_needs_no_torch() -> None:
         pytest.skip("needs tensorrt-rtx")
     program = """
 import sys
-from specstep.runtime import engine, tensorrt_session
+from specstep.runtime import engine
+from specstep.runtime.tensorrt import session as tensorrt_session
 assert tensorrt_session.machine()["libraries"]
-from specstep.kernels import plugin_rtx
+from specstep.runtime.tensorrt import plugins as plugin_rtx
 with plugin_rtx.registered():
     pass
 assert not {"torch", "triton", "onnx", "transformers"} & set(sys.modules), sorted(sys.modules)

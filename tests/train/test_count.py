@@ -14,7 +14,7 @@ from models import save_model, tiny_tokenizer
 from safetensors import safe_open
 from safetensors.torch import load_file
 from specstep.cli import main
-from specstep.compile import ngram_file
+from specstep.compile.drafters import ngram_file
 from specstep.compile.drafters.ngram_file import load_tables, tokenizer_hash
 from specstep.compile.source import load_source
 from specstep.graphs.drafters.ngram_tables import LEVELS, LEVELS_PER_NAT

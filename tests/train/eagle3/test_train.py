@@ -9,7 +9,7 @@ import torch
 from models import greedy, save_model, tiny_model
 from safetensors.torch import load_file
 from specstep.cli import main
-from specstep.compile import eagle3_file
+from specstep.compile.drafters import eagle3_file
 from specstep.compile.source import load_source
 from specstep.errors import BuildError, InputError
 from specstep.train.collect.options import CollectOptions

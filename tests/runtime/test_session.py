@@ -1,0 +1,120 @@
+"""Rows of a session: what one leaves behind never reaches the next, whatever it was."""
+
+import numpy as np
+import pytest
+import specstep
+import torch
+from fake_session import POISON, FakeSession, PrefillFailedError
+from models import save_eagle3, save_model, tiny_model, tiny_tokenizer
+
+BAD, SLOT_STEP = 7, 64  # a token whose embedding is not finite
+
+
+def poisoned(folder, value):
+    """A tiny Llama of which one token makes every number that depends on it NaN."""
+    model = tiny_model("Llama")
+    model.get_input_embeddings().weight.data[BAD] = value
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[float("nan"), float("inf")], ids=["nan", "inf"])
+def engines(request, tmp_path_factory):
+    """The session of each backend that runs here: torch with a draft model and with a head, ONNX Runtime."""
+    folder = poisoned(tmp_path_factory.mktemp("poisoned"), request.param)
+    head = save_eagle3(tmp_path_factory.mktemp("head"))
+    small = save_model(tmp_path_factory.mktemp("small"), seed=1, num_hidden_layers=2, hidden_size=32, tokenizer=True)
+    options = {"dtype": "float32", "max_batch": 2, "max_seq_len": 128, "prefill_chunk": 16}
+    onnx = tmp_path_factory.mktemp("engines") / "onnx"
+    specstep.build(str(folder), onnx, drafter="none", backend="onnx", **options)
+    return {
+        "eagle3": specstep.eager(str(folder), drafter=str(head), **options),
+        "draft model": specstep.eager(str(folder), drafter=str(small), nodes=3, **options),
+        "onnx": specstep.load(onnx),
+    }
+
+
+@pytest.mark.parametrize("name", ["eagle3", "draft model", "onnx"])
+def test_numbers_that_are_not_finite_stay_with_their_request(name, engines):
+    engine, prompts = engines[name], [[5, 6], list(range(20, 60)), [9]]
+    expected = [engine.generate(prompt, 24, ignore_eos=True).token_ids for prompt in prompts]
+    for prompt, wanted in zip(prompts, expected, strict=True):
+        engine.generate([[5, BAD, 8] * 12, [BAD]], 30, ignore_eos=True)
+        keys = engine.session.read(2, SLOT_STEP)["keys.1"]
+        assert not np.isfinite(keys).all(), "nothing was poisoned"
+        assert engine.generate(prompt, 24, ignore_eos=True).token_ids == wanted
+    beside = engine.run([engine.request([5, BAD, 8] * 12, 40, ignore_eos=True)])
+    next(beside)  # it runs in row 0 while the others follow each other in row 1
+    assert [engine.generate(prompt, 24, ignore_eos=True).token_ids for prompt in prompts] == expected
+    beside.cancel()
+
+
+def test_a_failed_prefill_leaves_no_length_to_pay_for():
+    session = FakeSession(2)
+    with pytest.raises(PrefillFailedError):
+        session.admit([*range(20), POISON, 1], 60, [])
+    assert session.free_rows == 2 and session.lengths == [0, 0] and session.next_size() == (1, SLOT_STEP)
+
+
+def test_no_row_is_taken_twice():
+    session = FakeSession(2)
+    assert [session.admit([5], 9, []), session.admit([6], 9, [])] == [0, 1]
+    with pytest.raises(RuntimeError, match="expected a free row, got 2 rows in use"):
+        session.admit([7], 9, [])
+    session.release(0)
+    assert session.admit([7], 9, []) == 0
+
+
+def test_a_failed_capture_is_not_replayed(monkeypatch):
+    """The next call tries again: a graph that holds half of a step must never run."""
+    from specstep.runtime.inductor.cuda_graph import captured
+
+    calls, graphs = [], []
+
+    class Graph:
+        def __init__(self):
+            graphs.append(self)
+
+        def replay(self):
+            calls.append("replay")
+
+    class Capture:
+        def __init__(self, graph, **options):
+            assert options["capture_error_mode"] == "thread_local"
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            if len(graphs) == 1:
+                raise RuntimeError("capture failed")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", Capture)
+    replay = captured(lambda: calls.append("run") or torch.zeros(1), None)
+    with pytest.raises(RuntimeError, match="capture failed"):
+        replay()
+    for _ in range(3):
+        replay()
+    assert calls == ["run", "run", "run", "run", "replay", "replay"]
+
+
+def test_onnx_caches_are_not_copied_twice_by_an_admission(onnx_folder):
+    """The step after a prefill may need more slots than the prompt does: the caches grow once for both."""
+    engine = specstep.load(onnx_folder)
+    session, sizes = engine.session, []
+    move = session._use_slots
+
+    def count(slots):
+        if slots != session._slots_bound:
+            sizes.append(slots)
+        move(slots)
+
+    session._use_slots = count
+    session.admit([40 + index % 9 for index in range(12)], 100, [])
+    session.step()
+    assert sizes == [64]
+    session.admit([40 + index % 9 for index in range(62)], 100, [])
+    session.step()
+    assert sizes == [64, 128]
