@@ -10,6 +10,7 @@ PROMPT  ?= Explain in a few sentences why the sky is blue, then list three facts
 BIN     := $(VENV)/bin
 DEMO    := engines/demo
 ONNX    ?= engines/onnx
+JOBS    ?= 2
 FOLDERS := commands graphs kernels compile runtime train
 
 .PHONY: help install demo engine generate test test-slow lint typecheck check-onnx size bench gpu-check clean
@@ -37,7 +38,7 @@ generate: install  ## generate with an engine: OUT=... PROMPT=...
 	$(BIN)/specstep generate "$(OUT)" --prompt "$(PROMPT)" --stats $(ARGS)
 
 test: install  ## run the test suite (no GPU, no network needed)
-	$(BIN)/pytest -q $(ARGS)
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: install  ## run the full sweeps
 	$(BIN)/pytest -q -m slow $(ARGS)

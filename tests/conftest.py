@@ -1,5 +1,8 @@
 """Shared fixtures. `models` is importable as a plain module because of this path entry."""
 
+import fcntl
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,6 +14,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
+# The files that take longest, longest first: workers are given one file after the other.
+LONG = (
+    "test_engine.py",
+    "test_default_engine.py",
+    "test_smollm2.py",
+    "test_onnx.py",
+    "test_tune.py",
+    "test_faithful.py",
+)
+ENGINE = {"drafter": "ngram", "dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
+
+
+def pytest_collection_modifyitems(items):
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))  # stable: others stay as they are
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -19,63 +38,83 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def own_environment(tmp_path_factory):
+def own_environment(shared_folder):
     """What a user's own cache holds, as a tuned choice, must not change a test, nor a test the cache. One for a whole
-    session (and each worker of it): the library of our ops is compiled into it once."""
+    session: the library of our ops is compiled into it once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+        patch.setenv("XDG_CACHE_HOME", str(shared_folder / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")  # ONNX Runtime's threads wait by spinning: one each is faster, too
         yield
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory):
+def shared_folder(tmp_path_factory):
+    """One folder for all workers of a session."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def once(shared_folder):
+    """`once(name, make)`: a folder that `make` fills, by the first worker that asks; the others wait for it."""
+
+    def share(name, make):
+        folder, note = shared_folder / name, shared_folder / f"{name}.lock"
+        with note.open("a+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not note.stat().st_size:
+                shutil.rmtree(folder, ignore_errors=True)
+                make(folder)
+                lock.write("made")
+        return folder
+
+    return share
+
+
+@pytest.fixture(scope="session")
+def model_folder(once):
     """A tiny Llama with a tokenizer."""
     from models import save_model
 
-    return save_model(tmp_path_factory.mktemp("model"), tokenizer=True)
+    return once("model", lambda folder: save_model(folder, tokenizer=True))
 
 
 @pytest.fixture(scope="session")
-def drafter_folder(tmp_path_factory):
+def drafter_folder(once):
     """A smaller Llama with the same tokenizer and other weights."""
     from models import save_model
 
-    return save_model(tmp_path_factory.mktemp("drafter"), tokenizer=True, seed=1, num_hidden_layers=2, hidden_size=32)
+    options = {"seed": 1, "num_hidden_layers": 2, "hidden_size": 32}
+    return once("drafter", lambda folder: save_model(folder, tokenizer=True, **options))
 
 
 @pytest.fixture(scope="session")
-def onnx_folder(model_folder, tmp_path_factory):
+def onnx_folder(model_folder, once):
     """The same engine as `engine_folder`, for ONNX Runtime."""
     import specstep
 
-    folder = tmp_path_factory.mktemp("engines") / "onnx"
-    options = {"max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
-    return specstep.build(str(model_folder), folder, drafter="ngram", backend="onnx", **options)
+    return once("onnx", lambda folder: specstep.build(str(model_folder), folder, backend="onnx", **ENGINE))
 
 
 @pytest.fixture(scope="session")
-def engine_folder(model_folder, tmp_path_factory):
+def engine_folder(model_folder, once):
     """A compiled engine of the tiny model: two rows, n-gram drafts."""
     import specstep
 
-    folder = tmp_path_factory.mktemp("engines") / "tiny"
-    return specstep.build(
-        str(model_folder), folder, drafter="ngram", dtype="float32", max_batch=2, max_seq_len=192, prefill_chunk=16
-    )
+    return once("engine", lambda folder: specstep.build(str(model_folder), folder, **ENGINE))
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory):
+def wheel(once):
     """The package as pip builds it."""
     from installed import build_wheel
 
-    return build_wheel(tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheels"))
+    return next(once("wheel", build_wheel).glob("*.whl"))
 
 
 @pytest.fixture(scope="session")
-def environment(wheel, tmp_path_factory):
+def environment(wheel, once):
     """The programs of an environment with the package and its base requirements alone."""
     from installed import make_environment
 
-    return make_environment(wheel, tmp_path_factory.mktemp("environment"))
+    return once("environment", lambda folder: make_environment(wheel, folder)) / "bin"

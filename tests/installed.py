@@ -18,19 +18,20 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 FOLDERS = sorted({name.split(".")[1] for name in SETUPTOOLS["packages"] if "." in name})
 
 
-def build_wheel(sources: Path, wheels: Path) -> Path:
-    """The wheel of a copy of the sources, made in `sources`: a build leaves files beside them."""
+def build_wheel(folder: Path) -> None:
+    """The wheel, into a folder, of a copy of the sources there: a build leaves files beside them."""
+    sources = folder / "sources"
+    sources.mkdir(parents=True)
     for path in (*ROOT.glob("*.py"), *(ROOT / name for name in ("pyproject.toml", "README.md", "LICENSE", "py.typed"))):
         shutil.copy(path, sources)
-    for folder in FOLDERS:
-        shutil.copytree(ROOT / folder, sources / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    options = ("--no-build-isolation", "--no-deps", "--no-index", "--quiet", "--wheel-dir", wheels)
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
+    options = ("--no-build-isolation", "--no-deps", "--no-index", "--quiet", "--wheel-dir", folder)
     subprocess.run([sys.executable, "-m", "pip", "wheel", sources, *options], check=True)
-    return next(wheels.glob("*.whl"))
 
 
-def make_environment(wheel: Path, folder: Path) -> Path:
-    """A fresh environment with the wheel and what its base requirements bring -> the folder of its programs."""
+def make_environment(wheel: Path, folder: Path) -> None:
+    """A fresh environment with the wheel and what its base requirements bring."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
     into = ("--python", python, "install", "--no-deps", "--no-index", "--quiet", wheel)
@@ -38,7 +39,6 @@ def make_environment(wheel: Path, folder: Path) -> Path:
     packages = next(folder.glob("lib/python*/site-packages"))
     for needed in closure(metadata(wheel).get_all("Requires-Dist") or []):
         link(needed, packages)
-    return python.parent
 
 
 def metadata(wheel: Path) -> Message:

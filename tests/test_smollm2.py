@@ -48,10 +48,11 @@ def source():
 
 @pytest.fixture(autouse=True)
 def all_threads(one_thread):
-    """A real model is worth all cores."""
+    """A real model is worth all cores, shared with the other workers."""
     import os
 
-    torch.set_num_threads(os.cpu_count() or 1)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    torch.set_num_threads(max((os.cpu_count() or 1) // workers, 1))
 
 
 @pytest.fixture(scope="module")

@@ -220,5 +220,5 @@ def test_the_library_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pyt
     assert build_library(compiler=str(compiler)).is_relative_to(tmp_path / "home" / ".cache" / "specstep")
 
 
-def test_tests_leave_the_users_cache_alone(tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert build_library().is_relative_to(tmp_path_factory.getbasetemp())
+def test_tests_leave_the_users_cache_alone(shared_folder: Path) -> None:
+    assert build_library().is_relative_to(shared_folder)
