@@ -102,13 +102,13 @@ def _network_tensors(network: Any) -> Iterator[Any]:
 
 
 def _errors(parser: Any) -> str:
-    """What the parser says, in one line."""
+    """The parser's errors, in one line."""
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
     return "; ".join(f"{error.node_operator() or 'graph'} {error.node_name()}: {error.desc()}" for error in errors)
 
 
 def _logger(trt: Any) -> Any:
-    """A logger that is silent and keeps the last error, for the message of a BuildError."""
+    """A logger that prints nothing and stores the last error, for the message of a BuildError."""
 
     class Logger(trt.ILogger):
         last_error = "no reason given"
@@ -171,5 +171,5 @@ def timing_cache(trt: Any, config: Any, target: Target) -> Iterator[None]:
     path = cache_path(f"{target.backend}-{trt.__version__}-{target.capabilities[0]}.timing")
     config.set_timing_cache(config.create_timing_cache(path.read_bytes() if path.is_file() else b""), False)
     yield
-    with contextlib.suppress(OSError):  # a cache that cannot be kept is none the worse for the engine
+    with contextlib.suppress(OSError):  # without a cache the next build is slower, not wrong
         keep(path, bytes(config.get_timing_cache().serialize()))

@@ -1,7 +1,7 @@
-"""From an engine's ONNX graph to the one TensorRT parses: our ops as plugin nodes, sizes that never change fixed.
+"""Turns an engine's ONNX graph into the one that TensorRT parses: our ops as plugin nodes, constant sizes fixed.
 
-The parser takes a local function before a plugin inside other functions, and where a plugin's namespace has a typo
-without a word anywhere. So the functions of our ops are taken out: a node that finds no plugin cannot be parsed.
+TensorRT's parser silently prefers a local function of the same name for nodes inside other functions, and whenever the
+plugin's namespace does not match. We delete our ops' functions, so that a missing plugin is a parse error.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ WEIGHTS_RIGHT = RewriteRule(
 
 
 def _expert_linear(op: Any, x: Any, weight: Any, experts: Any, transB: Any) -> Any:
-    """TensorRT has no loop over the experts in use: each pair of a token and an expert brings its weight along."""
+    """TensorRT cannot loop over the experts in use: each pair of token and expert gathers its weight."""
     held = op.Gather(weight, experts)
     column = op.Constant(value_ints=[2 if transB.as_int() else 1])
     rows = op.Unsqueeze(x, column)
@@ -44,7 +44,7 @@ FOR_TENSORRT = RewriteRuleSet([WEIGHTS_RIGHT, EXPERTS])
 
 
 def use_plugins(model: ModelProto) -> Counter[str]:
-    """Our ops and the writes to the caches become plugin nodes, in place -> how many of each plugin there must be."""
+    """Replace our ops and the cache writes by plugin nodes, in place -> how many of each plugin there must be."""
     write_caches_in_place(model)
     names = {plugin.name for plugin in PLUGINS}
     kept = [function for function in model.functions if function.name not in names | {"tree_attention"}]
@@ -61,7 +61,8 @@ def use_plugins(model: ModelProto) -> Counter[str]:
 
 
 def _tree_attention(model: ModelProto) -> FunctionProto:
-    """A plugin is one kernel, the op has two: over splits of the cache, and their merge."""
+    """The function `tree_attention` over two plugin nodes. A plugin is one kernel and the op takes two: over splits of
+    the cache, and to merge them."""
     inputs = ["q", "k", "v", "lengths", "depths", "ancestors", "key_depths", "sinks"]
     split = _plugin_node("tree_attention_split", inputs[:-1], ["split_out", "split_norm"])
     kinds = {"scale": AttributeProto.FLOAT, "window": AttributeProto.INT, "softcap": AttributeProto.FLOAT}
@@ -80,7 +81,7 @@ def _plugin_node(op_type: str, inputs: list[str], outputs: list[str]) -> NodePro
 
 
 def write_caches_in_place(model: ModelProto) -> None:
-    """ScatterND on a cache becomes the `cache_write` plugin, in place, and nodes that hand a cache on unchanged go."""
+    """Replace ScatterND on a cache by the `cache_write` plugin, and remove nodes that return a cache unchanged."""
     graph = model.graph
     inputs = [value.name for value in graph.input if value.name.startswith(("keys.", "values."))]
     outputs = {value.name for value in graph.output}
@@ -111,8 +112,8 @@ def _is_identity(node: NodeProto) -> bool:
 
 
 def without_plugins(model: ModelProto, folder: Path) -> ModelProto:
-    """The functions' bodies in place of our nodes. Their branches on attributes are decided here: TensorRT for RTX
-    cannot build some that it would have to decide. `folder` holds the weights."""
+    """Inline our ops' functions and fold their branches on attributes, not all of which TensorRT for RTX can build.
+    `folder` holds the weights."""
     inlined = onnx_ir.from_proto(inline_local_functions(model))
     onnx_ir.external_data.set_base_dir(inlined.graph, folder)
     optimizer.fold_constants(inlined)
@@ -121,7 +122,7 @@ def without_plugins(model: ModelProto, folder: Path) -> ModelProto:
 
 
 def fix_sizes(model: ModelProto, sizes: Mapping[str, Mapping[int, int]]) -> None:
-    """Make dimensions of graph inputs constant: input -> dimension -> size. What was inferred from them is dropped."""
+    """Make dimensions of graph inputs constant: input -> dimension -> size. Inferred shapes are dropped."""
     for value in model.graph.input:
         for dimension, size in sizes.get(value.name, {}).items():
             value.type.tensor_type.shape.dim[dimension].Clear()

@@ -42,7 +42,7 @@ def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Low
 
 
 def make_target(config: dict[str, Any]) -> Target:
-    """What an engine's configuration asks for. Raises BuildError for a library, GPU or capability that is not there."""
+    """The target of an engine's configuration. Raises BuildError for a library, GPU or capability that is missing."""
     backend = config["backend"]
     trt = load_library(backend)
     named = tuple(dict.fromkeys(int(name.replace(".", "")) for name in config["compute_capability"] or ()))
@@ -83,19 +83,19 @@ def _plan(
 
 
 def prefill_profiles(chunk: int) -> list[Profile]:
-    """Shapes that a prefill is tuned for: full chunks, and where chunks are long, short prompts too."""
+    """Optimization profiles of a prefill: full chunks and, where chunks are long, short prompts."""
     if chunk <= SHORT:
         return [{"tokens": (2, chunk, chunk)}] if chunk > 2 else []
     return [{"tokens": (2, SHORT // 2, SHORT)}, {"tokens": (SHORT, chunk, chunk)}]
 
 
 def step_profiles(batch: int) -> list[Profile]:
-    """Shapes that a step is tuned for: one row alone, and all of them."""
+    """Optimization profiles of a step: one row, and up to all of them."""
     return [{"rows": (1, 1, 1)}, {"rows": (2, batch, batch)}] if batch > 1 else []
 
 
 def describe_plan(plan: BuiltPlan, profiles: list[Profile]) -> dict[str, Any]:
-    """What the manifest says of a plan, for people and for the runtime."""
+    """A plan's entry in the manifest."""
     return {
         "layers": plan.layers,
         "plugins": plan.plugins,

@@ -1,6 +1,6 @@
 """Our plugins for TensorRT: ahead-of-time plugins, whose PTX the builder embeds in the engine.
 
-Such an engine needs neither Python nor these plugins at run time. Register them before the network is parsed.
+Such an engine needs neither Python nor these plugins at run time. The parser finds only plugins that are registered.
 """
 
 import inspect
@@ -49,7 +49,7 @@ def _descriptor(plugin: Plugin, trt: Any, trtp: Any) -> Any:
 
 
 def _implementation(plugin: Plugin, trt: Any, trtp: Any, capability: int) -> Any:
-    """The function that compiles the kernel and says how it is launched: inputs, attributes, outputs and a tactic."""
+    """The function that compiles a kernel and returns its launch, from inputs, attributes, outputs and a tactic."""
     names = _dtypes(trt)
 
     def implement(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A plan of TensorRT or TensorRT for RTX: loaded and checked, and run over bound memory."""
+"""Loads and checks a plan of TensorRT or TensorRT for RTX, and runs it over bound memory."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -49,7 +49,7 @@ class Plan:
                     raise EngineError(f"{self.path}: {tensor.name}: expected {tensor.dtype}, got {dtype}; {REBUILD}")
 
     def profile(self, shapes: Mapping[str, Shape]) -> int:
-        """The first profile that has these shapes of the dynamic inputs. Raises EngineError."""
+        """Index of the first profile that allows these shapes of the dynamic inputs. Raises EngineError."""
         for index in range(self.engine.num_optimization_profiles):
             bounds = ((shapes[name], self.engine.get_tensor_profile_shape(name, index)) for name in self.dynamic)
             if all(
@@ -59,7 +59,7 @@ class Plan:
             ):
                 return index
         got = {name: shapes[name] for name in self.dynamic}
-        raise EngineError(f"{self.path}: expected shapes that a profile of it has, got {got}; {REBUILD}")
+        raise EngineError(f"{self.path}: expected shapes that one of its profiles allows, got {got}; {REBUILD}")
 
 
 class Execution:

@@ -1,5 +1,5 @@
-"""What TensorRT for RTX does where a plan runs, and TensorRT where it is built: it compiles kernels for the GPU. And it
-captures CUDA graphs by itself."""
+"""What TensorRT for RTX does at run time, unlike TensorRT: it compiles kernels for the GPU at hand, and it captures
+CUDA graphs by itself."""
 
 import contextlib
 from pathlib import Path
@@ -29,8 +29,8 @@ class RuntimeCache:
 
 
 def execution(plan: Plan, captures: bool) -> Execution:
-    """A context of a plan. Of TensorRT for RTX: its kernels are kept; where `captures`, it runs as a CUDA graph, with
-    kernels compiled at once for the shapes that it is bound to, so that every run is of the same ones."""
+    """A context of a plan. With TensorRT for RTX its compiled kernels are cached on disk and, where `captures`, it runs
+    as a CUDA graph; kernels are then compiled eagerly for the bound shapes, so that every replay runs the same ones."""
     if not hasattr(plan.library, "CudaGraphStrategy"):  # TensorRT
         return Execution(plan)
     config = plan.engine.create_runtime_config()
