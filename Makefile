@@ -11,6 +11,7 @@ BIN     := $(VENV)/bin
 DEMO    := engines/demo
 ONNX    ?= engines/onnx
 JOBS    ?= 2
+PYTEST  := $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 FOLDERS := commands graphs kernels compile runtime train
 
 .PHONY: help install demo engine generate test test-slow lint typecheck check-onnx size bench gpu-check clean
@@ -38,10 +39,10 @@ generate: install  ## generate with an engine: OUT=... PROMPT=...
 	$(BIN)/specstep generate "$(OUT)" --prompt "$(PROMPT)" --stats $(ARGS)
 
 test: install  ## run the test suite (no GPU, no network needed)
-	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-slow: install  ## run the full sweeps
-	$(BIN)/pytest -q -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 lint: install  ## ruff
 	$(BIN)/ruff check .
