@@ -93,8 +93,9 @@ class EngineConfig:
     def _check_choice(self, field: str, known: Collection[str | None], context: str = "") -> None:
         got = getattr(self, field)
         if got not in known:
-            names = ", ".join(name for name in known if name)
-            raise BuildError(f"{field}: expected one of {names}{context}, got {got!r}")
+            names = [name for name in known if name]
+            expected = " or ".join(names) if len(names) < 3 else f"one of {', '.join(names)}"
+            raise BuildError(f"{field}: expected {expected}{context}, got {got}")
 
     def _check_backend_options(self, backend: Backend) -> None:
         """The options that not every backend has. Raises BuildError."""

@@ -19,7 +19,7 @@ PROMPTS = [[5], [40, 41, 42] * 5, list(range(30, 60))]
 def bigrams(tmp_path, monkeypatch):
     """The module of the page in the current directory, beside a corpus."""
     (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(source.splitlines()) < 45
+    assert len(source.splitlines()) < 40
     (tmp_path / "bigrams.py").write_text(source)
     (tmp_path / "corpus.txt").write_text("the cat sat on the mat and the cat sat on the hat")
     monkeypatch.chdir(tmp_path)
