@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -17,7 +18,7 @@ import pytest
 import specstep
 from models import tiny_tokenizer
 from specstep.cli import main
-from specstep.commands.chat import HINT
+from specstep.commands.chat import HINT, Chat
 from specstep.commands.conversation import History
 from specstep.runtime.text import EngineTokenizer
 
@@ -59,11 +60,12 @@ def test_commands_in_a_pipe(engine_folder, monkeypatch, capsys):
 
 
 def test_a_turn_that_does_not_fit_is_said_and_the_others_go_on(engine_folder, monkeypatch, capsys):
-    lines = ["hello", "x" * 400, "hello"]
+    lines = ["x" * 90, "y" * 90, "x" * 400, "hello"]
     status, out, err = chat(monkeypatch, capsys, lines, engine_folder, "--max-new-tokens", 6)
     assert status == 2
+    assert err.startswith("specstep: forgot the oldest turns (1): max_seq_len is 192\n")
     assert "specstep: prompt: expected at most 191 tokens" in err and "Traceback" not in err
-    assert out.count("\n") >= 2
+    assert out.count("\n") >= 3
 
 
 def test_template_arguments_reach_the_template(engine_folder, monkeypatch, capsys):
@@ -131,6 +133,33 @@ def test_a_question_without_an_answer_is_forgotten():
     history = History(small(120, alternate + "{% endif %}{{ m.content }}{% endfor %}"), None, {})
     history.answered(history.prompt("one")[0], "")
     assert history.prompt("two")[0] == [user("two")]
+
+
+class Interrupted:
+    """An answer that the user stops after its first word."""
+
+    cancelled = False
+
+    def __iter__(self):
+        yield SimpleNamespace(text="half")
+        signal.raise_signal(signal.SIGINT)
+        if not self.cancelled:
+            yield SimpleNamespace(text=" and more")
+
+    def cancel(self):
+        self.cancelled = True
+
+
+def test_a_stopped_answer_stays_in_the_conversation_as_far_as_it_was_said(capsys):
+    engine = small(120)
+    engine.request, engine.submit = lambda tokens, most: tokens, lambda request: Interrupted()
+    conversation = Chat(engine, History(engine, None, {}), None, stats=False)
+    with conversation._interruptible():
+        conversation._answer("hello")
+        with pytest.raises(KeyboardInterrupt):  # nothing to stop
+            signal.raise_signal(signal.SIGINT)
+    assert conversation._history.messages == [user("hello"), assistant("half")]
+    assert capsys.readouterr().out == "half\n"
 
 
 PROGRAM = """
