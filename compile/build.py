@@ -16,6 +16,7 @@ from .drafters.validate import check_traceable
 from .faithful import check_faithful
 from .source import load_source, model_summary
 from .stages import describe_tree, stage_shares
+from .try_drafts import try_drafts
 from .tuned import with_tuned
 from .writer import engine_directory, write_manifest, write_tokenizer
 
@@ -54,6 +55,7 @@ def build(
         check_traceable(graphs.step.module)
         report("comparing the traced model with transformers")
         check_faithful(graphs)
+        try_drafts(source, graphs, report)
 
         lowered = compiler.lower(graphs, directory, report)
         special = source.tokenizer.special_tokens_map if source.tokenizer else {}

@@ -1,0 +1,64 @@
+"""A build says what its drafts are worth, and warns of a neural drafter that is never right."""
+
+import pytest
+import specstep
+from models import save_model, tiny_model, tiny_tokenizer
+from specstep.compile import inductor
+from specstep.compile.assemble import assemble
+from specstep.compile.config import make_config
+from specstep.compile.source import Source
+from specstep.compile.try_drafts import try_drafts
+
+
+def lines(drafter: str, tokenizer: object = None, **options: object) -> list[str]:
+    source = Source("Llama", tiny_model("Llama"), tokenizer)
+    given = {"dtype": "float32", "max_seq_len": 256, "max_batch": 3, "drafter": drafter} | options
+    said: list[str] = []
+    try_drafts(source, assemble(source, make_config(given)), said.append)
+    return said
+
+
+@pytest.mark.parametrize("tokenizer", [None, tiny_tokenizer()])
+def test_a_perfect_drafter_fills_every_step(tokenizer, tmp_path):
+    same = save_model(tmp_path / "same")
+    assert lines(str(same), tokenizer, nodes=3) == ["drafts: 4.0 tokens per step over 24 steps"]
+
+
+def test_a_drafter_that_is_never_right_is_warned_of(tmp_path):
+    model = tiny_model("Llama")
+    model.lm_head.weight.data = model.lm_head.weight.data.roll(1, 0)
+    model.save_pretrained(tmp_path / "shuffled")
+    told, warning = lines(str(tmp_path / "shuffled"), nodes=3)
+    assert told == "drafts: 1.0 tokens per step over 24 steps"
+    assert warning.startswith("warning: no draft was accepted") and "feature layers that are one off" in warning
+
+
+def test_drafts_of_history_are_never_warned_of():
+    (told,) = lines("ngram")
+    assert told.startswith("drafts: ")
+
+
+def test_without_drafts_nothing_is_said():
+    assert lines("none") == []
+
+
+def test_rows_too_short_for_all_steps_are_enough(tmp_path):
+    (told,) = lines("ngram", max_seq_len=8)
+    assert "over " in told and not told.endswith("24 steps")
+
+
+def test_a_build_reports_it_ahead_of_the_compile(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(inductor, "lower", full)
+    said: list[str] = []
+    with pytest.raises((specstep.BuildError, OSError), match="No space left"):
+        specstep.build(
+            str(save_model(tmp_path / "model")),
+            tmp_path / "engine",
+            drafter="ngram",
+            max_seq_len=64,
+            report=said.append,
+        )
+    assert said[-1].startswith("drafts: ")
