@@ -76,14 +76,12 @@ def _check(model: CausalLM, longest: int) -> None:
         tree, layers = _tree_error(model, min(PATH, longest))
         filled, chain = _chain_error(model, layers, longest)
     except Exception as error:  # modeling code raises anything
-        raise BuildError(
-            f"model: {name} cannot be traced: {reason(error)}; this architecture is not supported"
-        ) from error
-    for error, after in ((tree, 0), (chain, filled)):
-        if not error <= TOLERANCE:
+        raise BuildError(f"model: {name} cannot be traced: {reason(error)}") from error
+    for wrong, after in ((tree, 0), (chain, filled)):
+        if not wrong <= TOLERANCE:
             raise BuildError(
                 f"model: {name} is not traced faithfully: after {after} cached tokens its logits are off by "
-                f"{error:.2g} of their norm, expected at most {TOLERANCE:g}; this architecture is not supported"
+                f"{wrong:.2g} of their norm, expected at most {TOLERANCE:g}; this architecture is not supported"
             )
 
 
