@@ -48,8 +48,8 @@ class Engine:
             raise InputError("prompt: expected token ids, got text for an engine without a tokenizer")
         return self.text
 
-    @overload
-    def generate(
+    @overload  # text is a sequence of texts too: the first overload takes it
+    def generate(  # type: ignore[overload-overlap]
         self,
         prompts: str | Sequence[int] | Sequence[Message],
         max_new_tokens: int | None = None,

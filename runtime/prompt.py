@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..errors import InputError
 from .text import EngineTokenizer, Message
@@ -23,7 +23,7 @@ def split_prompts(prompts: Any) -> tuple[bool, list[Any]]:
     return single, [prompts] if single else list(prompts)
 
 
-def is_conversation(prompt: Any) -> bool:
+def is_conversation(prompt: object) -> TypeGuard[Sequence[Message]]:
     """Whether a prompt is a list of messages, or a message that lacks its list."""
     return isinstance(prompt, Mapping) or (
         isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)

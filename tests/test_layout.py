@@ -66,6 +66,41 @@ def test_parts_of_train_share_only_the_data(path):
             assert parts[2] in TRAIN_MAY_IMPORT[part], f"{part} imports {name}"
 
 
+def mapped_files() -> dict[str, str]:
+    """path -> phrase, of the map in CONTRIBUTING.md. Indentation says which folder a line belongs to."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## The map")[1].split("Imports run one way")[0]
+    found, folders = {}, {}
+    for line in section.splitlines():
+        depth = (len(line) - len(line.lstrip()) - 4) // 2
+        name, _, phrase = line.strip().partition(" ")
+        if not name or depth < 0:
+            continue
+        folders = {level: folder for level, folder in folders.items() if level < depth}
+        path = "".join(folders.values()) + name
+        if name.endswith("/"):
+            folders[depth] = name
+        found[path] = phrase.strip()
+    return found
+
+
+def test_the_map_gives_every_file_a_phrase():
+    """Files of an op have one for all ops; a command is named by `specstep --help`."""
+    mapped = mapped_files()
+    from specstep.cli import COMMANDS
+
+    commands = {f"commands/{name.replace('-', '_')}.py" for name in COMMANDS}
+    missing = []
+    for path in [*SOURCES, *ROOT.glob("*.py")]:
+        name = path.relative_to(ROOT).as_posix()
+        if path.parent.parent == ROOT / "kernels":
+            name = f"kernels/OP/{path.name}"
+        if path.name != "__init__.py" and name not in commands and not mapped.get(name):
+            missing.append(name)
+    assert not missing
+    gone = [name for name in mapped if name.endswith(".py") and "OP/" not in name and not (ROOT / name).is_file()]
+    assert not gone
+
+
 def test_packages_in_pyproject_are_the_tree():
     declared = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     folders = {path.parent.relative_to(ROOT) for path in SOURCES if path.name == "__init__.py"}
