@@ -1,4 +1,4 @@
-"""Registering an op whose body stays visible to the compiler: CPU tensors take the reference, CUDA tensors Triton.
+"""Registering an op whose body stays visible to the compiler.
 
 This is `torch.library.triton_op` without its look at the kernels when the op is registered: that look imports Triton
 (0.2-0.7 s, and a warning per op on a machine without it), which a CPU engine never needs. The rest is the same: the
@@ -10,29 +10,47 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._library.triton import set_wrap_triton_enabled
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.library import CustomOpDef
 
+Function = Callable[..., Any]
 
-def traced_op(name: str, mutates_args: Iterable[str] = ()) -> Callable[[Callable[..., Any]], CustomOpDef]:
-    """Register the decorated function as the op `name`; `mutates_args` names the tensors that it writes."""
 
-    def register(body: Callable[..., Any]) -> CustomOpDef:
-        def eager(*args: Any, **kwargs: Any) -> Any:
-            with set_wrap_triton_enabled(False):  # launch directly: tracing a launch costs about a millisecond
-                return body(*args, **kwargs)
+def traced_op(
+    name: str,
+    reference: Function,
+    *,
+    cpu: Function | None = None,
+    cuda: Function | None = None,
+    check: Callable[..., None] | None = None,
+    mutates_args: Iterable[str] = (),
+) -> CustomOpDef:
+    """Register the op `name`, with the signature and the meaning of its reference.
 
-        def trace(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            if not torch._functorch.config.decompose_custom_triton_ops:  # torch.export: keep the op as one node
-                return mode.__torch_dispatch__(op, types, args, kwargs)
-            with mode:
-                return body(*args, **kwargs)
+    cpu, cuda: what runs on tensors of that device, by default the reference. check: called with the arguments before
+    all else, it raises ValueError where they do not fit together. mutates_args: names of the tensors that it writes.
+    """
 
-        schema = torch.library.infer_schema(body, mutates_args=mutates_args)
-        op = torch.library.custom_op(name, eager, mutates_args=mutates_args, schema=schema)
-        op.register_fake(body)
-        op.register_torch_dispatch(FunctionalTensorMode, trace)
-        return op
+    def body(*args: Any) -> Any:
+        if check is not None:
+            check(*args)
+        first = next(argument for argument in args if isinstance(argument, Tensor))
+        return ((cuda if first.is_cuda else cpu) or reference)(*args)
 
-    return register
+    def eager(*args: Any) -> Any:
+        with set_wrap_triton_enabled(False):  # launch directly: tracing a launch costs about a millisecond
+            return body(*args)
+
+    def trace(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if not torch._functorch.config.decompose_custom_triton_ops:  # torch.export: keep the op as one node
+            return mode.__torch_dispatch__(op, types, args, kwargs)
+        with mode:
+            return body(*args, **kwargs)
+
+    schema = torch.library.infer_schema(reference, mutates_args=mutates_args)
+    op = torch.library.custom_op(name, eager, mutates_args=mutates_args, schema=schema)
+    op.register_fake(body)
+    op.register_torch_dispatch(FunctionalTensorMode, trace)
+    return op

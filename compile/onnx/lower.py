@@ -40,8 +40,8 @@ REWRITES = RewriteRuleSet(
 
 
 class FunctionalProgram(FlatProgram):
-    """A flat program without writes in place: what it would write comes back as outputs after its own, since ONNX
-    loses a write to an input without a word."""
+    """A flat program without writes in place: what it would write is returned after its own outputs, because the ONNX
+    exporter silently drops a write to an input."""
 
     def __init__(self, program: FlatProgram):
         super().__init__(program.module, program.lead, program.state, program.caches, program.outputs)
@@ -80,7 +80,7 @@ def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Low
 def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Model:
     """Translate and simplify, our ops still without their functions."""
     copy_compacted(exported)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that it could do without
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of optional packages
     with warnings.catch_warnings(action="ignore"):  # the exporter's about itself
         result = torch.onnx.export(
             exported,
@@ -93,7 +93,7 @@ def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Mo
             custom_translation_table=translations(),
         )
     assert result is not None and result.exported_program is not None
-    lost = result.exported_program.graph_signature.user_inputs_to_mutate  # the exporter drops these without a word
+    lost = result.exported_program.graph_signature.user_inputs_to_mutate  # the exporter drops these silently
     if lost:
         raise AssertionError(f"written in place: expected nothing, got {sorted(map(str, lost.values()))}")
     model = result.model
@@ -117,8 +117,7 @@ def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Mo
 
 def _name_dimensions(model: onnx_ir.Model) -> None:
     """Call the dynamic dimensions of inputs `rows`, `tokens` and `slots`, wherever they appear: ONNX Runtime plans
-    memory by the shapes in between, and takes twice as long to plan without them. Other dynamic sizes are left to the
-    reader."""
+    memory by the shapes in between, and takes twice as long to plan without them. Other dynamic sizes get no name."""
     axes, names = ("rows", "tokens", "slots"), dict[Any, str]()
     for value in model.graph.inputs:
         names |= {size.value: axes[i] for i, size in enumerate(value.shape or ()) if not isinstance(size, int)}

@@ -1,7 +1,6 @@
-"""Our ops in ONNX: how torch's calls become nodes of domain `specstep`, and the functions that say what they compute.
+"""Our ops in ONNX: torch's calls become nodes of domain `specstep`, and a function in the file defines each of them.
 
-A node also names the TensorRT plugin that may replace it: the parser takes a registered plugin of that name, namespace
-and version before a function of the file.
+ONNX Runtime inlines the functions. A node's attributes also name the TensorRT plugin that may take its place.
 """
 
 import functools
@@ -11,20 +10,19 @@ from typing import Any
 import onnx
 import onnx_ir
 import torch
-from onnx import FunctionProto, helper
-from onnx.defs import OpSchema
+from onnx import helper
 from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops import core
-from onnxscript.values import Op
+from onnxscript.values import OnnxFunction
 
 from ...kernels.accept.onnx import accept
 from ...kernels.accept.op import accept as accept_op
 from ...kernels.compact.onnx import compact
 from ...kernels.compact.op import compacted as compacted_op
-from ...kernels.expert_linear.onnx import expert_linear
+from ...kernels.expert_linear.onnx import expert_linear, expert_linear_node
 from ...kernels.expert_linear.op import expert_linear as expert_linear_op
-from ...kernels.onnx_domain import OPS
-from ...kernels.tree_attention.onnx import tree_attention
+from ...kernels.onnx_domain import OPS, write_node
+from ...kernels.tree_attention.onnx import tree_attention, tree_attention_node
 from ...kernels.tree_attention.op import tree_attention as tree_attention_op
 from ...kernels.tree_layout.onnx import pack_bits, tree_layout, unpack_bits
 from ...kernels.tree_layout.op import tree_layout as tree_layout_op
@@ -32,51 +30,31 @@ from ...kernels.tree_layout.op import tree_layout as tree_layout_op
 DOMAIN = OPS.domain
 INDEX_TYPES = (onnx_ir.DataType.INT64, onnx_ir.DataType.INT32)
 PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(OPS.version), "aot": 1}
-# Inputs, outputs and attributes of each node. F: the engine's dtype.
-SCHEMAS = {
-    "tree_layout": ("parents int64, valid bool", "ancestors int32, depths int64", ""),
-    "tree_attention": (
-        "q F, k F, v F, lengths int64, depths int64, ancestors int32, key_depths int64, sinks float",
-        "out F",
-        "scale FLOAT, window INT, softcap FLOAT",
-    ),
-    "accept": (
-        "tokens int64, parents int64, valid bool, ancestors int32, depths int64, choice int64",
-        "path int64, accepted int64",
-        "max_depth INT",
-    ),
-    "compact": ("cache F, lengths int64, path int64, accepted int64", "compacted F", ""),
-    "expert_linear": ("x F, weight F, experts int64", "out F", "transB INT"),
-}
-
-
-def functions() -> list[FunctionProto]:
-    """The functions of the domain, helpers included."""
-    protos = []
-    for function in (pack_bits, unpack_bits, tree_layout, tree_attention, accept, compact, expert_linear):
-        proto = function.to_function_proto()
-        if proto.name in SCHEMAS:
-            proto.attribute_proto.extend(helper.make_attribute(name, v) for name, v in PLUGIN_ATTRIBUTES.items())
-        protos.append(proto)
-    return protos
+NODES = (tree_layout, tree_attention, accept, compact, expert_linear)
+HELPERS = (pack_bits, unpack_bits)  # that the nodes' functions call
 
 
 def add_functions(model: onnx.ModelProto) -> None:
     """Give a model with nodes of the domain the functions, and its nodes the plugins' attributes."""
+    attributes = [helper.make_attribute(name, value) for name, value in PLUGIN_ATTRIBUTES.items()]
     for node in model.graph.node:
         if node.domain == DOMAIN:
-            node.attribute.extend(helper.make_attribute(name, value) for name, value in PLUGIN_ATTRIBUTES.items())
-    model.functions.extend(functions())
+            node.attribute.extend(attributes)
+    for function in NODES:
+        proto = function.to_function_proto()
+        proto.attribute_proto.extend(attributes)
+        model.functions.append(proto)
+    model.functions.extend(function.to_function_proto() for function in HELPERS)
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """torch op -> the function that writes its ONNX nodes, for `torch.onnx.export`."""
     return {
-        tree_layout_op._opoverload: _tree_layout,
-        tree_attention_op._opoverload: _attention,
-        accept_op._opoverload: _accept,
-        compacted_op._opoverload: _compact,
-        expert_linear_op._opoverload: _expert_linear,
+        tree_layout_op._opoverload: _node(tree_layout),
+        tree_attention_op._opoverload: tree_attention_node,
+        accept_op._opoverload: _node(accept),
+        compacted_op._opoverload: _node(compact),
+        expert_linear_op._opoverload: expert_linear_node,
         torch.ops.aten.linear.default: _linear,
         torch.ops.aten.index.Tensor: _index,
         torch.ops.aten.index_put.default: _index_put,
@@ -85,48 +63,13 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     }
 
 
-def _node(name: str, *inputs: Any, **attributes: Any) -> Any:
-    """Write a node of the domain -> its outputs."""
-    taken, made, named = ([part.split() for part in side.split(", ") if part] for side in SCHEMAS[name])
-    formal = OpSchema.FormalParameter
-    floats = [f"tensor({kind})" for kind in ("float", "float16", "bfloat16")]
-    sides = [[formal(n, "F" if kind == "F" else f"tensor({kind})") for n, kind in side] for side in (taken, made)]
-    schema = OpSchema(
-        name,
-        DOMAIN,
-        OPS.version,
-        inputs=sides[0],
-        outputs=sides[1],
-        type_constraints=[("F", floats, "the engine's dtype")] if any(kind == "F" for _, kind in taken) else [],
-        attributes=[OpSchema.Attribute(n, getattr(OpSchema.AttrType, kind)) for n, kind in named],
-    )
-    return Op(OPS, name, schema)(*inputs, **attributes)
+def _node(function: OnnxFunction) -> Callable[..., Any]:
+    """What writes the node of a torch op whose arguments are those of the ONNX function."""
 
+    def write(*inputs: Any) -> Any:
+        return write_node(function, *inputs)
 
-def _tree_layout(*inputs: Any) -> Any:
-    return _node("tree_layout", *inputs)
-
-
-def _compact(*inputs: Any) -> Any:
-    return _node("compact", *inputs)
-
-
-def _attention(
-    q: Any, k: Any, v: Any, lengths: Any, depths: Any, ancestors: Any, key_depths: Any,
-    scale: float, window: int = 0, softcap: float = 0.0, sinks: Any = None,
-) -> Any:  # fmt: skip
-    if sinks is None:
-        sinks = op.Constant(value_floats=[float("-inf")] * q.shape[1])
-    inputs = (q, k, v, lengths, depths, ancestors, key_depths, op.Cast(sinks, to=onnx.TensorProto.FLOAT))
-    return _node("tree_attention", *inputs, scale=scale, window=window, softcap=softcap)
-
-
-def _accept(*inputs: Any) -> Any:
-    return _node("accept", *inputs[:-1], max_depth=inputs[-1])
-
-
-def _expert_linear(*inputs: Any) -> Any:
-    return _node("expert_linear", *inputs[:-1], transB=int(not inputs[-1]))
+    return write
 
 
 def _linear(x: Any, weight: Any, bias: Any = None) -> Any:

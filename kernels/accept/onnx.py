@@ -8,8 +8,10 @@ from ..tree_layout.onnx import unpack_bits
 
 
 @script(OPS, default_opset=op)
-def accept(tokens: INT64, parents: INT64, valid: BOOL, ancestors: INT32, depths: INT64, choice: INT64, max_depth: int):
-    """See `op.accept`."""
+def accept(
+    tokens: INT64, parents: INT64, valid: BOOL, ancestors: INT32, depths: INT64, choice: INT64, max_depth: int
+) -> tuple[INT64, INT64]:
+    """See `reference.accept`."""
     count = op.Shape(tokens, start=1, end=2)
     node = op.Range(0, op.Squeeze(count), 1)  # [T]
     ancestor = unpack_bits(ancestors, count)  # [B, T, T]

@@ -8,7 +8,7 @@ from ..plugin import Attributes, Dim, Plugin, Shapes, known, power_of_2
 
 
 class Accept(Plugin):
-    """The accepted path of each tree. See `op.accept`."""
+    """The accepted path of each tree. See `reference.accept`."""
 
     name = "accept"
     inputs: ClassVar = {

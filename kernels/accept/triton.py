@@ -63,7 +63,7 @@ def accept_kernel(
 def accept(
     tokens: Tensor, parents: Tensor, valid: Tensor, ancestors: Tensor, depths: Tensor, choice: Tensor, max_depth: int
 ) -> tuple[Tensor, Tensor]:
-    """Launch for `op.accept`."""
+    """Launch for `reference.accept`."""
     batch, count = tokens.shape
     words = ancestors.shape[2]
     path = torch.empty(batch, max_depth + 1, dtype=torch.int64, device=tokens.device)

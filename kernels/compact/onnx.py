@@ -3,11 +3,11 @@
 from onnxscript import INT64, script
 from onnxscript import opset18 as op
 
-from ..onnx_domain import OPS
+from ..onnx_domain import OPS, Float
 
 
 @script(OPS, default_opset=op)
-def compact(cache, lengths: INT64, path: INT64, accepted: INT64):
+def compact(cache: Float, lengths: INT64, path: INT64, accepted: INT64) -> Float:
     """See `reference.compacted`. What does not depend on the cache comes first: all caches of a step share it."""
     depth = op.Range(1, op.Squeeze(op.Shape(path, start=1, end=2)), 1)
     moved = op.Slice(path, [1], op.Shape(path, start=1, end=2), [1])  # [B, P - 1]

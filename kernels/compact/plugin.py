@@ -8,7 +8,7 @@ from ..plugin import DYNAMIC, FLOAT, Attributes, Dim, Plugin, Shapes, known, pow
 
 
 class Compact(Plugin):
-    """The accepted path of one cache moves to the end of the committed tokens. See `op.compact`."""
+    """The accepted path of one cache moves to the end of the committed tokens. See `reference.compact`."""
 
     name = "compact"
     inputs: ClassVar = {"cache": FLOAT, "lengths": "int64", "path": "int64", "accepted": "int64"}

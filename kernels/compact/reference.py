@@ -1,6 +1,7 @@
 """Cache compaction in plain torch: the specification, and what a CPU graph runs.
 
-`compact` writes in place. ONNX loses writes to an input without a word: export `compacted`, which returns a new cache.
+`compact` writes in place. The ONNX exporter silently drops writes to an input: export `compacted`, which returns a new
+cache.
 """
 
 import torch
@@ -23,7 +24,17 @@ def moves(lengths: Tensor, path: Tensor, accepted: Tensor, slots: int) -> tuple[
 
 
 def compact(caches: list[Tensor], lengths: Tensor, path: Tensor, accepted: Tensor) -> None:
-    """Move the accepted path of every cache in place. See `op.compact`."""
+    """Commit the accepted path: K and V at slot lengths + path[d] move to slot lengths + d, for d in 1..accepted.
+
+    Args:
+        caches: tensors [B, H, S, D] of any dtype, written in place; no two may overlap. Views of a larger buffer are
+            fine. On a GPU one launch serves up to eight caches of one shape, so pass all layers in one call.
+        lengths: int64 [B], committed tokens per row: the slot of the root.
+        path: int64 [B, P], accepted: int64 [B], from `accept`. Nodes increase along a path, so path[d] >= d; entries
+            beyond `accepted` are not read.
+
+    A move whose source lies outside the cache is left out.
+    """
     if path.shape[1] == 1:  # a path of the root alone: nothing can move
         return
     for cache in caches:
@@ -32,7 +43,7 @@ def compact(caches: list[Tensor], lengths: Tensor, path: Tensor, accepted: Tenso
 
 
 def compacted(cache: Tensor, lengths: Tensor, path: Tensor, accepted: Tensor) -> Tensor:
-    """The compacted copy of one cache [B, H, S, D]."""
+    """One cache [B, H, S, D] after `compact`, as a new tensor."""
     if path.shape[1] == 1:
         return cache.clone()
     at, rows = _gathered(cache, lengths, path, accepted)

@@ -73,7 +73,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 def compact(caches: list[Tensor], lengths: Tensor, path: Tensor, accepted: Tensor) -> None:
-    """Launch for `op.compact`: neighbours of one shape share a launch."""
+    """Launch for `reference.compact`: neighbours of one shape share a launch."""
     group: list[Tensor] = []
     for cache in caches:
         if group and (len(group) == CACHES_PER_LAUNCH or not _alike(cache, group[0])):

@@ -1,17 +1,20 @@
 """`specstep::tree_attention` as an ONNX function."""
 
+from math import inf
+from typing import Any
+
 from onnxscript import FLOAT, INT32, INT64, script
 from onnxscript import opset18 as op
 
-from ..onnx_domain import OPS
+from ..onnx_domain import OPS, Float, write_node
 from ..tree_layout.onnx import unpack_bits
 
 
 @script(OPS, default_opset=op)
 def tree_attention(
-    q,
-    k,
-    v,
+    q: Float,
+    k: Float,
+    v: Float,
     lengths: INT64,
     depths: INT64,
     ancestors: INT32,
@@ -20,8 +23,8 @@ def tree_attention(
     scale: float,
     window: int,
     softcap: float,
-):
-    """See `op.tree_attention`. sinks [H] is always given, -inf where the model has none.
+) -> Float:
+    """See `reference.tree_attention`. sinks [H] is always given, -inf where the model has none.
 
     What does not depend on q, k and v comes first: all layers of a pass share it. Logits are [B, H, T, S] here, and
     the products' operands and results [B, H_kv, G * T, ...].
@@ -61,3 +64,13 @@ def tree_attention(
     weights = op.Slice(op.Softmax(capped), [0], [-1], [3])
     mixed = op.MatMul(op.Reshape(op.CastLike(weights, v), grouped), v)  # [B, H_kv, G * T, DV]
     return op.Transpose(op.Reshape(mixed, per_head), perm=[0, 2, 1, 3])
+
+
+def tree_attention_node(
+    q: Any, k: Any, v: Any, lengths: Any, depths: Any, ancestors: Any, key_depths: Any,
+    scale: float, window: int = 0, softcap: float = 0.0, sinks: Any = None,
+) -> Any:  # fmt: skip
+    """The node that stands for a call of the torch op, whose sinks may be None."""
+    sinks = op.Constant(value_floats=[-inf] * q.shape[1]) if sinks is None else op.Cast(sinks, to=FLOAT.dtype)
+    inputs = (q, k, v, lengths, depths, ancestors, key_depths, sinks)
+    return write_node(tree_attention, *inputs, scale=scale, window=window, softcap=softcap)

@@ -69,6 +69,26 @@ def tree_attention(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of tree nodes over cache and tree. See `op.tree_attention`."""
+    """Attention of T tree nodes over the committed tokens of a cache and over M tree nodes that follow them.
+
+    Args:
+        q: [B, H, T, D], fp32, fp16 or bf16.
+        k, v: [B, H_kv, S, D] and [B, H_kv, S, DV], the dtype of q, finite everywhere; a prefix view of a larger buffer
+            is fine. H is a multiple of H_kv and query head h reads head h // (H / H_kv). D and DV up to 256.
+        lengths: int64 [B]. Slots below lengths[b] are committed, slot j at position j; tree key j is at slot
+            lengths[b] + j, at position lengths[b] + key_depths[b, j]. Keys beyond S are not seen.
+        depths: int64 [B, T], depth of the query nodes: query i is at position lengths[b] + depths[b, i].
+        ancestors: int32 [B, T, W], W >= ceil(M / 32). Bit j of row i (word j // 32): query i sees tree key j.
+        key_depths: int64 [B, M]. M is T in a verify pass; a draft level has only its frontier as queries, M > T.
+        scale: factor of the scores.
+        window: 0, or the sliding window: seen only where query position - key position < window.
+        softcap: 0, or c in c * tanh(score / c) (Gemma 2).
+        sinks: None, or [H]: one more logit per head in the softmax denominator (GPT-OSS).
+
+    A query that sees nothing gets 0.
+
+    Returns:
+        [B, T, H, DV] in the dtype of q.
+    """
     visible = visible_slots(lengths, depths, ancestors, key_depths, k.shape[2], window)
     return masked_attention(q, k, v, visible, scale, softcap, sinks)

