@@ -22,11 +22,14 @@ class TorchSession(Session):
         self._prefill, self._step = prefill, step
         self.state: dict[str, Tensor] = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.state}
         self.caches = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.caches}
+        self._device = torch.cuda.current_device() if spec.device == "cuda" else None
         self._replays: dict[tuple[int, int], Callable[[], Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle() if spec.device == "cuda" else None  # of all graphs' memory
 
     def enter_thread(self) -> None:
         torch.get_num_threads()  # OpenMP's own setting is one per thread: this takes over the process's
+        if self._device is not None:
+            torch.cuda.set_device(self._device)  # the current device belongs to a thread, too
 
     def array(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.spec.device)
