@@ -115,7 +115,7 @@ def test_weights_are_in_memory_once(folder):
     done = subprocess.run([sys.executable, "-c", MEMORY, folder], capture_output=True, text=True, check=True)
     found, size = json.loads(done.stdout), (folder / WEIGHTS).stat().st_size
     assert found["copied"] > 0.8 * size, "the measure would not see a copy"
-    assert found["grown"] < 0.2 * size
+    assert found["grown"] < 0.5 * size  # caches and code
     assert all(mapping["Anonymous:"] == 0 for mapping in found["mapped"])
     assert [round(mapping["size"] / size, 2) for mapping in found["mapped"]] == [1.0, 1.0]
     assert sum(mapping["Rss:"] for mapping in found["mapped"]) > 0.5 * size
