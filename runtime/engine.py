@@ -25,16 +25,13 @@ class Engine:
 
     def __init__(self, session: Session, text: EngineTokenizer | None):
         self.text = text
-        self._session: Session | None = session
         self._scheduler = Scheduler(session)
 
     @property
     def session(self) -> Session:
         """The session, for those who replay steps themselves while nothing is submitted. Raises EngineError after
         `close`."""
-        if self._session is None:
-            raise EngineError("engine: expected an open engine, got one that was closed; load it again")
-        return self._session
+        return self._scheduler.session
 
     @property
     def spec(self) -> EngineSpec:
@@ -179,7 +176,6 @@ class Engine:
     def close(self) -> None:
         """End all requests and give the engine's memory back. A closed engine cannot be used again."""
         self._scheduler.close()
-        self._session = None
 
     def __enter__(self) -> "Engine":
         return self

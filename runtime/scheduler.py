@@ -17,6 +17,8 @@ from ..errors import EngineError
 from .request import Event, Request
 from .session import Session
 
+CLOSED = "engine: expected an open engine, got one that was closed; load it again"
+
 
 class _Caller:
     """The worker's side of a submission. Only the worker takes from `waiting`; `events` is read by the caller."""
@@ -88,12 +90,19 @@ class Scheduler:
     """Requests in, tokens out, over the rows of one session."""
 
     def __init__(self, session: Session):
-        self._session = session
+        self._session: Session | None = session
         self._lock = threading.Lock()  # of the three below
         self._callers: deque[_Caller] = deque()  # those with requests that wait for a row, the next to be served first
         self._worker: threading.Thread | None = None
         self._closed = False
         _SCHEDULERS.add(self)
+
+    @property
+    def session(self) -> Session:
+        """The session. Raises EngineError after `close`."""
+        if self._session is None:
+            raise EngineError(CLOSED)
+        return self._session
 
     def submit(self, requests: Sequence[Request]) -> Submission:
         """Queue requests. Raises EngineError after `close`, ValueError for a request that was submitted before."""
@@ -105,7 +114,7 @@ class Scheduler:
         submission = Submission(caller, requests)
         with self._lock:
             if self._closed:
-                raise EngineError("engine: expected an open engine, got one that was closed; load it again")
+                raise EngineError(CLOSED)
             self._callers.append(caller)
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name="specstep", daemon=True)
@@ -113,17 +122,18 @@ class Scheduler:
         return submission
 
     def close(self) -> None:
-        """Cancel everything and wait for the step under way. Nothing can be submitted any more."""
+        """Cancel everything, wait for the step under way, and let go of the session."""
         with self._lock:
             self._closed, worker = True, self._worker
-        if worker is not None and worker is not threading.current_thread():
+        if worker is not None:
             worker.join()
+        self._session = None
 
     def _work(self) -> None:
         """The worker: admit, step, hand out, until there is nothing to do."""
         rows: dict[int, _Running] = {}
         try:
-            self._session.enter_thread()
+            self.session.enter_thread()
             while self._go_on(rows):
                 self._admit(rows)
                 self._step(rows)
@@ -142,7 +152,7 @@ class Scheduler:
                     caller.cancel()
             self._callers = deque(caller for caller in self._callers if caller.waiting and not caller.cancelled)
             for row in [row for row, running in rows.items() if running.caller.cancelled]:
-                self._session.release(row)
+                self.session.release(row)
                 del rows[row]
             if not rows and not self._callers:
                 self._worker = None
@@ -150,7 +160,7 @@ class Scheduler:
 
     def _admit(self, rows: dict[int, _Running]) -> None:
         """Give the free rows to the callers that wait, one request each in turn."""
-        while self._session.free_rows:
+        while self.session.free_rows:
             with self._lock:
                 if not self._callers:
                     return
@@ -162,7 +172,7 @@ class Scheduler:
                     self._callers.append(caller)
             admitted = time.perf_counter()
             try:
-                row = self._session.admit(request.prompt, request.limit, request.stop_ids)
+                row = self.session.admit(request.prompt, request.limit, request.stop_ids)
             except BaseException as error:
                 caller.events.put(error)
                 continue
@@ -173,18 +183,18 @@ class Scheduler:
         if not rows:
             return
         try:
-            reports = self._session.step()
+            reports = self.session.step()
         except BaseException as error:
             for row in list(rows):
                 rows[row].caller.events.put(error)
-                self._session.release(row)
+                self.session.release(row)
                 del rows[row]
             return
         now = time.perf_counter()
         for row, report in reports.items():
             running = rows[row]
             if report.finish:
-                self._session.release(row)
+                self.session.release(row)
                 del rows[row]
             running.caller.events.put((running.request, Event(report, running.admitted, running.prefilled, now)))
 
