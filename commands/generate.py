@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from .conversation import add_template_options, template_arguments, with_system
+from .conversation import add_template_options, given_arguments, with_system
 from .prompts import LINES, Entry, make_requests, read_prompts
 from .stats import speed
 
@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    arguments = template_arguments(options)
+    arguments = given_arguments(options)
     if options.raw and (arguments or options.system is not None):
         raise InputError("raw: expected no --system and no --template-arg beside it, got one; they need the template")
     if options.prompts is None:
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         options.max_new_tokens,
         chat=chat,
         ignore_eos=options.ignore_eos,
-        template_arguments=arguments,
+        chat_template_kwargs=arguments,
     )
     requests = [(entry.id, request) for entry, request in made]
     started = time.perf_counter()

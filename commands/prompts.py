@@ -26,7 +26,7 @@ class Entry(NamedTuple):
     id: Any
     prompt: str | list[Any] | InputError
     category: str = ""
-    template_arguments: Mapping[str, Any] = {}
+    chat_template_kwargs: Mapping[str, Any] = {}
 
 
 def read_prompts(file: str) -> list[Entry]:
@@ -80,7 +80,7 @@ def make_requests(
     *,
     chat: bool,
     ignore_eos: bool = False,
-    template_arguments: Mapping[str, Any] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[tuple[Entry, "Request"]]:
     """A request for each usable prompt; what is wrong with the others goes to standard error, a line each. A prompt's
     own template arguments win over those of all."""
@@ -95,7 +95,7 @@ def make_requests(
                 max_new_tokens,
                 chat=chat,
                 ignore_eos=ignore_eos,
-                template_arguments={**(template_arguments or {}), **entry.template_arguments},
+                chat_template_kwargs={**(chat_template_kwargs or {}), **entry.chat_template_kwargs},
                 name=name,
             )
             requests.append((entry, request))

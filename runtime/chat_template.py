@@ -45,9 +45,11 @@ class ChatTemplate:
         arguments = arguments or {}
         reserved = [name for name in RESERVED if name in arguments]
         if reserved:
-            raise InputError(f"template_arguments: expected names other than {', '.join(RESERVED)}, got {reserved[0]}")
+            raise InputError(
+                f"chat_template_kwargs: expected names other than {', '.join(RESERVED)}, got {reserved[0]}"
+            )
         conversation = [self._message(message) for message in messages]
-        return self._render(conversation, _plain(arguments, "template_arguments"))
+        return self._render(conversation, _plain(arguments, "chat_template_kwargs"))
 
     def _render(self, conversation: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
         known = {"tools": None, "documents": None, "add_generation_prompt": True}

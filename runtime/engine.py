@@ -54,7 +54,7 @@ class Engine:
         chat: bool = False,
         ignore_eos: bool = False,
         stop_ids: Sequence[int] = (),
-        template_arguments: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Generation: ...
 
     @overload
@@ -66,7 +66,7 @@ class Engine:
         chat: bool = False,
         ignore_eos: bool = False,
         stop_ids: Sequence[int] = (),
-        template_arguments: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Generation]: ...
 
     def generate(self, prompts: Any, max_new_tokens: int | None = None, **options: Any) -> Any:
@@ -79,7 +79,7 @@ class Engine:
             chat: put a text through the chat template, as the user's turn. A conversation always goes through it.
             ignore_eos: go on past the model's end-of-sequence tokens.
             stop_ids: further tokens that end the output.
-            template_arguments: variables of the chat template, as {"enable_thinking": False}.
+            chat_template_kwargs: variables of the chat template, as {"enable_thinking": False}.
 
         Returns:
             A `Generation`, or a list of them in the order of the prompts.
@@ -106,7 +106,7 @@ class Engine:
         chat: bool = False,
         ignore_eos: bool = False,
         stop_ids: Sequence[int] = (),
-        template_arguments: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Generator[str, None, Generation]:
         """Generate for one prompt, with the arguments and errors of `generate`.
 
@@ -120,7 +120,7 @@ class Engine:
             chat=chat,
             ignore_eos=ignore_eos,
             stop_ids=stop_ids,
-            template_arguments=template_arguments,
+            chat_template_kwargs=chat_template_kwargs,
         )
         return self._texts(request, self.tokenizer)
 
@@ -141,14 +141,14 @@ class Engine:
         chat: bool = False,
         ignore_eos: bool = False,
         stop_ids: Sequence[int] = (),
-        template_arguments: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         name: str = "prompt",
     ) -> Request:
         """Check one prompt against the engine's limits -> a request for `submit` or `run`. Arguments as for `generate`;
         name: what errors call the prompt. Raises InputError."""
         spec = self.spec
         if isinstance(prompt, str) or is_conversation(prompt):
-            tokens = encode(self.tokenizer, prompt, chat, template_arguments, name)
+            tokens = encode(self.tokenizer, prompt, chat, chat_template_kwargs, name)
         else:
             tokens = token_ids(prompt, spec.vocab_size, f"{name}: token_ids")
         longest = spec.max_seq_len - 1

@@ -34,7 +34,7 @@ def encode(
     tokenizer: EngineTokenizer,
     prompt: str | Sequence[Message],
     chat: bool,
-    template_arguments: Mapping[str, Any] | None,
+    chat_template_kwargs: Mapping[str, Any] | None,
     name: str,
 ) -> list[int]:
     """Token ids of a text, with `chat` as the user's turn, or of a conversation. An empty text stays empty, whatever a
@@ -44,7 +44,7 @@ def encode(
     if isinstance(prompt, str) and not chat:
         return tokenizer.encode(prompt)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return tokenizer.encode_messages(messages, template_arguments, name)
+    return tokenizer.encode_messages(messages, chat_template_kwargs, name)
 
 
 def token_ids(values: Any, vocabulary: int, name: str) -> list[int]:

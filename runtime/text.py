@@ -41,12 +41,12 @@ class EngineTokenizer:
         return self.tokenizer.encode(_utf8(text)).ids
 
     def encode_messages(
-        self, messages: Sequence[Message], template_arguments: Mapping[str, Any] | None = None, name: str = "prompt"
+        self, messages: Sequence[Message], chat_template_kwargs: Mapping[str, Any] | None = None, name: str = "prompt"
     ) -> list[int]:
         """Token ids of a conversation in the chat template, ready for the assistant's answer.
 
         Args:
-            template_arguments: variables of the template, such as `enable_thinking`.
+            chat_template_kwargs: variables of the template, such as `enable_thinking`.
             name: stands at the start of an error.
 
         Raises:
@@ -54,16 +54,16 @@ class EngineTokenizer:
         """
         check_messages(messages, name)
         try:
-            text = _utf8(self.render(messages, template_arguments))
+            text = _utf8(self.render(messages, chat_template_kwargs))
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
         return self.tokenizer.encode(text, add_special_tokens=False).ids  # the template writes BOS itself
 
-    def render(self, messages: Sequence[Message], template_arguments: Mapping[str, Any] | None = None) -> str:
+    def render(self, messages: Sequence[Message], chat_template_kwargs: Mapping[str, Any] | None = None) -> str:
         """The text of a checked conversation, ready for the assistant's answer. Raises InputError."""
         if self._template is None:
             raise InputError("chat: expected a model with a chat template, got one without; use a raw prompt")
-        return self._template.render(messages, template_arguments)
+        return self._template.render(messages, chat_template_kwargs)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""

@@ -68,7 +68,7 @@ def test_a_turn_that_does_not_fit_is_said_and_the_others_go_on(engine_folder, mo
     assert out.count("\n") >= 3
 
 
-def test_template_arguments_reach_the_template(engine_folder, monkeypatch, capsys):
+def test_chat_template_kwargs_reach_the_template(engine_folder, monkeypatch, capsys):
     asked = []
     real = EngineTokenizer.encode_messages
     monkeypatch.setattr(
@@ -85,7 +85,7 @@ def test_template_arguments_reach_the_template(engine_folder, monkeypatch, capsy
     ("arguments", "error"),
     [
         (["--template-arg", "x"], "template-arg: expected NAME=VALUE, got 'x'"),
-        (["--template-arg", "messages=[]"], "template_arguments: expected names other than"),
+        (["--template-arg", "messages=[]"], "chat_template_kwargs: expected names other than"),
         (["--max-new-tokens", "0"], "max_new_tokens: expected an integer of at least 1, got 0"),
         (["--system", "x" * 300], "expected at most 191 tokens"),
     ],

@@ -34,7 +34,7 @@ def test_each_kind_of_prompt(tmp_path):
         {"turns": ["first", "second"], "category": "x"},
     )
     assert [entry.prompt for entry in found] == ["text\u2028of two lines\x85", [SYSTEM, USER], [3, 4], "first"]
-    assert [entry.template_arguments for entry in found] == [{}, {"enable_thinking": False}, {}, {}]
+    assert [entry.chat_template_kwargs for entry in found] == [{}, {"enable_thinking": False}, {}, {}]
 
 
 @pytest.mark.parametrize(
@@ -55,15 +55,15 @@ def test_bad_lines_are_errors_in_their_place(tmp_path, line, error):
         raise entry.prompt
 
 
-def test_a_lines_template_arguments_win_over_those_of_all(tmp_path):
+def test_a_lines_chat_template_kwargs_win_over_those_of_all(tmp_path):
     found = entries(tmp_path, {"id": "a", "messages": [USER], "chat_template_kwargs": {"tone": "dry"}}, {"prompt": "x"})
-    made = make_requests(Recorder(), found, 5, chat=True, template_arguments={"tone": "wet", "n": 1})
+    made = make_requests(Recorder(), found, 5, chat=True, chat_template_kwargs={"tone": "wet", "n": 1})
     [(_, (prompt, options)), (_, (_, others))] = made
     assert prompt == [USER]
     assert options == {
-        "chat": True, "ignore_eos": False, "template_arguments": {"tone": "dry", "n": 1}, "name": "prompt a",
+        "chat": True, "ignore_eos": False, "chat_template_kwargs": {"tone": "dry", "n": 1}, "name": "prompt a",
     }  # fmt: skip
-    assert others["template_arguments"] == {"tone": "wet", "n": 1}
+    assert others["chat_template_kwargs"] == {"tone": "wet", "n": 1}
 
 
 @pytest.mark.parametrize(

@@ -150,8 +150,8 @@ def test_refusals_are_one_line_with_the_templates_words_and_line():
     assert refusal("a\n{% if %}").startswith("chat_template: line 2: Expected an expression")
     assert refusal("\n\n{{ messages[0].x.y }}").startswith("chat_template: line 3: ")
     assert refusal("\n{{ 1 / 0 }}") == "chat_template: line 2: ZeroDivisionError: division by zero"
-    assert "template_arguments: " in refusal("x", arguments={"messages": []})
-    assert "template_arguments.when: expected what JSON can hold, got datetime" in refusal(
+    assert "chat_template_kwargs: " in refusal("x", arguments={"messages": []})
+    assert "chat_template_kwargs.when: expected what JSON can hold, got datetime" in refusal(
         "x", arguments={"when": datetime.now()}
     )
 
