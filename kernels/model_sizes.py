@@ -38,7 +38,7 @@ class ModelSizes:
         queries = (self.batch, self.heads, self.nodes, self.key_size)
         keys, values = ((self.batch, self.kv_heads, self.slots, size) for size in (self.key_size, self.value_size))
         written = (self.batch, self.kv_heads, self.nodes)
-        attention = [queries, keys, values, rows, tree, bits, tree]
+        attention: list[Sequence[int]] = [queries, keys, values, rows, tree, bits, tree]
         splits = AttendSplit()
         return {
             "tree_layout": [tree, tree],

@@ -21,7 +21,7 @@ from ...kernels.ptx import Binary, compile_ptx
 from .driver import driver
 from .library import load_library
 
-trt = load_library("tensorrt-rtx")
+trt: Any = load_library("tensorrt-rtx")
 
 DTYPES = {
     trt.int64: "int64", trt.int32: "int32", trt.bool: "bool",
