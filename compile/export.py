@@ -7,11 +7,14 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
 from ..errors import BuildError
+from ..graphs.drafters.drafter import Drafter
 from ..runtime.engine_file import EngineSpec
 from .assemble import FlatProgram, example_inputs
 from .drafters.blame import describe_error, line_of
+from .drafters.validate import foreign_scorers
 
 ASSERTION = torch.ops.aten._assert_async
+EXPECTED = "expected code that torch.export can trace, for any number of rows and cache slots"
 
 
 def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
@@ -32,11 +35,22 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
         with torch.no_grad():
             exported = torch.export.export(program, tuple(inputs), dynamic_shapes=shapes, strict=False)
     except Exception as error:  # tracing raises anything
-        if line_of(error):
-            raise BuildError(f"drafter: {describe_error(error)}; expected code that torch.export can trace") from error
+        if line_of(error) or _has_foreign_scorer(program):
+            raise BuildError(f"drafter: {describe_error(error)}; {EXPECTED}") from error
         raise
     check_graph(exported, program)
+    most = {spec.capacity // spec.slot_step - 1, max(spec.max_batch, 3), spec.prefill_chunk}
+    for size, bounds in exported.range_constraints.items():  # a Python `if` on a size narrows it without a word
+        if str(size).startswith("s") and int(bounds.upper) not in most:
+            if _has_foreign_scorer(program):
+                raise BuildError(f"drafter: an `if` or `assert` on a size holds for some sizes alone; {EXPECTED}")
+            raise AssertionError(f"{size}: expected one of {sorted(most)} as its bound, got {bounds.upper}")
     return exported
+
+
+def _has_foreign_scorer(program: FlatProgram) -> bool:
+    drafter = getattr(program.module, "drafter", None)
+    return isinstance(drafter, Drafter) and bool(foreign_scorers(drafter))
 
 
 def check_graph(exported: ExportedProgram, program: FlatProgram) -> None:

@@ -207,6 +207,30 @@ def test_the_line_that_cannot_be_traced_is_named(model_folder, tmp_path):
         )
 
 
+def bounded(keys):
+    assert keys[0].shape[2] < 150
+
+
+def fixed(keys):
+    torch.zeros(int(keys[0].shape[2])) + keys[0][0, 0, :, 0]
+
+
+@pytest.mark.parametrize("function", [bounded, fixed])
+def test_a_graph_that_holds_for_some_sizes_alone_is_refused(function, model_folder, tmp_path):
+    """No line of the scorer raises while it is traced with two steps of slots."""
+
+    def begin(self, state, keys, values, shape):
+        function(keys)
+        return Neural.begin(self, state, keys, values, shape)
+
+    with pytest.raises(
+        specstep.BuildError, match=r"^drafter: .*; expected code .*for any number of rows and cache slots$"
+    ):
+        specstep.build(
+            str(model_folder), tmp_path / "engine", drafter=changed(begin=begin), dtype="float32", max_seq_len=300
+        )
+
+
 FACTORIES = """
 def number(target): return 7
 def broken(target):

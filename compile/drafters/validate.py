@@ -28,11 +28,15 @@ HOST_READS = ("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", 
 def check_drafter(drafter: Drafter, target: CausalLM) -> None:
     """Run each scorer that is not of this package through a prefill and a step. Raises BuildError for what does not
     fit: field, expected, got."""
+    for scorer in foreign_scorers(drafter):
+        _Trial(scorer, drafter.shape, target).run()
+
+
+def foreign_scorers(drafter: Drafter) -> list[Scorer]:
+    """The scorers of a drafter that are not of this package."""
     scorer = drafter.scorer
     parts: Iterable[Any] = scorer.scorers if isinstance(scorer, Merged) else [scorer]
-    for part in parts:
-        if not type(part).__module__.startswith("specstep."):
-            _Trial(part, drafter.shape, target).run()
+    return [part for part in parts if not type(part).__module__.startswith("specstep.")]
 
 
 def check_traceable(step: nn.Module) -> None:
