@@ -91,7 +91,7 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    attention_pass: Pass,
+    attention_pass: Pass | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -101,6 +101,8 @@ def attend(
     """transformers' attention interface over a `Pass`. query [B, H, T, D], key and value [B, H_kv, S, D] -> [B, T,
     H, D].
     """
+    if attention_pass is None:
+        raise ValueError("it hands no keyword arguments on to its attention; expected a model that does")
     if attention_mask is not None:
         raise ValueError("it adds a mask of its own to the attention scores; expected a causal or sliding window only")
     scale = query.shape[3] ** -0.5 if scaling is None else scaling

@@ -1,6 +1,7 @@
 """Every promised architecture: the step's output is transformers' greedy output, past every sliding window."""
 
 import random
+from pathlib import Path
 
 import pytest
 import specstep
@@ -45,6 +46,7 @@ OTHERS = {
     "Bloom": ({}, "computes attention in code of its own"),
     "Lfm2": ({"layer_types": ["conv", "full_attention"]}, r"has layers of type \['conv'\]"),
     "Mamba": ({}, "has layers of type"),
+    "Nemotron": ({"num_key_value_heads": 2}, "hands no keyword arguments on to its attention"),
     "Rwkv": ({}, "cannot be traced|code of its own"),
 }
 
@@ -59,6 +61,16 @@ def test_unsupported_models_are_refused_by_name(architecture, tmp_path):
     with pytest.raises(specstep.BuildError, match=f"model: {architecture}ForCausalLM .*({message})") as refusal:
         specstep.eager(str(tmp_path / "model"), dtype="float32", max_seq_len=64)
     assert "\n" not in str(refusal.value)
+
+
+def test_the_table_of_models_holds_no_defect():
+    """`python bench/model_table.py` tried every class of transformers."""
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    rows = [line.split(" | ", 2) for line in page.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 180
+    assert all(cell.startswith(("works", "refused: ", "not tried: ")) for _, _, cell in rows)
+    cells = {name: cell for _, name, cell in rows}
+    assert all(cells[type(tiny_model(name)).__name__].startswith("works") for name in ARCHITECTURES)
 
 
 def test_whatever_a_traced_pass_raises_is_one_line(tmp_path, monkeypatch):

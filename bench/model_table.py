@@ -1,0 +1,191 @@
+"""Try every causal LM class of transformers once, tiny and random, and write docs/models.md.
+
+    python bench/model_table.py            # all of them, 8 minutes on an idle core
+    python bench/model_table.py llama opt  # these alone, printed
+
+Each class runs in a process of its own, so that one that dies or hangs stops no other.
+"""
+
+import faulthandler
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import specstep
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+SECONDS, LARGEST, NEW_TOKENS = 120, 50_000_000, 40
+PROMPTS = [[3, 9, 4] * 7, [31, 7, 250, 88, 19, 5, 201, 44, 160, 12, 99]]
+
+# Part of a field's name -> its tiny value, the first that fits. 0 keeps the default.
+TINY: list[tuple[str, Any]] = [
+    ("vocab_size", 320), ("token_id", 1), ("max_position", 512), ("n_positions", 512), ("n_ctx", 512),
+    ("max_window_layers", 0), ("sliding_window", 9), ("attention_window", 9), ("window_size", 9),
+    ("q_lora_rank", 24), ("kv_lora_rank", 16), ("qk_rope_head_dim", 8), ("qk_nope_head_dim", 12), ("v_head_dim", 12),
+    ("head_dim", 16), ("head_size", 16), ("key_value_heads", 2), ("num_kv_heads", 2), ("kv_head", 2),
+    ("attention_heads", 4), ("num_heads", 4), ("n_head", 4), ("linear_num", 2),
+    ("per_tok", 2), ("moe_k", 2), ("top_k", 2), ("topk_group", 1), ("n_group", 1),
+    ("shared_experts", 1), ("experts", 4), ("first_k_dense", 1),
+    ("hidden_layers", 3), ("n_layer", 3), ("num_layers", 3), ("encoder_layers", 3),
+    ("decoder_layers", 3), ("intermediate", 64), ("ffn", 64), ("n_inner", 64), ("d_ff", 64),
+    ("hidden_size_per_layer", 8), ("hidden_size", 48), ("d_model", 48), ("n_embd", 48), ("embed_proj_dim", 48),
+    ("embedding_size", 48), ("d_kv", 12), ("rotary_dim", 8), ("initializer_range", 0.3), ("init_std", 0.3),
+]  # fmt: skip
+MISSING = {  # where the default is None
+    "num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1, "topk_group": 1, "n_group": 1,
+}  # fmt: skip
+HYBRID = {"layer_types": ["conv", "full_attention", "conv"]}
+ALSO: dict[str, dict[str, Any]] = {  # what a class wants besides
+    "helium": {"head_dim": 12}, "hunyuan_v1_dense": {"head_dim": 12}, "hunyuan_v1_moe": {"head_dim": 12},
+    "ministral": {"head_dim": 12}, "nemotron": {"num_key_value_heads": 2},
+    "stablelm": {"hidden_size": 64}, "longcat_flash": {"qk_head_dim": 20},
+    "mamba2": {"num_heads": 6}, "xlm": {"emb_dim": 48},
+    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "gemma3n_text": {"num_kv_shared_layers": 1}, "lfm2": HYBRID, "lfm2_moe": HYBRID, "lfm3": HYBRID,
+}  # fmt: skip
+DECODERS = {"is_decoder": True, "is_encoder_decoder": False, "add_cross_attention": False, "alibi": False}
+
+
+def tiny_config(kind: type[PretrainedConfig]) -> PretrainedConfig:
+    """A config of this class with every size made small."""
+    default, changes = kind(), {}
+    for name, value in default.to_dict().items():
+        if name in kind.sub_configs:
+            changes[name] = tiny_config(type(getattr(default, name))) if value is not None else None
+        elif name in DECODERS and isinstance(value, bool):
+            changes[name] = DECODERS[name]
+        elif value is None and name in MISSING:
+            changes[name] = MISSING[name]
+        elif type(value) in (int, float):
+            small = next((small for part, small in TINY if part in name), 0)
+            changes |= {name: small} if small and type(small) is type(value) else {}
+    if "qk_rope_head_dim" in changes:  # latent attention: the size of a head is not one number
+        changes |= {name: 4 if name == "num_key_value_heads" else changes["qk_rope_head_dim"]
+                    for name in ("num_key_value_heads", "head_dim") if name in changes}  # fmt: skip
+    return kind(**changes | ALSO.get(kind.model_type, {}))
+
+
+def tiny_model(model_type: str) -> Any:
+    """A random float32 model. Raises whatever transformers raises, or ValueError if it is not small."""
+    config = tiny_config(CONFIG_MAPPING[model_type])
+    with torch.device("meta"):
+        size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    if size > LARGEST:
+        raise ValueError(f"{size / 1e6:.0f} million parameters, this script knows no smaller config")
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def greedy(model: Any, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "pad_token_id": 1}
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=None, **options)
+    return list(out[0, len(prompt) :].tolist())
+
+
+@torch.no_grad()
+def greedy_without_cache(model: Any, prompt: list[int]) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(NEW_TOKENS):
+        tokens.append(int(model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def attempt(model_type: str) -> str:
+    """One class: its cell in the table."""
+    try:
+        model = tiny_model(model_type)
+    except Exception as error:
+        return f"not tried: {line(error)}"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            expected = [greedy(model, prompt) for prompt in PROMPTS]
+            failed = ""
+        except Exception as error:
+            failed = f"not tried: {line(error)}"
+        try:
+            model.save_pretrained(folder)
+            engine = specstep.eager(folder, dtype="float32", max_seq_len=128, drafter="ngram", nodes=6)
+            got = [engine.generate(prompt, NEW_TOKENS, ignore_eos=True).token_ids for prompt in PROMPTS]
+        except specstep.BuildError as error:
+            refusal = str(error).removeprefix("model: ").replace(f"{folder}: ", "")
+            return failed if failed and "traced" in refusal else f"refused: {refusal}"
+        except Exception as error:
+            return failed or f"DEFECT: {line(error)}"
+    if failed or got == expected:
+        return failed or "works"
+    if got == [greedy_without_cache(model, prompt) for prompt in PROMPTS]:
+        return "works: text as transformers' forward pass has it without a cache; its own cache changes the text"
+    return "DEFECT: other text than transformers"
+
+
+def line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"
+
+
+def child(model_type: str, pipe: Any) -> None:
+    faulthandler.enable()
+    torch.set_num_threads(1)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        pipe.send(attempt(model_type))
+
+
+def results(model_types: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """(model type, class, cell) of each."""
+    context = multiprocessing.get_context("fork")
+    for model_type in model_types:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=child, args=(model_type, theirs))
+        process.start()
+        process.join(0 if ours.poll(SECONDS) else 1)
+        cell = ours.recv() if ours.poll() else f"not tried: no answer in {SECONDS} s"
+        process.kill()
+        process.join()
+        name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+        print(f"{model_type:28} {name:36} {cell}", flush=True)
+        yield model_type, name, cell
+
+
+def page(rows: list[tuple[str, str, str]]) -> str:
+    counts = Counter(cell.split(":")[0] for _, _, cell in rows)
+    head = f"""# Models
+
+Every causal LM class of transformers {transformers.__version__}, tried once: a tiny random model in float32, through
+the eager engine with the drafter `ngram` and a tree.
+
+- **works**: {NEW_TOKENS} greedy tokens equal those of transformers, past a small sliding window where there is one.
+- **refused**: `build` ends with this line.
+- **not tried**: transformers itself does not build or run the tiny model that the script makes.
+
+A real checkpoint gets the same comparison, of logits in float32, when an engine is built from it.
+
+{", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))}. Written by `python bench/model_table.py`;
+run it again after an upgrade of transformers.
+
+| model type | class | result |
+|---|---|---|
+"""
+    cells = (cell.replace("|", "\\|") for _, _, cell in rows)
+    return head + "".join(f"| {kind} | {name} | {cell} |\n" for (kind, name, _), cell in zip(rows, cells, strict=True))
+
+
+def main() -> None:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    rows = list(results(sys.argv[1:] or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)))
+    if not sys.argv[1:]:
+        PAGE.write_text(page(rows))
+
+
+if __name__ == "__main__":
+    main()
