@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .conversation import History, add_template_options, template_arguments
+from .conversation import History, add_template_options, given_arguments
 from .stats import speed
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    arguments = template_arguments(options)
+    arguments = given_arguments(options)
     from ..runtime.engine import load
 
     with load(options.engine) as engine:

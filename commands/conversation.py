@@ -26,7 +26,7 @@ def add_template_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def template_arguments(options: argparse.Namespace) -> dict[str, Any]:
+def given_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """What --template-arg says. Raises InputError."""
     arguments = {}
     for given in options.template_arg:
