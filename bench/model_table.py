@@ -158,6 +158,7 @@ def results(model_types: Iterable[str]) -> Iterator[tuple[str, str, str]]:
 
 def page(rows: list[tuple[str, str, str]]) -> str:
     counts = Counter(cell.split(":")[0] for _, _, cell in rows)
+    summary = ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
     head = f"""# Models
 
 Every causal LM class of transformers {transformers.__version__}, tried once: a tiny random model in float32, through
@@ -169,7 +170,7 @@ the eager engine with the drafter `ngram` and a tree.
 
 A real checkpoint gets the same comparison, of logits in float32, when an engine is built from it.
 
-{", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))}. Written by `python bench/model_table.py`;
+{summary}. Written by `python bench/model_table.py`;
 run it again after an upgrade of transformers.
 
 | model type | class | result |
