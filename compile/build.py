@@ -2,19 +2,21 @@
 
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
 from ..backends import BACKENDS
 from ..errors import BuildError
 from ..runtime.inductor.aoti import machine
-from .assemble import assemble
+from .assemble import Graphs, assemble
 from .config import BuildOptions, given_scorer, make_config
 from .drafters.validate import check_traceable
 from .faithful import check_faithful
-from .source import load_source, model_summary
+from .lowered import Lowered
+from .source import Source, load_source, model_summary
 from .stages import describe_tree, stage_shares
 from .try_drafts import try_drafts
 from .tuned import with_tuned
@@ -58,22 +60,21 @@ def build(
         try_drafts(source, graphs, report)
 
         lowered = compiler.lower(graphs, directory, report)
-        special = source.tokenizer.special_tokens_map if source.tokenizer else {}
-        about = {
-            "model": model_summary(source),
-            "tree": describe_tree(graphs.step),
-            "stages": stage_shares(lowered.step),
-            "versions": {"torch": torch.__version__} | _versions() | lowered.versions,
-            "built_on": {key: value for key, value in machine().items() if key != "instructions"},
-            "build_s": round(time.perf_counter() - started, 1),
-            "special_tokens": {name: token for name, token in special.items() if isinstance(token, str)},
-        } | lowered.details
+        about = _about(source, graphs, lowered) | {"build_s": round(time.perf_counter() - started, 1)}
         write_manifest(directory, graphs.spec, lowered, about)
     report(f"engine written to {output} in {time.perf_counter() - started:.0f} s")
     return Path(output)
 
 
-def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("specstep", "transformers")}
+def _about(source: Source, graphs: Graphs, lowered: Lowered) -> dict[str, Any]:
+    """What the manifest says of an engine for people, and the special tokens of its chat template."""
+    special = source.tokenizer.special_tokens_map if source.tokenizer else {}
+    versions = {name: version(name) for name in ("specstep", "transformers")}
+    return {
+        "model": model_summary(source),
+        "tree": describe_tree(graphs.step),
+        "stages": stage_shares(lowered.step),
+        "versions": {"torch": torch.__version__} | versions | lowered.versions,
+        "built_on": {key: value for key, value in machine().items() if key != "instructions"},
+        "special_tokens": {name: token for name, token in special.items() if isinstance(token, str)},
+    } | lowered.details
