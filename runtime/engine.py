@@ -20,7 +20,7 @@ class Engine:
     """A step and a prefill behind one session. `load` makes one from an engine directory, `specstep.jit` from a model.
 
     Any number of threads may use an engine at once: their requests share its rows, and each gets what it would get
-    alone. Use it in a `with` block, or call `close`, to give its memory back early.
+    alone. Use it in a `with` block, or call `close`, to give its caches back early.
     """
 
     def __init__(self, session: Session, text: EngineTokenizer | None):
@@ -174,7 +174,8 @@ class Engine:
         return outcome(request, self.text)
 
     def close(self) -> None:
-        """End all requests and give the engine's memory back. A closed engine cannot be used again."""
+        """End all requests and give the caches back; a closed engine cannot be used again. Weights that were mapped
+        from a file are memory that the system takes back by itself when it is short."""
         self._scheduler.close()
 
     def __enter__(self) -> "Engine":

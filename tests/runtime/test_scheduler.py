@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,15 @@ def test_a_closed_engine_ends_its_streams_and_refuses_more():
         with pytest.raises(EngineError, match="expected an open engine, got one that was closed"):
             use()
     engine.close()
+
+
+def test_a_closed_engine_lets_go_of_its_session():
+    engine = engine_of(1)
+    engine.generate([5], 3)
+    session = weakref.ref(engine.session)
+    engine.close()
+    gc.collect()
+    assert session() is None
 
 
 def test_a_program_that_ends_in_the_middle_of_a_stream_ends(engine_folder):
