@@ -93,8 +93,9 @@ class Engine:
         requests = [
             self.request(prompt, max_new_tokens, name=name, **options) for name, prompt in zip(names, many, strict=True)
         ]
-        for _ in self.run(requests):
-            pass
+        with self.run(requests) as running:  # an interrupt must not keep the rows for as long as its traceback lives
+            for _ in running:
+                pass
         results = [self.result(request) for request in requests]
         return results[0] if single else results
 

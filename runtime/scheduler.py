@@ -6,6 +6,7 @@ one request each, so a long list of prompts does not keep a single one waiting.
 """
 
 import atexit
+import os
 import threading
 import time
 import weakref
@@ -13,11 +14,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 
-from ..errors import EngineError
+from ..errors import EngineError, InputError
 from .request import Event, Request
 from .session import Session
-
-CLOSED = "engine: expected an open engine, got one that was closed; load it again"
 
 
 class _Caller:
@@ -44,26 +43,32 @@ class Submission:
     """Requests on their way: an iterator of each request with its new tokens, as they come.
 
     A request is updated when its tokens are read. Leaving the iterator for good, by `cancel`, `with` or garbage
-    collection, gives the rows back. What a prefill or a step raises is raised here, and cancels the rest.
+    collection, gives the rows back. What a prefill or a step raises is raised here, now and at each further read; the
+    rest of the requests is cancelled.
     """
 
     def __init__(self, caller: _Caller, requests: Sequence[Request]):
         self._caller = caller
         self._unfinished = list(requests)
+        self._error: BaseException | None = None
         self._abandoned = weakref.finalize(self, caller.cancel)
 
     def __iter__(self) -> Iterator[tuple[Request, list[int]]]:
         return self
 
     def __next__(self) -> tuple[Request, list[int]]:
+        if self._error is not None:
+            raise self._error
         if not self._unfinished or self._caller.cancelled:
             self.cancel()
             raise StopIteration
         event = self._caller.events.get()
         if event is None:
+            self._caller.events.put(None)  # for other readers
             self.cancel()
             raise StopIteration
         if isinstance(event, BaseException):
+            self._error = event
             self.cancel()
             raise event
         request, done = event
@@ -91,35 +96,47 @@ class Scheduler:
 
     def __init__(self, session: Session):
         self._session: Session | None = session
-        self._lock = threading.Lock()  # of the three below
+        self._lock = threading.Lock()  # of what follows
         self._callers: deque[_Caller] = deque()  # those with requests that wait for a row, the next to be served first
         self._worker: threading.Thread | None = None
         self._closed = False
+        self._broken: BaseException | None = None  # what the worker failed with, outside of a prefill and a step
         _SCHEDULERS.add(self)
 
     @property
     def session(self) -> Session:
         """The session. Raises EngineError after `close`."""
-        if self._session is None:
-            raise EngineError(CLOSED)
+        if self._session is None or self._broken is not None:
+            raise self._refusal() from self._broken
         return self._session
 
     def submit(self, requests: Sequence[Request]) -> Submission:
-        """Queue requests. Raises EngineError after `close`, ValueError for a request that was submitted before."""
-        if any(request.submitted for request in requests):
-            raise ValueError("requests: expected new ones, got one that was submitted before")
-        caller, now = _Caller(requests), time.perf_counter()
-        for request in requests:
-            request.submitted = now
+        """Queue requests. Raises EngineError after `close`, InputError for a request that was submitted before."""
+        if any(request.submitted for request in requests) or len({*map(id, requests)}) < len(requests):
+            raise InputError("requests: expected new ones, got one that was submitted before")
+        caller = _Caller(requests)
         submission = Submission(caller, requests)
         with self._lock:
             if self._closed:
-                raise EngineError(CLOSED)
-            self._callers.append(caller)
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name="specstep", daemon=True)
-                self._worker.start()
+                raise self._refusal() from self._broken
+            for request in requests:
+                request.submitted = time.perf_counter()
+            if requests:
+                self._callers.append(caller)
+                self._start()
         return submission
+
+    def _start(self) -> None:
+        """Have a worker. The lock is held."""
+        if self._worker is None:
+            worker = threading.Thread(target=self._work, name="specstep", daemon=True)
+            worker.start()
+            self._worker = worker  # it waits for the lock before it looks whether it is the worker
+
+    def _refusal(self) -> EngineError:
+        """Why nothing can be submitted."""
+        got = "one that was closed" if self._broken is None else f"{type(self._broken).__name__}: {self._broken}"
+        return EngineError(f"engine: expected an open engine, got {got}; load it again")
 
     def close(self) -> None:
         """Cancel everything, wait for the step under way, and let go of the session."""
@@ -139,10 +156,18 @@ class Scheduler:
                 self._step(rows)
         except BaseException as error:  # not of a prefill or a step: the session can no longer be trusted
             with self._lock:
-                self._closed, self._worker = True, None
-                for caller in {*self._callers, *(running.caller for running in rows.values())}:
-                    caller.events.put(error)
-                self._callers.clear()
+                self._closed, self._worker, self._broken = True, None, error
+            for running in rows.values():
+                running.caller.events.put(error)
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Raise an error to all callers that wait for a row."""
+        with self._lock:
+            for caller in self._callers:
+                caller.waiting.clear()
+                caller.events.put(error)
+            self._callers.clear()
 
     def _go_on(self, rows: dict[int, _Running]) -> bool:
         """Release what was cancelled -> whether there is work; if not, the worker is no longer this one."""
@@ -156,16 +181,18 @@ class Scheduler:
                 del rows[row]
             if not rows and not self._callers:
                 self._worker = None
-            return self._worker is not None
+            return self._worker is threading.current_thread()
 
     def _admit(self, rows: dict[int, _Running]) -> None:
         """Give the free rows to the callers that wait, one request each in turn."""
+        if not rows and not self.session.free_rows:
+            self._fail(EngineError("rows: expected a free one, got all of them admitted outside of the engine's calls"))
         while self.session.free_rows:
             with self._lock:
-                if not self._callers:
+                if not self._callers or self._closed:
                     return
                 caller = self._callers.popleft()
-                if caller.cancelled:
+                if caller.cancelled or not caller.waiting:
                     continue
                 request = caller.waiting.popleft()
                 if caller.waiting:
@@ -174,6 +201,7 @@ class Scheduler:
             try:
                 row = self.session.admit(request.prompt, request.limit, request.stop_ids)
             except BaseException as error:
+                caller.waiting.clear()
                 caller.events.put(error)
                 continue
             rows[row] = _Running(caller, request, admitted, time.perf_counter())
@@ -191,8 +219,8 @@ class Scheduler:
                 del rows[row]
             return
         now = time.perf_counter()
-        for row, report in reports.items():
-            running = rows[row]
+        for row, running in list(rows.items()):
+            report = reports[row]
             if report.finish:
                 self.session.release(row)
                 del rows[row]
@@ -200,6 +228,18 @@ class Scheduler:
 
 
 _SCHEDULERS: "weakref.WeakSet[Scheduler]" = weakref.WeakSet()
+
+
+def _refuse_after_fork() -> None:
+    """The worker stays in the parent, its step half done."""
+    for scheduler in list(_SCHEDULERS):
+        scheduler._lock = threading.Lock()
+        if scheduler._worker is not None:
+            scheduler._closed, scheduler._worker = True, None
+            scheduler._broken = RuntimeError("this process was forked while the engine was running")
+
+
+os.register_at_fork(after_in_child=_refuse_after_fork)
 
 
 @atexit.register

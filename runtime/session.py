@@ -98,8 +98,10 @@ class Session:
 
     def release(self, row: int) -> None:
         """Take a row out of the coming steps and make it free. A free row may be released again."""
-        self._reset(row)
-        self._taken.discard(row)
+        try:
+            self._reset(row)
+        finally:
+            self._taken.discard(row)
 
     def next_size(self) -> tuple[int, int]:
         """Rows and slots of the next step: the smallest power of 2, or all rows, that holds the rows in use, and the

@@ -1,6 +1,7 @@
 """Any number of callers and threads share an engine, and each gets what it would get alone."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import specstep
 from fake_session import POISON, FakeSession, PrefillFailedError, alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specstep.errors import EngineError
+from specstep.errors import EngineError, InputError
 from specstep.runtime.engine import Engine
 from specstep.runtime.request import Request
 
@@ -66,6 +67,8 @@ def visit(engine, asked, action, reads):
                 canceller.join()
     except (KeyError, PrefillFailedError) as error:
         assert (action == "fail") == isinstance(error, PrefillFailedError)
+    else:
+        assert action != "fail"
     for (prompt, count), made in zip(asked, requests, strict=True):
         expected = alone(prompt, len(prompt) + count)
         if POISON in made.prompt:
@@ -205,8 +208,10 @@ def test_queue_time_is_part_of_the_time_to_the_first_token():
 def test_a_request_can_be_submitted_once():
     engine, asked = engine_of(1), request([5], 3)
     engine.submit(asked).result()
-    with pytest.raises(ValueError, match="submitted before"):
-        engine.submit(asked)
+    twice = request([5], 3)
+    for requests in ([asked], [twice, twice]):
+        with pytest.raises(InputError, match="expected new ones, got one that was submitted before"):
+            engine.run(requests)
 
 
 def test_a_closed_engine_ends_its_streams_and_refuses_more():
@@ -228,6 +233,108 @@ def test_a_closed_engine_lets_go_of_its_session():
     engine.close()
     gc.collect()
     assert session() is None
+
+
+def test_an_empty_list_while_another_prompt_is_prefilled():
+    engine = engine_of(2)
+    started, go_on = threading.Event(), threading.Event()
+    prefill = engine.session.prefill
+    engine.session.prefill = lambda *given: (started.set(), go_on.wait(PATIENCE), prefill(*given))
+    stream = engine.submit(request([5, 6], 9))
+    started.wait(PATIENCE)
+    assert list(engine.run([])) == []
+    go_on.set()
+    assert stream.result().token_ids == alone([5, 6], 11)
+
+
+def test_an_interrupted_generate_gives_its_rows_back(monkeypatch):
+    """Also while its traceback is kept, as notebooks do."""
+    engine = engine_of(1, pause=0.002)
+    advance = Request.advance
+
+    def interrupted(self, event):
+        advance(self, event)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Request, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        engine.generate([5], 80)
+    monkeypatch.undo()
+    assert is_idle(engine) and kept is not None
+    assert engine.generate([6], 4).token_ids == alone([6], 5)
+
+
+def test_an_error_is_raised_at_each_further_read():
+    engine = engine_of(1)
+    stream = engine.submit(request([*range(10), POISON, 1], 5))
+    for _ in range(2):
+        with pytest.raises(PrefillFailedError):
+            stream.result()
+
+
+def test_failing_prefills_that_nobody_reads_run_once():
+    engine, tried = engine_of(1), []
+    prefill = engine.session.prefill
+    engine.session.prefill = lambda *given: (tried.append(given), prefill(*given))
+    submission = engine.run([request([*range(5), POISON, 1], 5) for _ in range(100)])
+    assert is_idle(engine) and len(tried) == 1
+    submission.cancel()
+
+
+def test_a_row_is_free_again_when_its_release_fails():
+    engine = engine_of(1)
+    reset, failing = engine.session._reset, []
+
+    def fail_once(row):
+        if failing:
+            raise RuntimeError(failing.pop())
+        reset(row)
+
+    engine.session._reset = fail_once
+    stream = engine.submit(request([5], 90))
+    next(stream)
+    failing.append("the device is gone")
+    stream.cancel()
+    ends = time.monotonic() + PATIENCE
+    while engine._scheduler._broken is None and time.monotonic() < ends:
+        time.sleep(0.001)
+    with pytest.raises(EngineError, match="expected an open engine, got RuntimeError: the device is gone"):
+        engine.generate([6], 4)
+    assert engine._scheduler._session.free_rows == 1
+    engine.close()
+
+
+def test_a_thread_that_cannot_start_is_an_error_and_the_next_submission_tries_again(monkeypatch):
+    engine = engine_of(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("no more threads")))
+        with pytest.raises(RuntimeError, match="no more threads"):
+            engine.generate([5], 3)
+    assert engine.generate([6], 4).token_ids == alone([6], 5)
+
+
+def test_rows_taken_by_hand_are_an_error_and_no_hang():
+    engine = engine_of(1)
+    engine.session.admit([5], 20, [])
+    with pytest.raises(EngineError, match="expected a free one, got all of them admitted outside"):
+        engine.generate([6], 4)
+    engine.session.release(0)
+    assert engine.generate([6], 4).token_ids == alone([6], 5)
+
+
+def test_a_forked_child_is_refused_while_the_engine_runs():
+    engine = engine_of(1, pause=0.01)
+    stream = engine.submit(request([5], 60))
+    tokens = list(next(stream).token_ids)
+    child = os.fork()
+    if child == 0:
+        try:
+            engine.generate([6], 3)
+        except EngineError as error:
+            os._exit(0 if "forked while the engine was running" in str(error) else 2)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert tokens + [token for piece in stream for token in piece.token_ids] == alone([5], 61)
 
 
 def test_a_program_that_ends_in_the_middle_of_a_stream_ends(engine_folder):
