@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from .compile.config import BuildOptions
     from .compile.jit import eager, jit
     from .compile.source import Source
-    from .errors import BuildError, EngineError, InputError, SpecstepError
+    from .errors import BuildError, EngineError, InputError, MissingPackageError, SpecstepError
     from .graphs.attention import Pass
     from .graphs.drafters.drafter import Scorer
     from .graphs.state import State, StateTensor
     from .graphs.target import CacheLayer
     from .graphs.tree import Candidates, Expand, TreeShape
-    from .runtime.engine import Engine, Generation, load
+    from .runtime.engine import Engine, load
+    from .runtime.messages import Message
+    from .runtime.request import Request
+    from .runtime.scheduler import Submission
+    from .runtime.stream import Generation, Piece, Stream
 
 _HOMES = {
     "build": "compile.build",
@@ -40,11 +44,17 @@ _HOMES = {
     "Pass": "graphs.attention",
     "load": "runtime.engine",
     "Engine": "runtime.engine",
-    "Generation": "runtime.engine",
+    "Generation": "runtime.stream",
+    "Stream": "runtime.stream",
+    "Piece": "runtime.stream",
+    "Request": "runtime.request",
+    "Submission": "runtime.scheduler",
+    "Message": "runtime.messages",
     "SpecstepError": "errors",
     "BuildError": "errors",
     "EngineError": "errors",
     "InputError": "errors",
+    "MissingPackageError": "errors",
 }
 
 __all__ = [
@@ -57,12 +67,18 @@ __all__ = [
     "Expand",
     "Generation",
     "InputError",
+    "Message",
+    "MissingPackageError",
     "Pass",
+    "Piece",
+    "Request",
     "Scorer",
     "Source",
     "SpecstepError",
     "State",
     "StateTensor",
+    "Stream",
+    "Submission",
     "TreeShape",
     "build",
     "eager",

@@ -40,7 +40,7 @@ TENSORRT = (".compile.tensorrt.lower", ".runtime.tensorrt.session", FLOATS, ("cp
 
 BACKENDS: dict[str, Backend] = {
     "inductor": Backend(".compile.inductor", ".runtime.inductor.aoti", FLOATS, ("cpu", "cuda"), (), "build", ""),
-    "onnx": Backend(".compile.onnx.lower", ".runtime.onnx", ONNX_FLOATS, ("cpu",), (), "build,onnx", "onnx"),
-    "tensorrt": Backend(*TENSORRT, ("plugins",), "build,tensorrt", "tensorrt"),
-    "tensorrt-rtx": Backend(*TENSORRT, ("plugins", "compute_capability"), "build,tensorrt-rtx", "tensorrt-rtx"),
+    "onnx": Backend(".compile.onnx.lower", ".runtime.onnx", ONNX_FLOATS, ("cpu",), (), "build-onnx", "onnx"),
+    "tensorrt": Backend(*TENSORRT, ("plugins",), "build-tensorrt", "tensorrt"),
+    "tensorrt-rtx": Backend(*TENSORRT, ("plugins", "compute_capability"), "build-tensorrt-rtx", "tensorrt-rtx"),
 }

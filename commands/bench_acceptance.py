@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     from ..runtime.engine import load
 
     engine = load(options.engine)
-    chat = not options.raw and engine.text is not None and engine.text.chat_template is not None
+    chat = not options.raw and engine.has_chat_template
     requests = make_requests(engine, entries, options.max_new_tokens, chat=chat)
     if not requests:
         raise InputError(f"prompts: expected at least one that the engine can take, got none in {options.prompts}")

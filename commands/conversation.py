@@ -42,7 +42,7 @@ def given_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 def with_system(prompt: Any, system: str | None) -> Any:
     """A text or a conversation under a system message, unless it has one; token ids and an empty prompt stay."""
-    if system is None or not prompt:
+    if not system or not prompt:
         return prompt
     first = {"role": "system", "content": system}
     if isinstance(prompt, str):

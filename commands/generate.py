@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     from ..runtime.engine import load
 
     engine = load(options.engine)
-    chat = options.chat or not (options.raw or engine.text is None or engine.text.chat_template is None)
+    chat = options.chat or (engine.has_chat_template and not options.raw)
     entries = [entry._replace(prompt=with_system(entry.prompt, options.system)) for entry in entries]
     made = make_requests(
         engine,

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ..errors import InputError
+from .files import write
 
 HELP = "show what an engine is made of"
 EXAMPLES = """examples:
@@ -27,8 +27,5 @@ def run(options: argparse.Namespace) -> int:
     check_files(Path(options.engine), manifest, deep=False)
     print(manifest.to_json() if options.json else describe(manifest))
     if options.svg:
-        try:
-            Path(options.svg).write_text(draw(manifest.about["tree"], manifest.about["stages"]))
-        except OSError as error:
-            raise InputError(f"svg: expected a path that can be written, got {options.svg}: {error.strerror}") from None
+        write(options.svg, draw(manifest.about["tree"], manifest.about["stages"]))
     return 0

@@ -2,11 +2,12 @@
 
 import argparse
 import json
+from typing import Any
 
 from ..errors import InputError, needs_extra
 from .files import write
 from .progress import Progress
-from .prompts import LINES, read_prompts
+from .prompts import LINES, Entry, read_prompts
 
 HELP = "choose the fastest drafter and tree for a model on this machine, for `build` to use"
 EXAMPLES = """examples:
@@ -34,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     names = ("max_new_tokens", "max_seq_len", "dtype", "device", "backend")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.prompts:
-        given["prompts"] = [_usable(entry.prompt) for entry in read_prompts(options.prompts)]
+        given["prompts"] = [_usable(entry) for entry in read_prompts(options.prompts)]
     with needs_extra("build", "tune"):
         from ..train.tune import tune  # imports torch and transformers
 
@@ -46,7 +47,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _usable(prompt: str | list[int] | InputError) -> str | list[int]:
-    if isinstance(prompt, InputError):
-        raise prompt
-    return prompt
+def _usable(entry: Entry) -> Any:
+    """The prompt of an entry. Raises InputError."""
+    if isinstance(entry.prompt, InputError):
+        raise entry.prompt
+    if entry.chat_template_kwargs:
+        raise InputError(f"prompt {entry.id}: chat_template_kwargs: expected none, got some: all prompts are put alike")
+    return entry.prompt

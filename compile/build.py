@@ -9,7 +9,6 @@ from typing import Any, Unpack
 import torch
 
 from ..backends import BACKENDS
-from ..errors import BuildError
 from ..runtime.inductor.aoti import machine
 from .assemble import Graphs, assemble
 from .config import BuildOptions, given_scorer, make_config
@@ -45,8 +44,6 @@ def build(
     """
     started = time.perf_counter()
     config = make_config(options)
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise BuildError("device: expected cpu, got cuda on a machine without a usable NVIDIA GPU")
     compiler = BACKENDS[config.backend].load_compiler()
     with engine_directory(Path(output)) as directory:
         report(f"loading {model}")

@@ -23,7 +23,8 @@ from .jit import eager
 
 PROMPT = "List three facts about light, then list them again."
 TOLERANCE = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 0.2}  # of a vector's norm: a wrong one is off by about 1
-NOT_OF_STEP = ("backend", "device", "compute_capability", "plugins", "prefill_chunk")  # options that leave it as it is
+OF_BACKEND = ("backend", "device", "compute_capability", "plugins")  # options that a step in torch does not have
+NOT_OF_STEP = (*OF_BACKEND, "prefill_chunk")  # options that leave a step as it is
 
 
 class Worst(NamedTuple):
@@ -122,8 +123,7 @@ def record(engine: Engine, steps: int) -> list[Tensors]:
     alone."""
     session, feeds = engine.session, list[Tensors]()
     length = session.spec.max_seq_len
-    chat = engine.text is not None and engine.text.chat_template is not None
-    tokens = engine.request(PROMPT, chat=chat).prompt if engine.text else [2, 3, 4, 5] * 6
+    tokens = engine.request(PROMPT, chat=engine.has_chat_template).prompt if engine.text else [2, 3, 4, 5] * 6
     batch = session.spec.max_batch
     for rows, count in ((batch, steps - steps // 2), (1, steps // 2)):
         if not count:
@@ -199,7 +199,8 @@ def _torch_engine(directory: Path, model: str | None, drafter: str | None, repor
     manifest = read_manifest(directory)
     name = model or manifest.about["model"]["name"]
     report(f"loading {name}")
-    options = {field.name: manifest.spec.config[field.name] for field in dataclasses.fields(EngineConfig)}
+    fields = {field.name for field in dataclasses.fields(EngineConfig)} - set(OF_BACKEND)
+    options: Any = {name: manifest.spec.config[name] for name in fields}
     try:
         engine = eager(name, **options | ({"drafter": drafter} if drafter else {}))
     except BuildError as error:

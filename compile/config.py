@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, TypedDict, get_args, get_type_hints
 
+import torch
+
 from ..backends import BACKENDS, Backend
 from ..errors import BuildError
 from ..graphs.drafters.drafter import Scorer
@@ -145,4 +147,7 @@ def make_config(options: Mapping[str, Any]) -> EngineConfig:
         given["compute_capability"] = tuple(capabilities)
     if (backend := given.get("backend")) in (*BACKENDS,):
         given = {"dtype": BACKENDS[backend].dtypes[0]} | given
-    return EngineConfig(**given)
+    config = EngineConfig(**given)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise BuildError("device: expected cpu, got cuda on a machine without a usable NVIDIA GPU")
+    return config

@@ -6,6 +6,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from ..errors import BuildError
 from ..runtime.engine import Engine
 from ..runtime.inductor.torch_session import Program, TorchSession
 from ..runtime.text import EngineTokenizer
@@ -55,6 +56,8 @@ def eager(model: str, **options: Unpack[BuildOptions]) -> Engine:
 def _assembled(model: str, options: BuildOptions) -> tuple[Graphs, EngineTokenizer | None]:
     """The graphs of a model and a drafter, checked against transformers, and the model's tokenizer."""
     config = make_config(options)
+    if config.backend != "inductor":
+        raise BuildError(f"backend: expected inductor, which is what runs without an artifact, got {config.backend}")
     source = load_source(model, config.dtype, config.device)
     graphs = assemble(source, config, given_scorer(options))
     check_faithful(graphs)

@@ -1,4 +1,8 @@
-"""Replace a directory by a new one: whoever looks finds the old one or the new one, also after a crash."""
+"""Replace a directory by a new one: whoever looks finds the old one or the new one, also after a crash.
+
+Linux swaps two names in one step. Where the file system cannot (some network file systems), there are two renames: a
+crash between them leaves no directory under the name, and the next build puts the old one back.
+"""
 
 import contextlib
 import ctypes
@@ -34,16 +38,23 @@ def work_folder(place: Path) -> Iterator[Path]:
 
 def recover(place: Path) -> None:
     """Undo what killed builds left: remove their work folders, and put back what was set aside. Raises OSError."""
-    aside = _aside(place)
-    if aside.exists() and not place.exists():
-        os.rename(aside, place)
-    pattern = re.compile(re.escape(_prefix(place)) + r"\w{8}")
+    pattern, running = re.compile(re.escape(_prefix(place)) + r"\w{8}"), False
     for path in place.parent.iterdir():
-        if pattern.fullmatch(path.name) or path == aside:
-            with contextlib.suppress(OSError):  # removed by another build, held by one, or on a disk without locks
+        if pattern.fullmatch(path.name):
+            try:
                 lock = _lock(path)
-                shutil.rmtree(path, ignore_errors=True)
-                os.close(lock)
+            except OSError as error:  # held by a running build, or removed by one, or on a disk without locks
+                running |= error.errno != errno.ENOENT
+                continue
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+    aside = _aside(place)
+    if running or not aside.exists():  # what a running build has set aside is its own
+        return
+    if place.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        os.rename(aside, place)
 
 
 def replace(work: Path, place: Path) -> None:
@@ -84,7 +95,8 @@ def _replace_in_two(work: Path, place: Path) -> None:
     except BaseException:
         os.rename(aside, place)
         raise
-    os.rename(aside, work)
+    with contextlib.suppress(OSError):  # the new one is in place
+        os.rename(aside, work)
 
 
 def _sync(folder: Path) -> None:

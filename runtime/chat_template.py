@@ -42,7 +42,11 @@ class ChatTemplate:
             InputError: a template that does not parse or that refuses the messages, with its line; a reserved
                 argument; data that JSON could not hold.
         """
-        arguments = arguments or {}
+        arguments = {} if arguments is None else arguments
+        if not isinstance(arguments, Mapping):
+            raise InputError(
+                f"chat_template_kwargs: expected a mapping of names to values, got {type(arguments).__name__}"
+            )
         reserved = [name for name in RESERVED if name in arguments]
         if reserved:
             raise InputError(

@@ -8,7 +8,7 @@ from typing import Any, overload
 from ..backends import BACKENDS
 from ..errors import EngineError, InputError
 from .engine_file import REBUILD, EngineSpec, Manifest, check_files, check_machine, read_manifest
-from .prompt import Prompt, encode, is_conversation, split_prompts, token_ids
+from .prompt import Array, Prompt, at_least_one, encode, is_conversation, split_prompts, token_ids
 from .request import Request
 from .scheduler import Scheduler, Submission
 from .session import Session
@@ -42,8 +42,15 @@ class Engine:
     def tokenizer(self) -> EngineTokenizer:
         """Text in and out. Raises InputError for an engine that was built without a tokenizer."""
         if self.text is None:
-            raise InputError("prompt: expected token ids, got text for an engine without a tokenizer")
+            raise InputError(
+                "engine: expected one with a tokenizer for text and messages, got one without; give token ids"
+            )
         return self.text
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return self.text is not None and self.text.chat_template is not None
 
     @overload  # text is a sequence of texts too: the first overload takes it
     def generate(  # type: ignore[overload-overlap]
@@ -69,12 +76,24 @@ class Engine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Generation]: ...
 
+    @overload
+    def generate(
+        self,
+        prompts: Array,
+        max_new_tokens: int | None = None,
+        *,
+        chat: bool = False,
+        ignore_eos: bool = False,
+        stop_ids: Sequence[int] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Any: ...
+
     def generate(self, prompts: Any, max_new_tokens: int | None = None, **options: Any) -> Any:
         """Generate greedily for one prompt or a list of them.
 
         Args:
-            prompts: text, token ids (a list, or a numpy or torch vector), or a conversation, a list of messages as
-                {"role": "user", "content": "..."}; or a list of any of these.
+            prompts: text, token ids, or a conversation, a list of messages as {"role": "user", "content": "..."}; or a
+                list of any of these. A numpy or torch vector is token ids, a matrix a list of them.
             max_new_tokens: most new tokens of each; None means up to the engine's limit.
             chat: put a text through the chat template, as the user's turn. A conversation always goes through it.
             ignore_eos: go on past the model's end-of-sequence tokens.
@@ -115,6 +134,7 @@ class Engine:
             A generator of text as it becomes final, whole characters only. It returns the `Generation` (the value of
             its StopIteration). Closing it ends the request.
         """
+        tokenizer = self.tokenizer
         request = self.request(
             prompt,
             max_new_tokens,
@@ -123,7 +143,7 @@ class Engine:
             stop_ids=stop_ids,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self._texts(request, self.tokenizer)
+        return self._texts(request, tokenizer)
 
     def submit(self, request: Request) -> Stream:
         """Queue a request of `Engine.request`, from any thread -> its pieces. Raises EngineError after `close`."""
@@ -160,9 +180,7 @@ class Engine:
                 f"{name}: expected at most {longest} tokens (max_seq_len {spec.max_seq_len}), got {len(tokens)}; "
                 "shorten it or build with a larger --max-seq-len"
             )
-        if max_new_tokens is not None and (type(max_new_tokens) is not int or max_new_tokens < 1):
-            raise InputError(f"max_new_tokens: expected an integer of at least 1, got {max_new_tokens!r}")
-        limit = min(spec.max_seq_len, len(tokens) + (max_new_tokens or spec.max_seq_len))
+        limit = min(spec.max_seq_len, len(tokens) + at_least_one(max_new_tokens, spec.max_seq_len, "max_new_tokens"))
         given = token_ids(stop_ids, spec.vocab_size, "stop_ids")
         stops = list(dict.fromkeys([*(() if ignore_eos else spec.stop_ids), *given]))
         most = next(tensor.shape[1] for tensor in spec.state if tensor.name == "stop_ids")
@@ -208,6 +226,31 @@ def load(directory: str | Path, deep_check: bool = False) -> Engine:
             to do.
     """
     directory = Path(directory)
+    while True:
+        before = _identity(directory)
+        try:
+            engine = _open(directory, deep_check)
+        except EngineError:
+            if _identity(directory) == before:
+                raise
+        else:
+            if _identity(directory) == before:
+                return engine
+            engine.close()
+        # Another engine has taken its place in the meantime: what was read is of both.
+
+
+def _identity(directory: Path) -> tuple[int, int] | None:
+    """What tells a directory from another one that takes its name."""
+    try:
+        found = directory.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _open(directory: Path, deep_check: bool) -> Engine:
+    """Read, check and open what is there now. Raises EngineError."""
     manifest = read_manifest(directory)
     check_files(directory, manifest, deep_check)
     runner = _runner(manifest)

@@ -2,7 +2,7 @@
 
 The programs write nothing in place: they return each state tensor and cache anew. Two sets of state tensors take turns
 as inputs and outputs, bound once for each number of rows and slots. Of the caches there is one set, both input and
-output: a program reads a cache once, before it writes it (`compile/onnx.py` checks that).
+output: a program reads a cache once, before it writes it (`compile/onnx/lower.py` checks that).
 """
 
 import os
@@ -42,7 +42,7 @@ def _open(directory: Path, spec: EngineSpec, program: ProgramSpec) -> onnxruntim
     threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # as torch does; a list is for nested loops
     options.intra_op_num_threads = int(threads) if threads.isdecimal() else 0  # 0: all cores
     options.log_severity_level = 3
-    if program is spec.prefill:  # no second, packed copy of weights that a step may want packed (see `onnx_ops`)
+    if program is spec.prefill:  # no second, packed copy of weights (see `compile/onnx/ops.py`)
         options.add_session_config_entry("session.disable_prepacking", "1")
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=PROVIDERS)

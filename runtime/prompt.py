@@ -2,10 +2,19 @@
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 from ..errors import InputError
 from .text import EngineTokenizer, Message
+
+
+class Array(Protocol):
+    """A numpy array or a torch tensor."""
+
+    def tolist(self) -> Any:
+        """Nested lists."""
+        ...
+
 
 Prompt = str | Sequence[int] | Sequence[Message]  # text, token ids, or a conversation
 
@@ -45,6 +54,19 @@ def encode(
         return tokenizer.encode(prompt)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return tokenizer.encode_messages(messages, chat_template_kwargs, name)
+
+
+def at_least_one(value: Any, default: int, name: str) -> int:
+    """A number of 1 or more, `default` for None. Raises InputError."""
+    if value is None:
+        return default
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(value, bool):
+        raise InputError(f"{name}: expected an integer of at least 1, got {value!r}")
+    return number
 
 
 def token_ids(values: Any, vocabulary: int, name: str) -> list[int]:

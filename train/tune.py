@@ -185,14 +185,13 @@ class Bench:
 
     def _run(self, engine: Engine) -> Measured:
         """Each prompt on the engine, then on the plain one: a step's time is the median of the prompts' ratios."""
-        chat = engine.text is not None and engine.text.chat_template is not None
         requests, ratios = [], []
         self.report(f"running it on {len(self.prompts)} prompts")
         for prompt in self.prompts:
+            chat = engine.has_chat_template
             pair = [one.request(prompt, self.max_new_tokens, chat=chat) for one in (engine, self._plain)]
             for one, request in zip((engine, self._plain), pair, strict=True):
-                for _ in one.run([request]):
-                    pass
+                one.submit(request).result()
             mine, plain = (request.decode_s / request.steps for request in pair)
             ratios.append(mine / plain)
             requests.append(pair[0])

@@ -116,6 +116,34 @@ def test_a_kill_between_two_renames_is_mended_by_the_next_build(engines):
     assert word(place) == "new" and not swap._aside(place).exists()
 
 
+def test_what_a_running_build_has_set_aside_is_left_to_it(engines):
+    place, _ = engines
+    with swap.work_folder(place):  # between its two renames
+        os.rename(place, swap._aside(place))
+        swap.recover(place)  # of a second build
+        assert swap._aside(place).exists() and not place.exists()
+        os.rename(swap._aside(place), place)
+
+
+def test_a_load_while_the_engine_is_replaced_is_of_one_engine(engines, monkeypatch):
+    """Files are opened one after the other: those of two engines must not be mixed."""
+    from specstep.runtime.inductor import aoti
+
+    place, files = engines
+    opened, real = [], aoti.open_weights
+
+    def replaced(directory, spec):
+        opened.append(word(directory))
+        weights = real(directory, spec)
+        if len(opened) == 1:
+            rebuild(place, files)
+        return weights
+
+    monkeypatch.setattr(aoti, "open_weights", replaced)
+    assert len(specstep.load(place).generate([5, 6], 4).token_ids) == 4
+    assert opened == ["old", "new"]
+
+
 def test_names_are_exchanged_here(tmp_path):
     """What the tests of the exchange rest on: this file system can."""
     one, other = tmp_path / "one", tmp_path / "other"

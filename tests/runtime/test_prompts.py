@@ -46,7 +46,7 @@ def test_stop_ids_may_be_an_array(engine):
         ([5, VOCABULARY], {}, r"prompt: token_ids: expected integers from 0 to 96, got 97"),
         ([[5], [-1]], {}, r"prompt 1: token_ids: expected integers from 0 to 96, got -1"),
         (np.array([0.5]), {}, r"prompt: token_ids: expected integers from 0 to 96, got 0.5"),
-        ("text", {}, "prompt: expected token ids, got text for an engine without a tokenizer"),
+        ("text", {}, "engine: expected one with a tokenizer for text and messages, got one without; give token ids"),
         (5, {}, "prompts: expected text, token ids, messages, or a list of these, got int"),
         (None, {}, "prompts: expected text, token ids, messages, or a list of these, got NoneType"),
         ([5], {"stop_ids": ["a"]}, "stop_ids: expected integers from 0 to 96, got 'a'"),

@@ -355,8 +355,8 @@ import sys
 from specstep.runtime import engine
 from specstep.runtime.tensorrt import session as tensorrt_session
 assert tensorrt_session.machine()["libraries"]
-from specstep.runtime.tensorrt import plugins as plugin_rtx
-with plugin_rtx.registered():
+from specstep.runtime.tensorrt import plugins
+with plugins.registered():
     pass
 assert not {"torch", "triton", "onnx", "transformers"} & set(sys.modules), sorted(sys.modules)
 """
