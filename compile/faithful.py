@@ -20,6 +20,7 @@ from .float32 import InFloat32
 TOLERANCE = 5e-4  # of the logits' norm; rounding is 1e-6 to 1e-5, a wrong window or scale 1e-2 and more
 PATH, CHAIN = 32, 16  # tokens on each path of the tree, and of the chain behind filled slots
 SLOTS = 64  # filled at least
+SEEDS = 3  # of the tokens, for models with experts
 LOUD = 2.0  # factor of the given keys and values, for soft caps; with 4, rounding alone is 5e-5 in SmolLM2-135M
 
 
@@ -70,27 +71,35 @@ def check_faithful(graphs: Graphs) -> None:
 
 
 def _check(model: CausalLM, longest: int) -> None:
-    """longest: the most tokens that a row can hold."""
+    """longest: the most tokens that a row can hold.
+
+    Rounding turns a token to another expert where two are nearly alike, and its logits with it: a model with experts is
+    refused when it fails on several texts, as one that leaves something out does.
+    """
     name = type(model.model).__name__
-    try:
-        tree, layers = _tree_error(model, min(PATH, longest))
-        filled, chain = _chain_error(model, layers, longest)
-    except Exception as error:  # modeling code raises anything
-        raise BuildError(f"model: {name} cannot be traced: {reason(error)}") from error
-    for wrong, after in ((tree, 0), (chain, filled)):
-        if not wrong <= TOLERANCE:
-            raise BuildError(
-                f"model: {name} is not traced faithfully: after {after} cached tokens its logits are off by "
-                f"{wrong:.2g} of their norm, expected at most {TOLERANCE:g}; this architecture is not supported"
-            )
+    routed = any("expert" in module for module, _ in model.named_modules())
+    for seed in range(SEEDS if routed else 1):
+        try:
+            tree, layers = _tree_error(model, min(PATH, longest), seed)
+            filled, chain = _chain_error(model, layers, longest, seed)
+        except Exception as error:  # modeling code raises anything
+            raise BuildError(f"model: {name} cannot be traced: {reason(error)}") from error
+        failed = [(wrong, after) for wrong, after in ((tree, 0), (chain, filled)) if not wrong <= TOLERANCE]
+        if not failed:
+            return
+    wrong, after = failed[0]
+    raise BuildError(
+        f"model: {name} is not traced faithfully: after {after} cached tokens its logits are off by {wrong:.2g} of "
+        f"their norm, expected at most {TOLERANCE:g}; this architecture is not supported"
+    )
 
 
-def _tree_error(model: CausalLM, length: int) -> tuple[float, list[Layer]]:
+def _tree_error(model: CausalLM, length: int, seed: int) -> tuple[float, list[Layer]]:
     """The error of a tree of two branches behind a chain, from an empty cache: each path of `length` tokens is compared
     with transformers' pass over it alone. And the keys and values that transformers computed for the first path."""
     trunk = max(2, length * 4 // 9)
     count = 2 * length - trunk
-    tokens = _tokens(model, count)
+    tokens = _tokens(model, count, seed)
     # The branches take turns, so that the slots of neither follow one another.
     paths = [[*range(trunk), *range(trunk + branch, count, 2)] for branch in range(2)]
     caches = [GivenCache(), GivenCache()]
@@ -108,10 +117,11 @@ def _tree_error(model: CausalLM, length: int) -> tuple[float, list[Layer]]:
     tree = Pass(_length(model, root), depths, ancestors, depths)
     parts = ((tokens[:, :root], before), (tokens[:, root:], tree))
     logits = torch.cat([_engine_logits(model, part, where, ours) for part, where in parts], 1)
-    return max(_error(logits[:, path], wanted) for path, wanted in zip(paths, expected, strict=True)), layers
+    errors = [_error(logits[:, path], wanted) for path, wanted in zip(paths, expected, strict=True)]
+    return float(torch.tensor(errors).max()), layers  # `max` of Python drops a NaN
 
 
-def _chain_error(model: CausalLM, layers: list[Layer], longest: int) -> tuple[int, float]:
+def _chain_error(model: CausalLM, layers: list[Layer], longest: int, seed: int) -> tuple[int, float]:
     """How many slots were filled ahead of a chain, past every window, and the error of its logits."""
     window = _window(model, longest)
     length = min(CHAIN, longest // 2)
@@ -119,7 +129,7 @@ def _chain_error(model: CausalLM, layers: list[Layer], longest: int) -> tuple[in
     hidden = max(filled + length - window, 0) if window else 0
     ours = [_filled(layer, filled, hidden, length) for layer in layers]
     given = [Layer(layer.keys[:, :, :filled], layer.values[:, :, :filled]) for layer in ours]
-    tokens = _tokens(model, length)
+    tokens = _tokens(model, length, seed)
     expected = _transformers_logits(model, tokens, GivenCache(given))
     got = _engine_logits(model, tokens, chain_pass(_length(model, filled), length, length), ours)
     return filled, _error(got, expected)
@@ -142,8 +152,8 @@ def _window(model: CausalLM, longest: int) -> int:
     return max((n for n in numbers if type(n) is int and n < longest), default=0)
 
 
-def _tokens(model: CausalLM, count: int) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
+def _tokens(model: CausalLM, count: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, min(model.vocab_size, 1000), (1, count), generator=generator).to(model.model.device)
 
 
@@ -169,6 +179,7 @@ def _engine_logits(model: CausalLM, tokens: Tensor, where: Pass, caches: list[La
 
 
 def _error(got: Tensor, expected: Tensor) -> float:
-    """The largest error of a token's logits [1, T, V], as a part of their norm; what all of them share is nothing."""
+    """The largest error of a token's logits [1, T, V], as a part of their norm. A shift common to all logits is
+    ignored."""
     got, expected = (logits - logits.mean(-1, keepdim=True) for logits in (got, expected))
     return float(((got - expected).norm(dim=-1) / expected.norm(dim=-1)).max())

@@ -59,7 +59,11 @@ def tiny_model(architecture: str, seed: int = 0, **changes: Any) -> PreTrainedMo
     """A random float32 model of an architecture in ARCHITECTURES."""
     torch.manual_seed(seed)
     config = getattr(transformers, f"{architecture}Config")(**(ARCHITECTURES[architecture] | changes))
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("proj_bias"):  # of experts, which start as zeros: leaving them out would not show
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
 
 
 def save_model(

@@ -15,13 +15,17 @@ from specstep.compile.faithful import check_faithful
 from specstep.compile.float32 import InFloat32
 from specstep.compile.source import Source
 from specstep.graphs.attention import Pass
+from specstep.graphs.experts import EXPERTS_NAME, mix_experts
 from specstep.graphs.target import CausalLM
 from specstep.kernels.tree_layout.reference import chain_bits
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 DTYPES = ["bfloat16", "float16", "float32"]
 WINDOWED = ["Qwen2", "Mistral", "Phi3", "Gemma2", "Gemma3Text", "GptOss"]
 NORMED = ["Qwen3", "Gemma3Text", "Qwen3Moe"]
 LATENT = ["DeepseekV3"]
+ROUTED = ["Qwen3Moe", "DeepseekV3", "GptOss"]
 
 
 @functools.cache
@@ -109,6 +113,31 @@ def other_rope_base(model: CausalLM, patch: pytest.MonkeyPatch) -> None:
                 patch.setitem(module._buffers, name, buffer**1.5)
 
 
+def experts(change: Callable[[Any, torch.Tensor], tuple[Any, torch.Tensor]]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A mutation of what `mix_experts` is given: change(module, weights) -> the same, changed."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        def mutated(module: Any, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            module, weights = change(module, weights)
+            return mix_experts(module, x, index, weights)
+
+        patch.setitem(ALL_EXPERTS_FUNCTIONS, EXPERTS_NAME, mutated)
+
+    return apply
+
+
+class WithoutBias:
+    """A module of experts that says that it has no bias."""
+
+    has_bias = False
+
+    def __init__(self, module: torch.nn.Module):
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
 MUTATIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str]]] = {
     "no window": (attention(lambda scale, window, *rest: (scale, 0, *rest)), WINDOWED),
     "window one off": (attention(lambda scale, window, *rest: (scale, window and window + 1, *rest)), WINDOWED),
@@ -118,6 +147,8 @@ MUTATIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str]]] = {
     "no query norm": (no_query_norm, NORMED),
     "no key norm": (no_key_norm, NORMED),
     "no norm of latent keys": (no_latent_norm, LATENT),
+    "no weights of experts": (experts(lambda module, weights: (module, torch.ones_like(weights))), ROUTED),
+    "no bias of experts": (experts(lambda module, weights: (WithoutBias(module), weights)), ["GptOss"]),
     "other rope base": (other_rope_base, [name for name in ARCHITECTURES if name != "GPT2"]),
     "positions one off": (positions_one_off, list(ARCHITECTURES)),
     "slots one off": (slots_one_off, list(ARCHITECTURES)),
@@ -191,3 +222,62 @@ def test_operations_in_float32_write_low_precision_tensors_in_place():
         assert torch.stack([x, x]).dtype == torch.float32
         x.add_(x.exp())
     assert x.dtype == torch.bfloat16 and torch.equal(x.float(), (1 + torch.ones(3).exp()).bfloat16().float())
+
+
+def test_views_in_float32_are_views_and_tables_are_not_copied():
+    x, table = torch.ones(3, dtype=torch.bfloat16), torch.rand(6, 4, dtype=torch.bfloat16)
+    rows = torch.tensor([4, 1])
+    with InFloat32(), Copied() as copied:
+        x[1:].fill_(5)
+        assert table[2].data_ptr() == table.data_ptr() + 2 * 4 * 2
+        for got in (torch.nn.functional.embedding(rows, table), table[rows], table.index_select(0, rows)):
+            assert got.dtype == torch.float32 and torch.equal(got.bfloat16(), table[[4, 1]])
+        assert (table[2] @ table[3]).dtype == torch.float32
+    assert x.tolist() == [1, 5, 5] and max(copied.sizes) < table.numel()
+
+
+class Copied(TorchDispatchMode):
+    """The sizes of the float32 tensors that are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.sizes += [out.numel()] if isinstance(out, torch.Tensor) and out.dtype == torch.float32 else []
+        return out
+
+
+@pytest.mark.parametrize(("architecture", "good"), [("Qwen3Moe", True), ("GptOss", True), ("Llama", False)])
+def test_a_token_that_takes_another_expert_refuses_no_model(architecture, good, monkeypatch):
+    """Logits that are off for one text, as after a near-tie of two experts."""
+    graphs = graphs_of(architecture, "float32")
+    unlucky = faithful._tokens(graphs.step.module.target, 4, seed=0)
+    whole = faithful._engine_logits
+
+    def mutated(model: CausalLM, tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
+        logits = whole(model, tokens, *rest)
+        return logits + torch.randn_like(logits) * 0.05 * torch.equal(tokens[:, :4], unlucky)
+
+    monkeypatch.setattr(faithful, "_engine_logits", mutated)
+    if good:
+        check_faithful(graphs)
+    else:
+        with pytest.raises(specstep.BuildError, match="is not traced faithfully"):
+            check_faithful(graphs)
+
+
+def test_no_number_is_no_match_on_either_branch(monkeypatch):
+    graphs = graphs_of("Llama", "float32")
+    whole = faithful._engine_logits
+
+    def mutated(*given: Any) -> torch.Tensor:
+        logits = whole(*given)
+        if logits.shape[1] > faithful.CHAIN:
+            logits[:, -1] = float("nan")
+        return logits
+
+    monkeypatch.setattr(faithful, "_engine_logits", mutated)
+    with pytest.raises(specstep.BuildError, match="off by nan of their norm"):
+        check_faithful(graphs)
