@@ -21,7 +21,6 @@ from .tree_attention.plugin import AttendSplit
 
 ARCHITECTURES = (80, 90, 120)  # A100; H100 and H200; RTX 50
 
-
 MODELS = (
     ModelSizes("float16", 64, 64),
     ModelSizes("float32", 256, 256),
