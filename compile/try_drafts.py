@@ -2,12 +2,10 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
-from ..graphs.drafters.merged import Merged
 from ..graphs.step import SpeculativeStep
 from ..report import RUNNING
 from ..runtime.engine_file import EngineSpec, TensorSpec
@@ -28,9 +26,7 @@ def try_drafts(source: Source, graphs: Graphs, report: Callable[[str], None]) ->
         return
     accepted = _accepted(_prompt(source, graphs.spec), graphs)
     report(f"drafts: {1 + sum(accepted) / len(accepted):.1f} tokens per step over {len(accepted)} steps")
-    scorer = step.drafter.scorer
-    parts: Iterable[Any] = scorer.scorers if isinstance(scorer, Merged) else [scorer]
-    if any(part.neural for part in parts) and not any(accepted):
+    if step.drafter.scorer.neural and not any(accepted):
         report(
             "warning: no draft was accepted. Usual causes: a head that was trained for another target, feature layers "
             "that are one off (eagle_aux_hidden_state_layer_ids), another tokenizer than the target's"

@@ -5,11 +5,14 @@ import re
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import specstep
 import torch
 from models import greedy, save_model, tiny_model
 from specstep.cli import main
+from specstep.graphs.drafters.merged import Merged
+from specstep.graphs.drafters.ngram import Ngram
 
 PAGE = Path(__file__).parent.parent / "docs" / "your-own-drafter.md"
 PROMPTS = [[5], [40, 41, 42] * 5, list(range(30, 60))]
@@ -155,12 +158,33 @@ def late(self, state, keys, values, shape):
             {"feature_layers": (1, 4)},
             r"feature_layers: expected indices of the target's hidden states, 0 to 3, got \(1",
         ),
+        ({"feature_layers": 3}, "feature_layers: expected indices of the target's hidden states, 0 to 3, got 3"),
+        ({"feature_layers": None}, "feature_layers: expected indices of the target's hidden states, 0 to 3, got None"),
+        (
+            {"__init__": lambda self: None},
+            r"expected an __init__ that calls super\(\).__init__\(\) first, got one without",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_field(methods, message, model_folder):
     with pytest.raises(specstep.BuildError, match=f"^drafter: Odd: .*{message}") as caught:
         specstep.eager(str(model_folder), drafter=changed(**methods), dtype="float32", max_seq_len=96)
     assert "\n" not in str(caught.value)
+
+
+def test_scorers_in_a_mixture_in_a_mixture_are_tried_too(model_folder):
+    wrong = changed(**candidates(lambda t, p: (t, p)))
+    for scorer in (Merged([Ngram(), wrong]), Merged([Merged([Ngram(), wrong]), Ngram()])):
+        with pytest.raises(specstep.BuildError, match=r"^drafter: Odd: begin: expected Candidates, got tuple"):
+            specstep.eager(str(model_folder), drafter=scorer, dtype="float32", max_seq_len=96)
+
+
+def test_the_scorers_own_line_is_named_for_an_error_in_a_package_that_it_calls(model_folder):
+    def begin(self, state, keys, values, shape):
+        numpy.testing.assert_array_equal([1], [2])
+
+    with pytest.raises(specstep.BuildError, match=r"at test_own_drafter.py:\d+: `numpy.testing.assert"):
+        specstep.eager(str(model_folder), drafter=changed(begin=begin), dtype="float32", max_seq_len=96)
 
 
 def reads(state):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 
+INSTALLED = {"site-packages", "dist-packages"}
 OURS = {"specstep", "torch", "transformers", *sys.stdlib_module_names}
 
 
@@ -43,12 +44,16 @@ def _walk(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
 
 
 def _innermost(frames: Iterable[tuple[FrameType, int]]) -> str | None:
-    found = None
-    for frame, number in frames:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in OURS:
-            file = frame.f_code.co_filename
-            found = f"{Path(file).name}:{number}: `{linecache.getline(file, number).strip()}`"
-    return found
+    """Of installed packages only where no other code is involved: a scorer calls numpy and the like."""
+    found = [
+        (frame.f_code.co_filename, number)
+        for frame, number in frames
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in OURS
+    ]
+    own = [place for place in found if not INSTALLED.intersection(Path(place[0]).parts)]
+    for file, number in (own or found)[-1:]:
+        return f"{Path(file).name}:{number}: `{linecache.getline(file, number).strip()}`"
+    return None
 
 
 def _reason(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from ..source import Source, check_same_vocabulary, is_model, load_source
 from .eagle3_file import is_eagle3, load_eagle3, shipped_head
 from .factory import call_factory, is_factory
 from .ngram_file import is_ngram_file, load_tables, shipped_tables
+from .validate import check_declared
 
 NGRAM_TREE = DynamicTree(depth=7, top_k=4, nodes=7)
 
@@ -27,7 +28,7 @@ NGRAM_TREE = DynamicTree(depth=7, top_k=4, nodes=7)
 def make_drafter(target: Source, config: EngineConfig, scorer: Scorer | None = None) -> Drafter:
     """The drafter that the config asks for, on its device: `scorer` where one was handed in, else those that it names.
     Raises BuildError."""
-    chosen, default = adopt(scorer, config) if scorer is not None else _scorers(target, config)
+    chosen, default = adopt(scorer, target, config) if scorer is not None else _scorers(target, config)
     try:
         return Drafter(chosen, _shape(config, default)).to(config.device)
     except ValueError as error:
@@ -66,7 +67,7 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
     if name in methods:
         return methods[name]()
     if is_factory(name):
-        return adopt(call_factory(name, target), config)
+        return adopt(call_factory(name, target), target, config)
     if is_ngram_file(name):
         return Ngram(load_tables(name, target)), NGRAM_TREE
     if is_eagle3(name):
@@ -79,9 +80,10 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
     )
 
 
-def adopt(scorer: Scorer, config: EngineConfig) -> tuple[Scorer, TreeShape]:
+def adopt(scorer: Scorer, target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:
     """A scorer of a third party with its parameters in the engine's dtype, and the tree it grows by default. Buffers
-    keep their dtypes: they hold tables, frequencies and the like."""
+    keep their dtypes: they hold tables, frequencies and the like. Raises BuildError."""
+    check_declared(scorer, target.model.config.get_text_config().num_hidden_layers)
     for parameter in scorer.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(getattr(torch, config.dtype))

@@ -38,6 +38,8 @@ FLAGS = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
 def read_config(path: Path, target_hidden: int, target_layers: int, vocabulary: int) -> Eagle3Config:
     """The config of a head for a target of these sizes. Raises BuildError."""
     data: dict[str, Any] = json.loads(path.read_text())
+    if not isinstance(data.get("eagle_config") or {}, dict):
+        raise BuildError(f"drafter: {path}: eagle_config: expected an object or null, got {data['eagle_config']!r}")
     inner = data.get("transformer_layer_config") or data
     required = ("hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps")
     missing = [field for field in required if field not in inner]
@@ -91,7 +93,7 @@ def _flags(path: Path, data: dict[str, Any]) -> dict[str, bool]:
     kind = data.get("speculators_model_type", "eagle3")
     if kind != "eagle3":
         raise BuildError(f"drafter: {path}: speculators_model_type: expected eagle3, got {kind}")
-    found = (data.get("eagle_config") or {}) | data
+    found = (data.get("eagle_config") or {}) | {key: value for key, value in data.items() if value is not None}
     if "speculators_model_type" in data and "norm_before_residual" not in found:  # vLLM assumes true, speculators false
         raise BuildError(f"drafter: {path}: norm_before_residual: expected true or false, got none; add what it is")
     return {field: bool(found.get(field)) for field in FLAGS}

@@ -4,7 +4,7 @@ found where it can be said plainly.
 Letters: B batch, T tokens, S cache slots, D greatest depth, N draft nodes, F frontier nodes, K candidates.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...errors import BuildError
 from ...graphs.attention import chain_pass
 from ...graphs.drafters.drafter import Drafter, Scorer
-from ...graphs.drafters.merged import Merged
+from ...graphs.drafters.merged import parts
 from ...graphs.state import State, StateTensor, row_state
 from ...graphs.target import CacheLayer, CausalLM
 from ...graphs.tree import Candidates, TreeShape
@@ -34,14 +34,25 @@ def check_drafter(drafter: Drafter, target: CausalLM) -> None:
 
 def foreign_scorers(drafter: Drafter) -> list[Scorer]:
     """The scorers of a drafter that are not of this package."""
-    scorer = drafter.scorer
-    parts: Iterable[Any] = scorer.scorers if isinstance(scorer, Merged) else [scorer]
-    return [part for part in parts if not type(part).__module__.startswith("specstep.")]
+    return [part for part in parts(drafter.scorer) if not type(part).__module__.startswith("specstep.")]
+
+
+def check_declared(scorer: Scorer, layers: int) -> None:
+    """What is read of a scorer, of a target with so many layers, ahead of its trial. Raises BuildError."""
+    for part in parts(scorer):
+        name = f"drafter: {type(part).__name__}"
+        if "_parameters" not in vars(part):
+            raise BuildError(f"{name}: expected an __init__ that calls super().__init__() first, got one without")
+        got = part.feature_layers
+        if not isinstance(got, tuple | list) or not all(type(i) is int and 0 <= i <= layers for i in got):
+            raise BuildError(
+                f"{name}: feature_layers: expected indices of the target's hidden states, 0 to {layers}, got {got!r}"
+            )
 
 
 def check_traceable(step: nn.Module) -> None:
-    """The same trial of a step's or a prefill's drafter, in which nothing may depend on data on the host. Raises
-    BuildError with the line that does."""
+    """The same trial of a step's drafter, in which nothing may depend on data on the host. Raises BuildError with the
+    line that does."""
     drafter, target = step.drafter, step.target
     assert isinstance(drafter, Drafter) and isinstance(target, CausalLM)
     with _NoHostReads():
@@ -73,7 +84,6 @@ class _Trial:
     @torch.no_grad()
     def run(self) -> None:
         """Raises BuildError."""
-        self._check_features()
         own, caches = self._state(), self._caches()
         declared = row_state(self.slots + 64) | own
         state = {
@@ -111,11 +121,6 @@ class _Trial:
         if not isinstance(after, dict) or not isinstance(more, dict):
             raise self._error("begin and commit", "state as a dict", f"{_kind(after)} and {_kind(more)}")
         self._check_state("begin and commit", own, after | more, ROWS)
-
-    def _check_features(self) -> None:
-        layers, got = self.target.layers, self.scorer.feature_layers
-        if not isinstance(got, tuple | list) or not all(type(i) is int and 0 <= i <= layers for i in got):
-            raise self._error("feature_layers", f"indices of the target's hidden states, 0 to {layers}", repr(got))
 
     def _state(self) -> dict[str, StateTensor]:
         own = self._call("state", self.shape)

@@ -21,6 +21,13 @@ from .drafter import Scorer
 from .ngram import likeliest
 
 
+def parts(scorer: Scorer) -> list[Scorer]:
+    """The scorers that a mixture mixes, those of mixtures in it too; of any other scorer itself alone."""
+    if type(scorer) is not Merged:
+        return [scorer]
+    return [part for inner in scorer._scorers() for part in parts(inner)]
+
+
 class Merged(Scorer):
     """Scores with several scorers at once. Each keeps its own state and cache layers."""
 
@@ -29,6 +36,7 @@ class Merged(Scorer):
         accepted, and a pass for them costs as much as for the first level (bench/LOG.md)."""
         super().__init__()
         self.scorers, self.levels = nn.ModuleList(scorers), levels
+        self.neural = any(scorer.neural for scorer in scorers)
         self.feature_layers = tuple(layer for scorer in scorers for layer in scorer.feature_layers)
 
     def cache_layers(self) -> list[CacheLayer]:

@@ -8,6 +8,7 @@ import torch
 from models import ARCHITECTURES, save_eagle3, save_model, tiny_model
 from plain_eagle3 import chains, plain_chain
 from safetensors.torch import load_file
+from specstep.compile.drafters.eagle3_config import read_config
 from specstep.graphs.drafters.drafter import Drafter
 from specstep.graphs.target import UnsupportedModel, capture_last_layer
 from specstep.graphs.tree import DraftTree
@@ -67,6 +68,26 @@ def test_every_published_convention_of_auxiliary_layers(name, deep_target, tmp_p
     assert [got for _, got in found] == [plain_chain(weights, model, tokens, 3, layers) for tokens, _ in found]
     lower = tuple(layer - 1 for layer in layers)
     assert [got for _, got in found] != [plain_chain(weights, model, tokens, 3, lower) for tokens, _ in found]
+
+
+def test_null_is_no_setting(tmp_path):
+    """A field that is null at the top level says nothing against the one in `eagle_config`."""
+    head = save_eagle3(tmp_path / "head")
+    found = []
+    for changes in ({"norm_output": None, "eagle_config": {"norm_output": True}}, {"norm_output": None}):
+        config = json.loads((head / "config.json").read_text()) | changes
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        found.append(read_config(tmp_path / "config.json", 48, 8, 320).norm_output)
+    assert found == [True, False]
+
+
+@pytest.mark.parametrize("odd", ["eagle3", [AUX], True])
+def test_an_eagle_config_that_is_no_object_is_refused(odd, tmp_path):
+    head = save_eagle3(tmp_path / "head")
+    config = json.loads((head / "config.json").read_text()) | {"eagle_config": odd}
+    (head / "config.json").write_text(json.dumps(config))
+    with pytest.raises(specstep.BuildError, match="eagle_config: expected an object or null, got "):
+        read_config(head / "config.json", 48, 8, 320)
 
 
 def test_the_last_layer_is_captured_ahead_of_the_final_norm_or_refused(monkeypatch):

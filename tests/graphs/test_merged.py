@@ -158,3 +158,11 @@ def test_each_scorer_gets_its_own_features_and_state():
     assert torch.equal(scorers[0].got[0], features[..., :10]) and scorers[1].got == [None]
     assert torch.equal(scorers[2].got[0], features[..., 10:])
     assert [merged._states(state)[place]["kept"].item() for place in range(3)] == [2, 0, 1]
+
+
+def test_a_mixture_is_neural_where_one_of_its_scorers_is():
+    class Neural(Ngram):
+        neural = True
+
+    kinds = [[Ngram(), Ngram()], [Ngram(), Neural()], [Ngram(), Merged([Ngram()])], [Merged([Neural()])]]
+    assert [Merged(scorers).neural for scorers in kinds] == [False, True, False, True]
