@@ -192,10 +192,15 @@ class Terminal:
             stderr=slave,
             env=os.environ | {"TERM": "dumb"},
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=self._prepare,
         )
         os.close(slave)
         self.seen = ""
+
+    @staticmethod
+    def _prepare():
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs inherit that it is ignored
 
     def type(self, text):
         os.write(self._master, text.encode())

@@ -49,7 +49,14 @@ class Terminal:
         termios_size(slave, columns)
         variables = {**os.environ, "TERM": "xterm", **environment}
         command = [sys.executable, "-c", program]
-        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=variables)
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=variables,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's children ignore it
+        )
         os.close(slave)
         self.seen = ""
 
@@ -71,7 +78,7 @@ class Terminal:
     def end(self):
         self.read()
         os.close(self.master)
-        return self.process.wait()
+        return self.process.wait(timeout=60)
 
 
 def termios_size(terminal, columns):

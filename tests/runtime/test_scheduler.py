@@ -79,6 +79,15 @@ def visit(engine, asked, action, reads):
             assert made.tokens == expected[: len(made.tokens)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def switches():
+    """Threads take turns often: more interleavings, and no waiting for turns."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    yield
+    sys.setswitchinterval(before)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(visits, max_size=4), min_size=1, max_size=4), st.integers(1, 4))
 def test_threads_notice_nobody(scripts, rows):

@@ -9,6 +9,7 @@ from models import greedy, save_model
 from specstep.cli import main
 from specstep.compile.source import load_source
 from specstep.errors import InputError
+from specstep.runtime.engine import Engine
 from specstep.train.collect import answers, run
 from specstep.train.collect.options import CollectOptions
 from specstep.train.collect.questions import ask, user_prefix
@@ -55,15 +56,15 @@ def test_an_interrupted_run_goes_on_with_nothing_lost_or_doubled(model_folder, e
     options = CollectOptions(prompts=file, engine=str(engine_folder), hidden_states=True, **TINY)
     monkeypatch.setattr(run, "ROUND", 4)
     run.collect(str(model_folder), tmp_path / "whole", options)
-    real, calls = answers.run, iter(range(100))
+    real, calls = Engine.run, iter(range(100))
 
-    def interrupted(session, requests):
+    def interrupted(engine, requests):
         if next(calls) == 2:
             raise KeyboardInterrupt
-        return real(session, requests)
+        return real(engine, requests)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(answers, "run", interrupted)
+        patch.setattr(Engine, "run", interrupted)
         run.collect(str(model_folder), tmp_path / "data", options)
     assert len(sequences(tmp_path / "data")) == 8
     run.collect(str(model_folder), tmp_path / "data", options)
