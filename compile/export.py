@@ -3,11 +3,13 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
 from ..errors import BuildError
 from ..graphs.drafters.drafter import Drafter
+from ..report import RUNNING
 from ..runtime.engine_file import EngineSpec
 from .assemble import FlatProgram, example_inputs
 from .drafters.blame import describe_error, line_of
@@ -45,7 +47,39 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
             if _has_foreign_scorer(program):
                 raise BuildError(f"drafter: an `if` or `assert` on a size holds for some sizes alone; {EXPECTED}")
             raise AssertionError(f"{size}: expected one of {sorted(most)} as its bound, got {bounds.upper}")
+    if _has_foreign_scorer(program):
+        _check_least(exported, program, spec, inputs)
     return exported
+
+
+def _check_least(exported: ExportedProgram, program: FlatProgram, spec: EngineSpec, inputs: list[Tensor]) -> None:
+    """Compare the integers of the graph and of the program at one row and the fewest slots: an `if` that tells a size
+    of one from others leaves no trace in the graph. Raises BuildError."""
+    least = f"1 row of {spec.slot_step} slots"
+    try:
+        with torch.no_grad():
+            expected = program(*_least(program, spec, inputs))
+    except Exception as error:  # a scorer raises anything
+        raise BuildError(f"drafter: {least}: {describe_error(error)}; {EXPECTED}") from error
+    try:
+        with torch.no_grad():
+            got = exported.module()(*_least(program, spec, inputs))
+    except Exception as error:  # guards raise anything
+        raise BuildError(f"drafter: an `if` or `assert` on a size does not hold for {least}; {EXPECTED}") from error
+    for name, ours, theirs in zip(program.outputs, expected, got, strict=False):  # caches may follow
+        if not ours.is_floating_point() and not torch.equal(ours, theirs):
+            raise BuildError(f"drafter: an `if` on a size gives another {name} for {least}; {EXPECTED}")
+
+
+def _least(program: FlatProgram, spec: EngineSpec, inputs: list[Tensor]) -> list[Tensor]:
+    """Copies of the inputs for a running row, of the least sizes."""
+    given = {name: tensor[:1] for name, tensor in zip(program.inputs, inputs, strict=True)}
+    given |= {name: given[name][:, :, : spec.slot_step] for name in program.caches}
+    given = {name: tensor.clone() for name, tensor in given.items()}
+    filled = {"finish": RUNNING, "limits": spec.max_seq_len, "count": 1}
+    for name in filled.keys() & given.keys():
+        given[name].fill_(filled[name])
+    return list(given.values())
 
 
 def _has_foreign_scorer(program: FlatProgram) -> bool:
@@ -72,8 +106,11 @@ def written_inputs(exported: ExportedProgram) -> set[str]:
     written = set()
     for node in exported.graph.nodes:
         schema = getattr(node.target, "_schema", None)
-        for argument, value in zip(schema.arguments, node.args, strict=False) if schema is not None else ():
-            if argument.alias_info is not None and argument.alias_info.is_write:
+        arguments = schema.arguments if schema is not None else ()
+        given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | node.kwargs
+        for argument in arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given:
+                value = given[argument.name]
                 tensors = value if isinstance(value, list | tuple) else [value]
                 written |= {base.name for base in map(_base, tensors) if base.op == "placeholder"}
     return written
@@ -85,7 +122,7 @@ def _base(node: Node) -> Node:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.returns[0].alias_info is None:
             break
-        source = node.args[0]  # of a view, of a write in place, or of `getitem`
+        source = node.kwargs.get("out", node.args[0])  # of a view, of a write in place, or of `getitem`
         if not isinstance(source, Node):
             break
         node = source

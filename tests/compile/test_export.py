@@ -4,9 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import specstep
 import torch
-from specstep.compile.assemble import FlatProgram
+from models import tiny_model
+from specstep.compile.assemble import FlatProgram, assemble
+from specstep.compile.config import make_config
 from specstep.compile.export import export_program
+from specstep.compile.source import Source
+from specstep.graphs.drafters.ngram import Ngram
+from specstep.graphs.state import StateTensor
+from specstep.graphs.tree import TreeShape
 from specstep.runtime.engine_file import EngineSpec, ProgramSpec, TensorSpec
 from torch import Tensor, nn
 
@@ -70,11 +77,63 @@ def test_what_depends_on_data_is_refused(more: Callable[[Tensor, Tensor], Any], 
 
 @pytest.mark.parametrize(
     "more",
-    [lambda lengths, keys: lengths.add_(1), lambda lengths, keys: lengths[:1].fill_(0).sum()],
-    ids=["directly", "through a view"],
+    [
+        lambda lengths, keys: lengths.add_(1),
+        lambda lengths, keys: lengths[:1].fill_(0).sum(),
+        lambda lengths, keys: torch.add(lengths, 1, out=lengths),
+        lambda lengths, keys: torch.add(lengths[:1], 1, out=lengths[:1]).sum(),
+    ],
+    ids=["directly", "through a view", "by name", "by name through a view"],
 )
 def test_a_write_to_what_is_no_cache_is_refused(more: Callable[[Tensor, Tensor], Any]) -> None:
     with pytest.raises(
         AssertionError, match=r"written in place: expected \[.*'keys\.0'.*\] at most, got \['lengths'\]"
     ):
         export(more)
+
+
+def test_what_is_written_by_name_to_a_fresh_tensor_is_no_input() -> None:
+    export(lambda lengths, keys: torch.add(lengths, 1, out=torch.zeros_like(lengths)).mul_(0))
+
+
+class Branching(Ngram):
+    """A third party's scorer whose state depends on a size by an `if` of Python."""
+
+    def __init__(self, more: Callable[[int, int], int]):
+        super().__init__()
+        self.more = more
+
+    def state(self, shape: TreeShape) -> dict[str, StateTensor]:
+        return {"marks": StateTensor((), torch.int64)}
+
+    def prefill(self, tokens: Tensor, count: Tensor, *rest: Any) -> dict[str, Tensor]:
+        return {"marks": torch.zeros_like(count)}
+
+    def begin(self, state: dict[str, Tensor], keys: Any, values: Any, shape: TreeShape) -> Any:
+        children, expand, _ = super().begin(state, keys, values, shape)
+        rows, slots = state["history"].shape  # cut to the slots in use
+        return children, expand, {"marks": state["marks"] + self.more(rows, slots)}
+
+
+@pytest.mark.parametrize(
+    ("more", "max_batch", "good"),
+    [
+        (lambda rows, slots: 0, 2, True),
+        (lambda rows, slots: 0 if rows > 1 else 100, 2, False),
+        (lambda rows, slots: 0 if rows > 1 else 100, 1, True),  # the only number of rows
+        (lambda rows, slots: 100 if slots == 64 else 0, 1, False),
+    ],
+    ids=["no branch", "rows", "one row", "slots"],
+)
+def test_a_branch_on_a_size_of_a_third_partys_scorer_is_refused(
+    more: Callable[[int, int], int], max_batch: int, good: bool
+) -> None:
+    options = {"drafter": "ngram", "dtype": "float32", "max_batch": max_batch, "max_seq_len": 300, "nodes": 1}
+    model = tiny_model("Llama", num_hidden_layers=1)
+    graphs = assemble(Source("Llama", model, None), make_config(options), Branching(more))
+    export_program(graphs.prefill, graphs.spec)
+    if good:
+        export_program(graphs.step, graphs.spec)
+    else:
+        with pytest.raises(specstep.BuildError, match=r"^drafter: an `if`.*; expected code .*any number of rows"):
+            export_program(graphs.step, graphs.spec)

@@ -23,6 +23,7 @@ from specstep.compile.check import TOLERANCE, check_same_step, compare, within, 
 from specstep.compile.export import export_program
 from specstep.compile.onnx.lower import FunctionalProgram, check_readers, to_onnx
 from specstep.compile.source import load_source
+from specstep.graphs.drafters.ngram import Ngram
 from specstep.runtime.engine_file import MANIFEST, NEXT, read_manifest
 from specstep.runtime.onnx import OnnxSession
 
@@ -117,6 +118,17 @@ def test_a_write_in_place_is_refused(model_folder):
     with torch.no_grad():
         FunctionalProgram(graphs.prefill)(*inputs)
     assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
+
+
+def test_the_graph_of_a_third_partys_scorer_is_compared(model_folder):
+    """At the least sizes, see `export`, though its caches are outputs here."""
+
+    class Foreign(Ngram):
+        pass
+
+    options = {"dtype": "float32", **OPTIONS}
+    graphs = assemble(load_source(str(model_folder), "float32", "cpu"), make_config(options), Foreign())
+    export_program(FunctionalProgram(graphs.prefill), graphs.spec)
 
 
 def test_a_cache_that_is_not_its_own_output_is_refused(model_folder):
