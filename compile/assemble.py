@@ -93,8 +93,7 @@ def _spec(
 ) -> EngineSpec:
     shape = drafter.shape
     scratch = max(shape.nodes + 1, shape.depth + 2, 1 + sum(shape.frontiers))
-    capacity = -(-(config.max_seq_len + scratch) // SLOT_STEP) * SLOT_STEP + SLOT_STEP
-    capacity = max(capacity, 3 * SLOT_STEP)  # a number of slots that can only be one is no dynamic dimension
+    capacity = capacity_for(config.max_seq_len, scratch)
     batch = config.max_batch
     declared = row_state(capacity)
     own = drafter.scorer.state(shape)
@@ -124,6 +123,12 @@ def _spec(
         prefill=ProgramSpec("", ("tokens", "count", *names), ("lengths", *own)),
         step=ProgramSpec("", names, ("report", "lengths", "finish", *own)),
     )
+
+
+def capacity_for(max_seq_len: int, scratch: int) -> int:
+    """Slots of caches for rows of so many tokens, see `EngineSpec`."""
+    capacity = -(-(max_seq_len + scratch) // SLOT_STEP) * SLOT_STEP + SLOT_STEP
+    return max(capacity, 3 * SLOT_STEP)  # a number of slots that can only be one is no dynamic dimension
 
 
 def example_inputs(spec: EngineSpec, program: FlatProgram, slots: int) -> list[Tensor]:

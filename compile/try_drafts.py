@@ -1,8 +1,10 @@
 """Before anything is compiled: are the drafts any good? A drafter that fits in shape may still never be right."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -10,7 +12,7 @@ from ..graphs.step import SpeculativeStep
 from ..report import RUNNING
 from ..runtime.engine_file import EngineSpec, TensorSpec
 from ..runtime.inductor.torch_session import TorchSession
-from .assemble import Graphs
+from .assemble import Graphs, capacity_for
 from .source import Source
 
 QUESTION = "Explain in a few sentences why the sky is blue, then list three facts about light."
@@ -24,7 +26,9 @@ def try_drafts(source: Source, graphs: Graphs, report: Callable[[str], None]) ->
     assert isinstance(step, SpeculativeStep)
     if step.drafter.nodes == 0:
         return
-    accepted = _accepted(_prompt(source, graphs.spec), graphs)
+    prompt = _prompt(source.tokenizer, graphs.spec)
+    longest = min(graphs.spec.max_seq_len, len(prompt) + STEPS * (1 + step.drafter.depth))
+    accepted = _accepted(prompt, graphs, _trial_spec(graphs.spec, longest))
     report(f"drafts: {1 + sum(accepted) / len(accepted):.1f} tokens per step over {len(accepted)} steps")
     if step.drafter.scorer.neural and not any(accepted):
         report(
@@ -33,15 +37,13 @@ def try_drafts(source: Source, graphs: Graphs, report: Callable[[str], None]) ->
         )
 
 
-def _accepted(prompt: list[int], graphs: Graphs) -> list[int]:
+def _accepted(prompt: list[int], graphs: Graphs, spec: EngineSpec) -> list[int]:
     """The number of drafted tokens that the target agreed with, step after step."""
     accepted: list[int] = []
     deadline = time.monotonic() + SECONDS
     with torch.no_grad():
-        session = TorchSession(
-            _one_row(graphs.spec), lambda inputs: graphs.prefill(*inputs), lambda inputs: graphs.step(*inputs)
-        )
-        row = session.admit(prompt, graphs.spec.max_seq_len, [])
+        session = TorchSession(spec, lambda inputs: graphs.prefill(*inputs), lambda inputs: graphs.step(*inputs))
+        row = session.admit(prompt, spec.max_seq_len, [])
         finish = RUNNING
         while finish == RUNNING and len(accepted) < STEPS and (not accepted or time.monotonic() < deadline):
             told = session.step()[row]
@@ -50,21 +52,32 @@ def _accepted(prompt: list[int], graphs: Graphs) -> list[int]:
     return accepted
 
 
-def _prompt(source: Source, spec: EngineSpec) -> list[int]:
-    """Token ids, at least one, that leave a row room. A chat model is asked in its own template, as its drafter was."""
-    ids: Sequence[int] = range(min(16, spec.vocab_size))
-    if source.tokenizer and source.tokenizer.chat_template:
+def _prompt(tokenizer: Any, spec: EngineSpec) -> list[int]:
+    """Token ids, two at least, that leave a row room."""
+    ids = _question(tokenizer) if tokenizer else []
+    return list(ids or range(min(16, spec.vocab_size)))[: spec.max_seq_len // 2]
+
+
+def _question(tokenizer: Any) -> Sequence[int]:
+    """A chat model is asked in its own template, as its drafter was; in plain text where the template refuses."""
+    ids: Sequence[int] = []
+    if tokenizer.chat_template:
         asked = [{"role": "user", "content": QUESTION}]
-        ids = source.tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
-    elif source.tokenizer:
-        ids = source.tokenizer(QUESTION)["input_ids"]
-    return list(ids)[: spec.max_seq_len // 2]
+        with contextlib.suppress(Exception):  # templates raise anything
+            ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
+    return ids or tokenizer(QUESTION)["input_ids"]
 
 
-def _one_row(spec: EngineSpec) -> EngineSpec:
-    """The same engine with a batch of one."""
+def _trial_spec(spec: EngineSpec, longest: int) -> EngineSpec:
+    """The same engine with a batch of one and room for `longest` tokens alone: caches of all its slots can take more
+    memory than the model."""
+    capacity = capacity_for(longest, spec.scratch)
 
-    def first(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        return tuple(dataclasses.replace(tensor, shape=(1, *tensor.shape[1:])) for tensor in tensors)
+    def shaped(tensor: TensorSpec, *row: int) -> TensorSpec:
+        return dataclasses.replace(tensor, shape=(1, *row))
 
-    return dataclasses.replace(spec, max_batch=1, state=first(spec.state), caches=first(spec.caches))
+    state = (shaped(t, *((capacity,) if t.name == "history" else t.shape[1:])) for t in spec.state)
+    caches = (shaped(t, t.shape[1], capacity, t.shape[3]) for t in spec.caches)
+    return dataclasses.replace(
+        spec, max_batch=1, max_seq_len=longest, capacity=capacity, state=tuple(state), caches=tuple(caches)
+    )

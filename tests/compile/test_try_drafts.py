@@ -7,7 +7,8 @@ from specstep.compile import inductor
 from specstep.compile.assemble import assemble
 from specstep.compile.config import make_config
 from specstep.compile.source import Source
-from specstep.compile.try_drafts import try_drafts
+from specstep.compile.try_drafts import QUESTION, try_drafts
+from specstep.runtime.inductor.torch_session import TorchSession
 
 
 def lines(drafter: str, tokenizer: object = None, **options: object) -> list[str]:
@@ -45,6 +46,51 @@ def test_without_drafts_nothing_is_said():
 def test_rows_too_short_for_all_steps_are_enough(tmp_path):
     (told,) = lines("ngram", max_seq_len=8)
     assert "over " in told and not told.endswith("24 steps")
+
+
+def saying(chat_template: str | None) -> object:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+class Wordless:
+    """A tokenizer that knows nothing of the question."""
+
+    chat_template = None
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": []}
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "prompt"),
+    [
+        (saying("{{ raise_exception('only the system may speak') }}"), list(QUESTION.encode())),
+        (saying("{{ messages[0]['content'][0] + 1 }}"), list(QUESTION.encode())),
+        (saying("{% if false %}nothing{% endif %}"), list(QUESTION.encode())),
+        (Wordless(), list(range(16))),
+    ],
+    ids=["refuses", "is broken", "is silent", "no token"],
+)
+def test_a_template_that_refuses_leaves_the_plain_text(tokenizer, prompt, monkeypatch):
+    asked = []
+    admit = TorchSession.admit
+    monkeypatch.setattr(TorchSession, "admit", lambda self, ids, *rest: asked.append(ids) or admit(self, ids, *rest))
+    assert len(lines("ngram", tokenizer)) == 1
+    assert [len(ids) for ids in asked] == [len(prompt)] and len(set(asked[0])) == len(set(prompt))
+
+
+@pytest.mark.parametrize("nodes", [1, 7])
+def test_the_trial_takes_no_more_memory_than_its_steps_need(nodes, monkeypatch, tmp_path):
+    same, made = save_model(tmp_path / "same"), []
+    start = TorchSession.__init__
+    monkeypatch.setattr(TorchSession, "__init__", lambda self, *given: made.append(given[0]) or start(self, *given))
+    (told,) = lines(str(same), max_seq_len=512, nodes=nodes)
+    assert told == f"drafts: {1 + nodes:.1f} tokens per step over 24 steps"
+    most = 16 + 24 * (1 + nodes) + made[0].scratch + 2 * 64
+    assert {tensor.shape[2] for tensor in made[0].caches} == {made[0].capacity} and made[0].capacity <= most
+    assert {tensor.shape for tensor in made[0].state if tensor.name == "history"} == {(1, made[0].capacity)}
 
 
 def test_a_build_reports_it_ahead_of_the_compile(tmp_path, monkeypatch):
