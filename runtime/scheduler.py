@@ -122,6 +122,7 @@ class Scheduler:
             for request in requests:
                 request.submitted = time.perf_counter()
             if requests:
+                self.session.leave_thread()
                 self._callers.append(caller)
                 self._start()
         return submission

@@ -34,6 +34,9 @@ class Session:
     def enter_thread(self) -> None:
         """Called by a thread before its first call of anything else here."""
 
+    def leave_thread(self) -> None:
+        """Called by a thread that hands work to another one, which will be the next to call."""
+
     def array(self, values: Sequence[int]) -> Any:
         """Values as an int64 tensor of the backend, to be assigned to a part of the state."""
         raise NotImplementedError

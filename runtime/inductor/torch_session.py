@@ -10,6 +10,7 @@ from torch import Tensor
 from ..engine_file import EngineSpec, TensorSpec
 from ..session import Session, Tensors
 from .cuda_graph import captured
+from .openmp import release_threads
 
 Program = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # flat tensors in, flat tensors out, caches written in place
 
@@ -30,6 +31,9 @@ class TorchSession(Session):
         torch.get_num_threads()  # OpenMP's own setting is one per thread: this takes over the process's
         if self._device is not None:
             torch.cuda.set_device(self._device)  # the current device belongs to a thread, too
+
+    def leave_thread(self) -> None:
+        release_threads()
 
     def array(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.spec.device)

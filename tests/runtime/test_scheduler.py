@@ -393,6 +393,27 @@ def test_the_worker_takes_the_thread_count_of_the_process(engine):
     assert seen == [1]
 
 
+def test_a_caller_keeps_no_idle_threads_while_the_worker_runs(engine):
+    """libgomp slows all barriers down where its threads, those of callers included, are more than the cores."""
+    import torch
+
+    def threads():
+        return len(os.listdir("/proc/self/task"))
+
+    def busy():
+        torch.ones(2_000_000).sum()
+        return threads()
+
+    engine.generate([5, 6], 2)
+    alone = busy()
+    torch.set_num_threads(3)
+    assert busy() == alone + 2, "no threads to give back"
+    torch.set_num_threads(1)
+    engine.generate([5, 6], 2)
+    is_idle(engine)
+    assert threads() <= alone
+
+
 def omp_threads():
     """What OpenMP would use in this thread."""
     import ctypes
