@@ -12,7 +12,10 @@ from specstep.compile.source import ALIASES, load_source
 from specstep.runtime.engine_file import WEIGHTS, read_manifest
 
 PACKAGE, _, HINT = ALIASES["smollm2-135m"]
-pytestmark = pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"the default model is not installed: {HINT}")
+pytestmark = [
+    pytest.mark.slow,  # its build takes minutes; .ci/run has it
+    pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"the default model is not installed: {HINT}"),
+]
 
 PROMPTS = ["Why is the sky blue?", "List three facts about light.", "Write a haiku about the sea."]
 COMMAND = "import sys; from specstep.cli import main; sys.exit(main())"
