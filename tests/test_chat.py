@@ -206,7 +206,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def interrupt_prompt(self):
-        """Ctrl-C at a prompt. Readline waits for keys a moment after the prompt is to be seen; a signal that comes before
+        """Ctrl-C at a prompt. Readline waits for keys a moment after the prompt is seen; a signal that comes before
         that is noticed at the next key only."""
         time.sleep(2)
         self.type("\x03")
