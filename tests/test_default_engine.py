@@ -56,10 +56,11 @@ print(json.dumps({"grown": grown, "copied": anonymous() - before - grown, "mappe
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    output = tmp_path_factory.mktemp("engines") / "default"
-    subprocess.run([sys.executable, "-c", COMMAND, "build", "smollm2-135m", "-o", output], check=True)
-    return output
+def folder(once):
+    def build(output):
+        subprocess.run([sys.executable, "-c", COMMAND, "build", "smollm2-135m", "-o", output], check=True)
+
+    return once("default", build)
 
 
 @pytest.fixture(scope="module")
