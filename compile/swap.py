@@ -104,11 +104,12 @@ def _sync(folder: Path) -> None:
         if path.is_dir():
             _sync(path)
         else:
-            _sync_file(path)
+            sync_file(path)
     _sync_folder(folder)
 
 
-def _sync_file(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Have a file's bytes, or a folder's names, on the disk. Raises OSError."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -118,7 +119,7 @@ def _sync_file(path: Path) -> None:
 
 def _sync_folder(path: Path) -> None:
     try:
-        _sync_file(path)
+        sync_file(path)
     except OSError as error:
         if error.errno not in UNSUPPORTED:  # some file systems do that by themselves
             raise

@@ -9,9 +9,7 @@ from models import ARCHITECTURES, save_eagle3, save_model, tiny_model
 from plain_eagle3 import chains, plain_chain
 from safetensors.torch import load_file
 from specstep.compile.drafters.eagle3_config import read_config
-from specstep.graphs.drafters.drafter import Drafter
 from specstep.graphs.target import UnsupportedModel, capture_last_layer
-from specstep.graphs.tree import DraftTree
 
 AUX, SPECULATORS = (
     "eagle_aux_hidden_state_layer_ids",
@@ -32,15 +30,6 @@ CONVENTIONS = {  # what a config.json has, for a target of eight layers, and the
     "speculators": ({AUX: [2, 4, 5], "norm_before_fc": True, "target_hidden_size": None} | SPECULATORS, (2, 4, 5)),
     "speculators, converted": ({AUX: [1, 3, 4]} | SPECULATORS, (2, 4, 5)),
 }
-
-
-@pytest.fixture
-def drafted(monkeypatch):
-    """The tree of each step."""
-    trees: list[DraftTree] = []
-    original = Drafter.forward
-    monkeypatch.setattr(Drafter, "forward", lambda self, *a: trees.append((out := original(self, *a))[0]) or out)
-    return trees
 
 
 @pytest.fixture(scope="module")

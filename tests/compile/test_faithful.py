@@ -83,25 +83,16 @@ def during_forward(change: Callable[[CausalLM, pytest.MonkeyPatch], None]) -> Ca
     return apply
 
 
-@during_forward
-def no_query_norm(model: CausalLM, patch: pytest.MonkeyPatch) -> None:
-    for name, module in model.named_modules():
-        if name.endswith("q_norm"):
-            patch.setattr(module, "forward", lambda x: x)
+def without_norm(suffix: str) -> Any:
+    """Leave out the norms whose names end so."""
 
+    @during_forward
+    def mutate(model: CausalLM, patch: pytest.MonkeyPatch) -> None:
+        for name, module in model.named_modules():
+            if name.endswith(suffix):
+                patch.setattr(module, "forward", lambda x: x)
 
-@during_forward
-def no_key_norm(model: CausalLM, patch: pytest.MonkeyPatch) -> None:
-    for name, module in model.named_modules():
-        if name.endswith("k_norm"):
-            patch.setattr(module, "forward", lambda x: x)
-
-
-@during_forward
-def no_latent_norm(model: CausalLM, patch: pytest.MonkeyPatch) -> None:
-    for name, module in model.named_modules():
-        if name.endswith("kv_a_layernorm"):
-            patch.setattr(module, "forward", lambda x: x)
+    return mutate
 
 
 @during_forward
@@ -144,9 +135,9 @@ MUTATIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str]]] = {
     "no softcap": (attention(lambda scale, window, cap, sinks: (scale, window, 0.0, sinks)), ["Gemma2"]),
     "no sinks": (attention(lambda *numbers_and_sinks: (*numbers_and_sinks[:3], None)), ["GptOss"]),
     "no scale": (attention(lambda scale, *rest: (1.0, *rest)), list(ARCHITECTURES)),
-    "no query norm": (no_query_norm, NORMED),
-    "no key norm": (no_key_norm, NORMED),
-    "no norm of latent keys": (no_latent_norm, LATENT),
+    "no query norm": (without_norm("q_norm"), NORMED),
+    "no key norm": (without_norm("k_norm"), NORMED),
+    "no norm of latent keys": (without_norm("kv_a_layernorm"), LATENT),
     "no weights of experts": (experts(lambda module, weights: (module, torch.ones_like(weights))), ROUTED),
     "no bias of experts": (experts(lambda module, weights: (WithoutBias(module), weights)), ["GptOss"]),
     "other rope base": (other_rope_base, [name for name in ARCHITECTURES if name != "GPT2"]),

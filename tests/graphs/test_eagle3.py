@@ -11,8 +11,6 @@ from safetensors.torch import load_file, save_file
 from specstep.compile.config import EngineConfig
 from specstep.compile.drafters.eagle3_file import load_eagle3
 from specstep.compile.source import load_source
-from specstep.graphs.drafters.drafter import Drafter
-from specstep.graphs.tree import DraftTree
 
 PROMPTS = [[5], [7, 8], [40, 41, 42] * 9, list(range(30, 83))]
 TREES = [
@@ -39,15 +37,6 @@ def test_output_equals_transformers(tree, variant, target, tmp_path):
             str(target), drafter=str(head), dtype="float32", max_batch=batch, max_seq_len=96, **tree
         )
         assert [result.token_ids for result in engine.generate(PROMPTS, 30)] == expected
-
-
-@pytest.fixture
-def drafted(monkeypatch):
-    """The tree of each step."""
-    trees: list[DraftTree] = []
-    original = Drafter.forward
-    monkeypatch.setattr(Drafter, "forward", lambda self, *a: trees.append((out := original(self, *a))[0]) or out)
-    return trees
 
 
 @torch.no_grad()

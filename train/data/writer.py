@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ...compile.swap import sync_file
 from ...errors import InputError
 from .reader import MANIFEST, DataManifest, Example, Shard, read_manifest
 
@@ -164,14 +165,6 @@ class DataWriter:
 
 def _put(work: Path, path: Path) -> None:
     """Give a finished file its name, surely: its bytes are on the disk before, the name is after."""
-    _sync(work)
+    sync_file(work)
     os.replace(work, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_file(path.parent)
