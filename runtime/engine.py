@@ -3,12 +3,12 @@
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from ..backends import BACKENDS
 from ..errors import EngineError, InputError
 from .engine_file import REBUILD, EngineSpec, Manifest, check_files, check_machine, read_manifest
-from .prompt import Array, Prompt, at_least_one, encode, is_conversation, split_prompts, token_ids
+from .prompt import Array, Prompt, RequestOptions, at_least_one, encode, is_conversation, split_prompts, token_ids
 from .request import Request
 from .scheduler import Scheduler, Submission
 from .session import Session
@@ -57,11 +57,7 @@ class Engine:
         self,
         prompts: str | Sequence[int] | Sequence[Message],
         max_new_tokens: int | None = None,
-        *,
-        chat: bool = False,
-        ignore_eos: bool = False,
-        stop_ids: Sequence[int] = (),
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Generation: ...
 
     @overload
@@ -69,11 +65,7 @@ class Engine:
         self,
         prompts: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]] | Sequence[Prompt],
         max_new_tokens: int | None = None,
-        *,
-        chat: bool = False,
-        ignore_eos: bool = False,
-        stop_ids: Sequence[int] = (),
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> list[Generation]: ...
 
     @overload
@@ -81,24 +73,17 @@ class Engine:
         self,
         prompts: Array,
         max_new_tokens: int | None = None,
-        *,
-        chat: bool = False,
-        ignore_eos: bool = False,
-        stop_ids: Sequence[int] = (),
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Any: ...
 
-    def generate(self, prompts: Any, max_new_tokens: int | None = None, **options: Any) -> Any:
+    def generate(self, prompts: Any, max_new_tokens: int | None = None, **options: Unpack[RequestOptions]) -> Any:
         """Generate greedily for one prompt or a list of them.
 
         Args:
             prompts: text, token ids, or a conversation, a list of messages as {"role": "user", "content": "..."}; or a
                 list of any of these. A numpy or torch vector is token ids, a matrix a list of them.
             max_new_tokens: most new tokens of each; None means up to the engine's limit.
-            chat: put a text through the chat template, as the user's turn. A conversation always goes through it.
-            ignore_eos: go on past the model's end-of-sequence tokens.
-            stop_ids: further tokens that end the output.
-            chat_template_kwargs: variables of the chat template, as {"enable_thinking": False}.
+            options: chat, ignore_eos, stop_ids and chat_template_kwargs, see `RequestOptions`.
 
         Returns:
             A `Generation`, or a list of them in the order of the prompts.
@@ -122,11 +107,7 @@ class Engine:
         self,
         prompt: Prompt,
         max_new_tokens: int | None = None,
-        *,
-        chat: bool = False,
-        ignore_eos: bool = False,
-        stop_ids: Sequence[int] = (),
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Generator[str, None, Generation]:
         """Generate for one prompt, with the arguments and errors of `generate`.
 
@@ -135,14 +116,7 @@ class Engine:
             its StopIteration). Closing it ends the request.
         """
         tokenizer = self.tokenizer
-        request = self.request(
-            prompt,
-            max_new_tokens,
-            chat=chat,
-            ignore_eos=ignore_eos,
-            stop_ids=stop_ids,
-            chat_template_kwargs=chat_template_kwargs,
-        )
+        request = self.request(prompt, max_new_tokens, **options)
         return self._texts(request, tokenizer)
 
     def submit(self, request: Request) -> Stream:

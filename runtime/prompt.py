@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypedDict, TypeGuard
 
 from ..errors import InputError
 from .text import EngineTokenizer, Message
@@ -17,6 +17,20 @@ class Array(Protocol):
 
 
 Prompt = str | Sequence[int] | Sequence[Message]  # text, token ids, or a conversation
+
+
+class RequestOptions(TypedDict, total=False):
+    """What may be asked of a prompt beside its length.
+
+    chat: put a text through the chat template, as the user's turn; a conversation always goes through it. ignore_eos:
+    go on past the model's end-of-sequence tokens. stop_ids: further tokens that end the output. chat_template_kwargs:
+    variables of the chat template, as {"enable_thinking": False}.
+    """
+
+    chat: bool
+    ignore_eos: bool
+    stop_ids: Sequence[int]
+    chat_template_kwargs: Mapping[str, Any] | None
 
 
 def split_prompts(prompts: Any) -> tuple[bool, list[Any]]:
