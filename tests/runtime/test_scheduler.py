@@ -206,6 +206,15 @@ def test_callers_are_served_in_turn():
     many.cancel()
 
 
+def test_callers_get_a_row_in_the_order_they_came():
+    engine = engine_of(1, pause=0.002)
+    asked = [request([start], 6) for start in range(6)]
+    for stream in [engine.submit(one) for one in asked]:
+        stream.result()
+    admitted = [one.submitted + one.queue_s for one in asked]
+    assert admitted == sorted(admitted)
+
+
 def test_queue_time_is_part_of_the_time_to_the_first_token():
     engine = engine_of(1, pause=0.005)
     first, second = engine.generate([[5], [6]], 20)
