@@ -1,21 +1,28 @@
 """The report of a step: all that the host reads of it, a row of integers for each row of the engine."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from numpy import int64
+from numpy.typing import NDArray
+
+from .controls import TOP_LOGPROBS
 
 RUNNING, STOPPED, FULL, FREE = range(4)  # values of `finish`: runs on, met a stop token, is full, has no request
 REASONS = {STOPPED: "stop", FULL: "length"}  # what users read of them
 
 SCALARS = 3  # columns ahead of the lists
+LOGPROB_STEPS = 2**20  # a log-probability is reported as an integer, in steps of 1 / LOGPROB_STEPS
+LEAST_LOGPROB = -1e4  # stands for -inf
 
 
 class Report(NamedTuple):
-    """The columns in their order. D is the greatest depth of a draft tree.
+    """The columns in their order. D is the greatest depth of a draft tree, L = D + 1, N = TOP_LOGPROBS.
 
     count: new tokens. finish: one of the codes above. accepted: drafted tokens that the target agreed with, before stop
-    tokens and limits cut the output. tokens [D+1]: the new tokens. nodes [D+1]: the accepted path as nodes of the tree,
-    the root (0) first. ranks [D+1]: each of these nodes' rank among its siblings. Entries of `tokens` from `count` on,
-    and of `nodes` and `ranks` past `accepted`, mean nothing.
+    tokens and limits cut the output. tokens [L]: the new tokens. nodes [L]: the accepted path as nodes of the tree, the
+    root (0) first. ranks [L]: each of these nodes' rank among its siblings. logprobs [L]: those of the new tokens;
+    top_tokens and top_logprobs [L * N]: the likeliest tokens in their places; of rows that asked for them. Entries of
+    `tokens` from `count` on, and of `nodes` and `ranks` past `accepted`, mean nothing.
     """
 
     count: Any
@@ -24,13 +31,20 @@ class Report(NamedTuple):
     tokens: Any
     nodes: Any
     ranks: Any
+    logprobs: Any
+    top_tokens: Any
+    top_logprobs: Any
 
     @classmethod
-    def split(cls, row: Sequence[Any]) -> "Report":
-        """A row of 3 + 3 * (D + 1) integers -> its columns; those of an array are views of it."""
-        length = (len(row) - SCALARS) // (len(cls._fields) - SCALARS)
-        lists = (row[start : start + length] for start in range(SCALARS, len(row), length))
-        return cls(*row[:SCALARS], *lists)
+    def split(cls, row: NDArray[int64]) -> "Report":
+        """A row of 3 + L * (4 + 2 * N) integers -> its columns; the lists are views of it."""
+        sizes = (1, 1, 1, 1, TOP_LOGPROBS, TOP_LOGPROBS)
+        length = (len(row) - SCALARS) // sum(sizes)
+        lists, start = [], SCALARS
+        for size in sizes:
+            lists.append(row[start : start + size * length])
+            start += size * length
+        return cls(*row[:SCALARS].tolist(), *lists)
 
 
 class AcceptedNode(NamedTuple):
@@ -44,16 +58,42 @@ class AcceptedNode(NamedTuple):
 AcceptedPath = tuple[AcceptedNode, ...]  # the drafted tokens that a step accepted, the root's child first
 
 
+class TokenLogprobs(NamedTuple):
+    """A token's log-probability in the model's own distribution, before temperature and all else that a request asks
+    for; and `top`, the likeliest tokens in its place with theirs, the likeliest first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 class RowReport(NamedTuple):
-    """What one step did to one row: its new tokens, its finish code, and the path that the target agreed with."""
+    """What one step did to one row: its new tokens, its finish code, the path that the target agreed with, and the
+    tokens' log-probabilities where the row asked for them."""
 
     tokens: list[int]
     finish: int
     path: AcceptedPath
+    logprobs: list[TokenLogprobs]
 
     @classmethod
-    def read(cls, row: Sequence[int]) -> "RowReport":
-        """A row of the report, as a list."""
+    def read(cls, row: NDArray[int64], alternatives: int = -1) -> "RowReport":
+        """A row of the report. alternatives: how many likely tokens are wanted beside each new one, -1 for no
+        log-probabilities."""
         report = Report.split(row)
-        path = zip(report.nodes[1 : report.accepted + 1], report.ranks[1 : report.accepted + 1], strict=True)
-        return cls(list(report.tokens[: report.count]), report.finish, tuple(AcceptedNode(*pair) for pair in path))
+        taken = slice(1, report.accepted + 1)
+        path = zip(report.nodes[taken].tolist(), report.ranks[taken].tolist(), strict=True)
+        tokens = report.tokens[: report.count].tolist()
+        logprobs = _logprobs(report, tokens, alternatives) if alternatives >= 0 else []
+        return cls(tokens, report.finish, tuple(AcceptedNode(*pair) for pair in path), logprobs)
+
+
+def _logprobs(report: Report, tokens: list[int], alternatives: int) -> list[TokenLogprobs]:
+    """Those of the new tokens, each with so many of the likeliest."""
+    found = []
+    for place, (token, own) in enumerate(zip(tokens, report.logprobs, strict=False)):
+        likeliest = slice(place * TOP_LOGPROBS, place * TOP_LOGPROBS + alternatives)
+        ids, values = report.top_tokens[likeliest].tolist(), report.top_logprobs[likeliest].tolist()
+        top = zip(ids, (value / LOGPROB_STEPS for value in values), strict=True)
+        found.append(TokenLogprobs(token, int(own) / LOGPROB_STEPS, tuple(top)))
+    return found

@@ -20,6 +20,7 @@ from .drafters.validate import check_drafter
 from .source import Source
 
 SLOT_STEP = 64
+TREE = ("tree_tokens", "tree_parents")
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,11 @@ def _spec(
     target: Source, model: CausalLM, drafter: Drafter, layers: list[CacheLayer], config: EngineConfig
 ) -> EngineSpec:
     shape = drafter.shape
-    scratch = max(shape.nodes + 1, shape.depth + 2, 1 + sum(shape.frontiers))
+    drafted = max(shape.depth + 2, 1 + sum(shape.frontiers))  # slots past the length after a step, at most D + 1 more
+    scratch = max(shape.nodes + 1, shape.depth + 1 + drafted)
     capacity = capacity_for(config.max_seq_len, scratch)
     batch = config.max_batch
-    declared = row_state(capacity)
+    declared = row_state(capacity, shape.nodes, model.vocab_size)
     own = drafter.scorer.state(shape)
     state = [
         TensorSpec(name, (batch, *tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.fill)
@@ -120,8 +122,8 @@ def _spec(
         device=config.device,
         state=tuple(state),
         caches=tuple(caches),
-        prefill=ProgramSpec("", ("tokens", "count", *names), ("lengths", *own)),
-        step=ProgramSpec("", names, ("report", "lengths", "finish", *own)),
+        prefill=ProgramSpec("", ("tokens", "count", *names), ("lengths", *TREE, *own)),
+        step=ProgramSpec("", names, ("report", "lengths", "finish", *TREE, *own)),
     )
 
 

@@ -12,7 +12,7 @@ from .target import CausalLM
 
 class Prefill(nn.Module):
     """tokens, count, the row's state, its KV tensors -> next state. The prompt's last token is left to the first
-    step: it is the root, so prefill computes no logits."""
+    step: it is the root, so prefill computes no logits. The last chunk drafts the first step's tree."""
 
     def __init__(self, target: CausalLM, drafter: Drafter, chunk: int):
         """chunk: most tokens of a call."""
@@ -27,7 +27,15 @@ class Prefill(nn.Module):
         where = chain_pass(state["lengths"], tokens.shape[1], self.chunk)
         layers = self.target.layers
         _, features = self.target(tokens, where, keys[:layers], values[:layers])
-        scorer_state = self.drafter.scorer.prefill(
-            tokens, count, where, state, keys[layers:], values[layers:], features
-        )
-        return {"lengths": state["lengths"] + count} | scorer_state
+        after = {"lengths": state["lengths"] + count}
+        after |= self.drafter.scorer.prefill(tokens, count, where, state, keys[layers:], values[layers:], features)
+
+        near = {"history": state["history"][:, : keys[0].shape[2]]}
+        drafted = self.drafter(state | after | near, keys[layers:], values[layers:])
+        last = after["lengths"] + 1 == state["prompt_lengths"]
+        return after | {name: tensor.where(_like(last, tensor), (state | after)[name]) for name, tensor in drafted.items()}
+
+
+def _like(rows: Tensor, tensor: Tensor) -> Tensor:
+    """rows [B] in the rank of a tensor [B, ...]."""
+    return rows.reshape(-1, *[1] * (tensor.dim() - 1))

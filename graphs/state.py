@@ -1,7 +1,7 @@
 """The state that a step takes and hands on. Small tensors are returned anew; KV tensors and the history are written
 in place.
 
-Letters: B batch rows, S cache slots, D greatest depth of a draft tree.
+Letters: B batch rows, S cache slots, T nodes of a draft tree, the root included, V vocabulary.
 """
 
 from typing import NamedTuple
@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..controls import ALL_TOKENS, BANNED_WORDS, BIASES, STOP_IDS, WORD_TOKENS, Sampling
+from ..kernels.tree_layout.reference import word_count
 from ..report import FREE
-
-STOP_IDS = 16  # stop tokens a row can have
 
 State = dict[str, Tensor]
 
@@ -24,16 +24,42 @@ class StateTensor(NamedTuple):
     fill: int = 0
 
 
-def row_state(slots: int) -> dict[str, StateTensor]:
+def row_state(slots: int, nodes: int, vocabulary: int) -> dict[str, StateTensor]:
     """The state of the step itself; drafters add their own.
 
     history: prompt and output tokens, the root at index `lengths`; lengths: tokens in the KV cache; limits: most
-    tokens, prompt included, that the row may reach; finish: a code of `report`; stop_ids: padded with -1.
+    tokens, prompt included, that the row may reach; finish: a code of `report`; tree_tokens and tree_parents: the tree
+    that the step verifies, see `step.drafted_tree`.
     """
     return {
         "history": StateTensor((slots,), torch.int64),
         "lengths": StateTensor((), torch.int64),
         "limits": StateTensor((), torch.int64),
         "finish": StateTensor((), torch.int64, FREE),
+        "tree_tokens": StateTensor((nodes + 1,), torch.int64),
+        "tree_parents": StateTensor((nodes + 1,), torch.int64, -1),
+    } | request_state(nodes, vocabulary)
+
+
+def request_state(nodes: int, vocabulary: int) -> dict[str, StateTensor]:
+    """What a request asks for; a step reads it only.
+
+    prompt_lengths: tokens of the prompt; min_lengths: tokens, prompt included, below which a row does not stop;
+    sampling: the columns of `controls.Sampling`; seeds: not negative; bias is added to the logits of bias_ids; the last
+    token of one of banned_words [words, tokens], aligned to the right, does not follow the others; logprobs: how many
+    alternatives are reported beside each token's log-probability, -1 for neither; allowed: packed bits of the tokens
+    that may follow each node, where masked is not 0. -1 stands for no token.
+    """
+    return {
         "stop_ids": StateTensor((STOP_IDS,), torch.int64, -1),
+        "prompt_lengths": StateTensor((), torch.int64),
+        "min_lengths": StateTensor((), torch.int64),
+        "sampling": StateTensor((len(Sampling._fields),), torch.float32),
+        "seeds": StateTensor((), torch.int64),
+        "bias_ids": StateTensor((BIASES,), torch.int64, -1),
+        "bias": StateTensor((BIASES,), torch.float32),
+        "banned_words": StateTensor((BANNED_WORDS, WORD_TOKENS), torch.int64, -1),
+        "logprobs": StateTensor((), torch.int64, -1),
+        "masked": StateTensor((), torch.int64),
+        "allowed": StateTensor((nodes + 1, word_count(vocabulary)), torch.int32, ALL_TOKENS),
     }

@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .state import State
+
 
 class DraftTree(NamedTuple):
     """A drafted tree. Node 0 is the root: the last committed token, whose KV is not in the cache yet.
@@ -123,6 +125,19 @@ class DynamicTree:
 def chain(length: int) -> DynamicTree:
     """The tree that never branches."""
     return DynamicTree(depth=length, top_k=1, nodes=length)
+
+
+def drafted_tree(state: State) -> DraftTree:
+    """The tree that lies in the state, below the row's root. A row that was given none yet has the bare root."""
+    root = state["history"].gather(1, state["lengths"][:, None])
+    parents = state["tree_parents"]
+    valid = (parents >= 0).index_fill(1, torch.zeros(1, dtype=torch.int64, device=root.device), True)
+    return DraftTree(torch.cat([root, state["tree_tokens"][:, 1:]], 1), parents, valid)
+
+
+def tree_state(tree: DraftTree) -> State:
+    """A tree as the state holds it: parent -1 for the root, and where there is no node."""
+    return {"tree_tokens": tree.tokens, "tree_parents": tree.parents.where(tree.valid, -1)}
 
 
 def bare_root(root: Tensor) -> DraftTree:

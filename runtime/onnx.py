@@ -100,12 +100,15 @@ class OnnxSession(Session):
         """State and caches as they are now."""
         return self._sets[self._turn]
 
-    def array(self, values: Sequence[int]) -> NDArray[np.int64]:
-        return np.array(values, np.int64)
+    def array(self, values: Any, dtype: str = "int64") -> NDArray[Any]:
+        return np.array(values, dtype)
+
+    def numpy(self, name: str, row: int) -> NDArray[Any]:
+        return self.state[name][row].copy()
 
     def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
         # As many slots as the step that follows needs: caches that grow are copied.
-        self._use_slots(self.slots_for(max(*self.lengths, self.lengths[row] + len(tokens)) + self.spec.scratch))
+        self._use_slots(max(slots, self.slots_for(max(self.lengths) + self.spec.scratch)))
         now, after = (_rows(buffers, slice(row, row + 1)) for buffers in (self.state, self._sets[1 - self._turn]))
         now |= {"tokens": self.array(tokens)[None], "count": self.array([count])}
         self._prefill.run_with_iobinding(_bind(self._prefill, self.spec.prefill, now, after))
@@ -122,13 +125,13 @@ class OnnxSession(Session):
         for tensor in self.spec.state:  # in both sets: a row that takes no part in a step is not carried over
             self._sets[1 - self._turn][tensor.name][row] = tensor.fill
 
-    def replay(self, rows: int, slots: int) -> list[list[int]]:
+    def replay(self, rows: int, slots: int) -> NDArray[np.int64]:
         self._use_slots(slots)
         if rows not in self._bindings:
             self._bindings[rows] = [self._bind_step(rows, *pair) for pair in (self._sets, reversed(self._sets))]
         self._step.run_with_iobinding(self._bindings[rows][self._turn])
         self._turn = 1 - self._turn
-        return self._report[:rows].tolist()
+        return self._report[:rows].copy()
 
     def read(self, rows: int, slots: int) -> Tensors:
         self._use_slots(max(slots, self._slots_bound))  # fewer would cut what rows have in their caches

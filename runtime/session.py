@@ -6,8 +6,9 @@ A session is not safe to be called from several threads at once; `scheduler.Sche
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from numpy import int32, int64
 from numpy.typing import NDArray
 
 from ..report import RUNNING, RowReport
@@ -16,11 +17,19 @@ from .engine_file import EngineSpec
 Tensors = dict[str, NDArray[Any]]  # state and caches by name; bfloat16 as float32, which numpy has
 
 
+class DraftedTree(NamedTuple):
+    """The tree that a row's next step verifies: its tokens, the root's first, and the index of each one's parent, -1 for
+    the root and for a place without a node. A node comes after its parent."""
+
+    tokens: list[int]
+    parents: list[int]
+
+
 class Session:
     """Rows of static buffers and one call per step. Rows are admitted and released one by one; the others never notice.
 
-    A backend fills in `array`, `prefill`, `replay`, `read`, `write` and `clear`. `state` holds its tensors by name,
-    [B, ...] each.
+    A backend fills in `array`, `numpy`, `prefill`, `replay`, `read`, `write` and `clear`. `state` holds its tensors by
+    name, [B, ...] each.
     """
 
     state: dict[str, Any]
@@ -28,7 +37,7 @@ class Session:
     def __init__(self, spec: EngineSpec):
         self.spec = spec
         self.lengths = [0] * spec.max_batch  # tokens in each row's cache: a host copy, kept from the reports
-        self._taken: set[int] = set()  # rows that were admitted and not released
+        self._taken: dict[int, int] = {}  # rows that were admitted and not released -> alternatives asked for, or -1
         self._written = [0] * spec.max_batch  # slots of each row that anything was written to since it was cleared
 
     def enter_thread(self) -> None:
@@ -37,8 +46,12 @@ class Session:
     def leave_thread(self) -> None:
         """Called by a thread that hands work to another one, which will be the next to call."""
 
-    def array(self, values: Sequence[int]) -> Any:
-        """Values as an int64 tensor of the backend, to be assigned to a part of the state."""
+    def array(self, values: Any, dtype: str = "int64") -> Any:
+        """Numbers, a list of them or an array as a tensor of the backend, to be assigned to a part of the state."""
+        raise NotImplementedError
+
+    def numpy(self, name: str, row: int) -> NDArray[Any]:
+        """A copy of one row of a state tensor."""
         raise NotImplementedError
 
     def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
@@ -46,7 +59,7 @@ class Session:
         next ones of the row."""
         raise NotImplementedError
 
-    def replay(self, rows: int, slots: int) -> list[list[int]]:
+    def replay(self, rows: int, slots: int) -> NDArray[int64]:
         """Run one step of the first `rows` rows over the first `slots` slots -> the report."""
         raise NotImplementedError
 
@@ -67,26 +80,43 @@ class Session:
         """How many more prompts can be admitted."""
         return self.spec.max_batch - len(self._taken)
 
-    def admit(self, tokens: Sequence[int], limit: int, stop_ids: Sequence[int]) -> int:
+    def admit(
+        self, tokens: Sequence[int], limit: int, stop_ids: Sequence[int], controls: Mapping[str, Any] | None = None
+    ) -> int:
         """Give a free row a prompt (at least one token) and fill its caches with all but the last token, which is the
         first root -> the row, which takes part in the next step. A row whose prefill fails is free again.
 
-        limit: most tokens, prompt included, that the row may reach. Raises RuntimeError when no row is free.
+        limit: most tokens, prompt included, that the row may reach. controls: what else the request asks for, by the
+        names of `controls`: a number or a list, for the front of the row of that state tensor. Raises RuntimeError when
+        no row is free.
         """
         if not self.free_rows:
             raise RuntimeError(f"admit: expected a free row, got {self.spec.max_batch} rows in use; release one")
-        row = min(set(range(self.spec.max_batch)) - self._taken)
-        self._taken.add(row)
+        row = min(set(range(self.spec.max_batch)) - set(self._taken))
+        given = dict(controls or {})
+        self._taken[row] = given.get("logprobs", -1)
         try:
             self._clean(row)
+            given |= {"limits": limit, "stop_ids": list(stop_ids), "prompt_lengths": len(tokens)}
+            for name, values in given.items():
+                self._assign(name, row, values)
             self._fill(row, tokens)
-            self.state["limits"][row] = limit
-            self.state["stop_ids"][row, : len(stop_ids)] = self.array(stop_ids)
             self.state["finish"][row] = RUNNING
         except BaseException:
             self.release(row)
             raise
         return row
+
+    def tree(self, row: int) -> DraftedTree:
+        """The tree that the row's next step verifies."""
+        tokens, parents = (self.numpy(name, row).tolist() for name in ("tree_tokens", "tree_parents"))
+        root = int(self.numpy("history", row)[self.lengths[row]])
+        return DraftedTree([root, *tokens[1:]], [-1, *parents[1:]])
+
+    def allow(self, row: int, bits: NDArray[int32]) -> None:
+        """Say what may follow each node of `tree(row)` in the next step: bit j of word w of a node's row of bits
+        [T, ceil(V / 32)] stands for token 32 * w + j. The row was admitted with the control `masked`."""
+        self.state["allowed"][row] = self.array(bits, "int32")
 
     def step(self) -> dict[int, RowReport]:
         """Advance every running row -> the report of each row in use, without tokens where it has finished."""
@@ -94,7 +124,7 @@ class Session:
         for row in range(rows):  # a step writes its tree behind every row, in use or not
             self._written[row] = max(self._written[row], self.lengths[row] + self.spec.scratch)
         report = self.replay(rows, slots)
-        reports = {row: RowReport.read(report[row]) for row in sorted(self._taken)}
+        reports = {row: RowReport.read(report[row], asked) for row, asked in sorted(self._taken.items())}
         for row, told in reports.items():
             self.lengths[row] += len(told.tokens)
         return reports
@@ -104,7 +134,7 @@ class Session:
         try:
             self._reset(row)
         finally:
-            self._taken.discard(row)
+            self._taken.pop(row, None)
 
     def next_size(self) -> tuple[int, int]:
         """Rows and slots of the next step: the smallest power of 2, or all rows, that holds the rows in use, and the
@@ -124,9 +154,17 @@ class Session:
         for start in range(0, len(tokens) - 1, self.spec.prefill_chunk):  # two tokens or more, as the graph wants
             chunk = tokens[start : start + self.spec.prefill_chunk]
             count = min(len(chunk), len(tokens) - 1 - start)
-            self._written[row] = start + len(chunk)
-            self.prefill(row, chunk, count, self.slots_for(start + len(chunk)))
+            self._written[row] = start + len(chunk) + self.spec.scratch  # the first step's tree is drafted behind it
+            self.prefill(row, chunk, count, self.slots_for(self._written[row]))
             self.lengths[row] += count
+
+    def _assign(self, name: str, row: int, values: Any) -> None:
+        """Write a number, or a list to the front of a row of a state tensor."""
+        array = self.array(values, next(tensor.dtype for tensor in self.spec.state if tensor.name == name))
+        if array.ndim == 0:
+            self.state[name][row] = array
+        elif len(array):
+            self.state[name][row, : len(array)] = array
 
     def _clean(self, row: int) -> None:
         """Remove what the row held before. Slots that nothing may attend to still take part in matrix products with a

@@ -85,7 +85,7 @@ class _Trial:
     def run(self) -> None:
         """Raises BuildError."""
         own, caches = self._state(), self._caches()
-        declared = row_state(self.slots + 64) | own
+        declared = row_state(self.slots + 64, self.shape.nodes, self.target.vocab_size) | own
         state = {
             name: torch.full((ROWS, *t.shape), t.fill, dtype=t.dtype, device=self.device)
             for name, t in declared.items()
@@ -126,7 +126,7 @@ class _Trial:
         own = self._call("state", self.shape)
         if not isinstance(own, dict) or not all(isinstance(tensor, StateTensor) for tensor in own.values()):
             raise self._error("state", "a dict of StateTensor by name", _kind(own))
-        taken = sorted(set(own) & {*row_state(0), "report", "tokens", "count"})
+        taken = sorted(set(own) & {*row_state(0, 0, 0), "report", "tokens", "count"})
         if taken:
             raise self._error("state", "names that the step does not use itself", ", ".join(taken))
         return own
@@ -151,7 +151,8 @@ class _Trial:
     def _check_candidates(self, method: str, got: Any, width: int) -> None:
         if not isinstance(got, Candidates):
             raise self._error(method, "Candidates", _kind(got))
-        shape = (ROWS, width, self.shape.top_k)
+        given = got.tokens.shape[2] if isinstance(got.tokens, Tensor) and got.tokens.dim() == 3 else 0
+        shape = (ROWS, width, max(given, self.shape.top_k))  # at least top_k
         for field, tensor, dtype in zip(Candidates._fields, got, (torch.int64, torch.float32), strict=True):
             self._check_tensor(f"{method}: {field}", tensor, shape, dtype)
         ids = got.tokens.where(got.log_probs > float("-inf"), 0)

@@ -14,6 +14,7 @@ from ..target import CacheLayer, CausalLM
 from ..tree import Candidates, Expand, TreeShape
 from .drafter import Scorer
 from .frontier import FrontierPasses, embeddable
+from .shared_noise import BestTokens
 
 
 class DraftModel(Scorer):
@@ -53,12 +54,12 @@ class DraftModel(Scorer):
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
-        passes = FrontierPasses(state["lengths"] + 1)
+        passes, best = FrontierPasses(state["lengths"] + 1), BestTokens(state, shape.top_k)
 
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
-            return self._best(self._logits(tokens, passes.extend(parents), keys, values), shape.top_k)
+            return best(self._logits(tokens, passes.extend(parents), keys, values)[..., : self.vocabulary])
 
-        children = self._best(self._catch_up(state, keys, values, shape.depth), shape.top_k)
+        children = best(self._catch_up(state, keys, values, shape.depth)[..., : self.vocabulary])
         return children, expand, {"draft_lengths": state["lengths"] + 1}
 
     def _catch_up(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], depth: int) -> Tensor:
@@ -73,7 +74,3 @@ class DraftModel(Scorer):
     def _logits(self, tokens: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """The target's token ids [B, T] -> the model's logits [B, T, V]."""
         return self.model(embeddable(tokens, self.known), where, keys, values)[0]
-
-    def _best(self, logits: Tensor, top_k: int) -> Candidates:
-        log_probs, tokens = logits[..., : self.vocabulary].float().log_softmax(-1).topk(top_k, dim=-1)
-        return Candidates(tokens, log_probs)

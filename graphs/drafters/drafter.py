@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from ..attention import Pass
 from ..state import State, StateTensor
 from ..target import CacheLayer
-from ..tree import Candidates, DraftTree, Expand, TreeShape
+from ..tree import Candidates, Expand, TreeShape, tree_state
+from .shared_noise import Ranking
 
 
 class Scorer(nn.Module):
@@ -51,10 +52,11 @@ class Scorer(nn.Module):
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
-        """Start a step -> the root's candidates [B, 1, K], a function that scores each further frontier, and own next
-        state.
+        """Start a tree -> the root's candidates [B, 1, C], C at least `shape.top_k`, a function that scores each further
+        frontier, and own next state.
 
-        state["history"] [B, S] is cut to the slots in use; the root is its token at state["lengths"] [B].
+        state["history"] [B, S] is cut to the slots in use; the root is its token at state["lengths"] [B]. A scorer with a
+        whole distribution hands on `shared_noise.BestTokens`, which also drafts well for rows that are sampled.
         """
         raise NotImplementedError
 
@@ -68,17 +70,19 @@ class Scorer(nn.Module):
 
 
 class Drafter(nn.Module):
-    """A scorer and the shape of the tree that it grows: state in, `DraftTree` out."""
+    """A scorer and the shape of the tree that it grows: state in, the next step's tree and the scorer's state out."""
 
     def __init__(self, scorer: Scorer, shape: TreeShape):
         super().__init__()
         self.scorer, self.shape = scorer, shape
         self.depth, self.nodes = shape.depth, shape.nodes
 
-    def forward(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[DraftTree, State]:
-        """state as in `SpeculativeStep`, its history [B, S] cut to the slots in use; keys, values: one
-        [B, H_kv, S, D] for each of the scorer's cache layers -> the tree below each row's root, and the scorer's next
+    def forward(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]) -> State:
+        """state as after a commit, its history [B, S] cut to the slots in use; keys, values: one [B, H_kv, S, D] for each
+        of the scorer's cache layers -> the tree below each row's root, as the state holds it, and the scorer's next
         state."""
         root = state["history"].gather(1, state["lengths"][:, None])[:, 0]
         children, expand, scorer_state = self.scorer.begin(state, keys, values, self.shape)
-        return self.shape.grow(root, children, expand), scorer_state
+        ranking = Ranking(state, self.shape.top_k)
+        tree = self.shape.grow(root, ranking(children), lambda tokens, parents: ranking(expand(tokens, parents)))
+        return tree_state(tree) | scorer_state

@@ -19,6 +19,7 @@ from ..target import CacheLayer
 from ..tree import Candidates, Expand, TreeShape
 from .drafter import Scorer
 from .frontier import FrontierPasses, embeddable
+from .shared_noise import BestTokens
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,10 @@ class Eagle3Head(nn.Module):
             features = self.input_norm(features)
         return self.fc(features)
 
+    def target_ids(self) -> Tensor:
+        """What the draft vocabulary's tokens are called by the target: int64 [draft_vocab_size]."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
     def forward(self, embedded: Tensor, hidden: Tensor, where: Pass, cache: LayerCache) -> tuple[Tensor, Tensor]:
         """embedded, hidden [B, T, H] -> (normed, for the logits; hidden, for the next level), both [B, T, H]."""
         hidden = self.midlayer(embedded, hidden, self.rotary(hidden, where.positions), where, cache)
@@ -167,14 +172,17 @@ class Eagle3(Scorer):
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
         passes = FrontierPasses(state["lengths"])
-        children, hidden = self._catch_up(state, keys, values, shape.top_k)
+        best = BestTokens(state, shape.top_k, self.head.target_ids())
+        normed, hidden, known = self._catch_up(state, keys, values)
+        children = best(self.head.lm_head(normed))
 
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
             nonlocal hidden
             parent = hidden.gather(1, parents[:, :, None].expand(-1, -1, hidden.shape[2]))
             normed, hidden = self._run(tokens, parent, passes.extend(parents), keys, values)
-            return self._best(normed, shape.top_k)
+            return best(self.head.lm_head(normed))
 
+        children = Candidates(children.tokens, children.log_probs.masked_fill(~known[:, None, None], float("-inf")))
         return children, expand, {"draft_lengths": state["lengths"]}
 
     def commit(self, path: Tensor, count: Tensor, features: Tensor | None) -> State:
@@ -182,10 +190,10 @@ class Eagle3(Scorer):
         return {"features": features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))}
 
     def _catch_up(
-        self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], top_k: int
-    ) -> tuple[Candidates, Tensor]:
-        """Run over the positions since `draft_lengths`, at most D + 1 -> the root's candidates and the hidden state
-        [B, 1, H] that they came from. A prompt of one token has no feature yet: no candidates."""
+        self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run over the positions since `draft_lengths`, at most D + 1 -> the normed and the plain hidden state [B, 1, H]
+        that the root's children come from, and whether there is one [B]: a prompt of one token has no feature yet."""
         start, width = state["draft_lengths"], state["features"].shape[1]
         index = start[:, None] + torch.arange(1, width + 1, device=start.device)
         tokens = state["history"].gather(1, index)
@@ -193,16 +201,10 @@ class Eagle3(Scorer):
         last = state["lengths"] - start - 1
         chosen = last.clamp(min=0)[:, None, None].expand(-1, 1, both[0].shape[2])
         normed, hidden = (part.gather(1, chosen) for part in both)
-        best = self._best(normed, top_k)
-        return Candidates(best.tokens, best.log_probs.masked_fill((last < 0)[:, None, None], float("-inf"))), hidden
+        return normed, hidden, last >= 0
 
     def _run(
         self, tokens: Tensor, hidden: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
         embedded = self.embed(embeddable(tokens, self.embed.num_embeddings))
         return self.head(embedded, hidden, where, LayerCache(keys, values, where.slots))
-
-    def _best(self, normed: Tensor, top_k: int) -> Candidates:
-        """normed [B, F, H] -> the best tokens of the draft vocabulary, as the target's ids."""
-        log_probs, index = self.head.lm_head(normed).float().log_softmax(-1).topk(top_k, dim=-1)
-        return Candidates(index + self.head.d2t[index], log_probs)

@@ -4,7 +4,7 @@ The mixture is linear, as in interpolated language models (Jelinek and Mercer, 1
 probability of its own best token, normalised over scorers, so the neural scorer dominates where n-grams are unsure. A
 token that several scorers propose is one candidate. Scores stay probabilities, so scores of different nodes compare.
 
-Letters: B batch, F frontier nodes, K candidates of each scorer, C candidates of all.
+Letters: B batch, F frontier nodes, C candidates.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from ..attention import Pass
 from ..state import State, StateTensor
 from ..target import CacheLayer
 from ..tree import Candidates, Expand, TreeShape
+from .best import distinct, rounded
 from .drafter import Scorer
-from .ngram import likeliest
 
 
 def parts(scorer: Scorer) -> list[Scorer]:
@@ -74,30 +74,27 @@ class Merged(Scorer):
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
             nonlocal level
             level += 1
-            return self._mix(
-                [go_on(tokens, parents) for go_on in (asked if level <= self.levels else deep)], shape.top_k
-            )
+            return self._mix([go_on(tokens, parents) for go_on in (asked if level <= self.levels else deep)])
 
-        return (
-            self._mix([children for children, _, _ in begun], shape.top_k),
-            expand,
-            self._named([s for *_, s in begun]),
-        )
+        return self._mix([children for children, _, _ in begun]), expand, self._named([s for *_, s in begun])
 
     def commit(self, path: Tensor, count: Tensor, features: Tensor | None) -> State:
         own = zip(self._scorers(), self._features(features), strict=True)
         return self._named([scorer.commit(path, count, its) for scorer, its in own])
 
-    def _mix(self, candidates: Sequence[Candidates], top_k: int) -> Candidates:
-        """Candidates [B, F, K] of each scorer -> the K most probable of the mixture [B, F, K]."""
+    def _mix(self, candidates: Sequence[Candidates]) -> Candidates:
+        """Candidates [B, F, C] of each scorer -> those of the mixture, side by side; a token that several propose is there
+        as often, with the same score."""
         if len(candidates) == 1:
             return candidates[0]
-        tokens = torch.cat([each.tokens.where(each.log_probs > float("-inf"), -1) for each in candidates], 2)
-        probability = torch.stack([each.log_probs.exp() for each in candidates], 2)  # [B, F, scorers, K]
-        best = probability.amax(3, keepdim=True)
-        share = (probability * best / best.sum(2, keepdim=True).clamp(min=1e-9)).flatten(2)  # [B, F, C]
+        each = [distinct(own) for own in candidates]
+        best = [own.log_probs.exp().amax(2, keepdim=True) for own in each]
+        total = torch.cat(best, 2).sum(2, keepdim=True).clamp(min=1e-9)
+        tokens = torch.cat([own.tokens for own in each], 2)  # [B, F, C] of all scorers
+        share = torch.cat([own.log_probs.exp() * sure / total for own, sure in zip(each, best, strict=True)], 2)
         same = tokens[:, :, :, None] == tokens[:, :, None]  # [B, F, C, C]
-        return likeliest(tokens, (same * share[:, :, None]).sum(-1), top_k)
+        mixed = (same * share[:, :, None]).sum(-1).where(share > 0, 0.0)
+        return rounded(Candidates(tokens, mixed.log()))
 
     def _scorers(self) -> list[Any]:
         return list(self.scorers)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..state import State
 from ..tree import Candidates, Expand, TreeShape
+from .best import likeliest
 from .drafter import Scorer
 from .ngram_tables import NgramTables
 
@@ -23,7 +24,6 @@ from .ngram_tables import NgramTables
 # likelihood to held-out greedy answers of SmolLM2-135M-Instruct, with the same result with and without tables; the fit
 # gives length 3 an infinite concentration, so it is left out (measurements: compile/drafters/data/*.md).
 CONCENTRATIONS: Mapping[int, float] = {1: 13.0, 2: 2.0, 4: 0.53}
-STEPS_PER_NAT = 4096  # log-probabilities are multiples of 1/4096: sums are exact, so equal paths tie on every backend
 
 
 class Ngram(Scorer):
@@ -61,7 +61,7 @@ class Ngram(Scorer):
             nonlocal context
             parent_context = context.gather(1, parents[:, :, None].expand(-1, -1, self.longest))
             context = torch.cat([parent_context[:, :, 1:], tokens[:, :, None]], 2)
-            return self._score(history, state["lengths"], context, shape.top_k)
+            return self._score(history, state["lengths"], context, 2 * shape.top_k)  # noise may prefer another one
 
         root = history.gather(1, state["lengths"][:, None])
         return expand(root, torch.zeros_like(root)), expand, {}
@@ -106,20 +106,3 @@ class Ngram(Scorer):
             run = run & (shifted[:, None] == context[:, :, self.longest - 1 - back, None])
             total = total + run
         return total * slots + place
-
-
-def likeliest(tokens: Tensor, probability: Tensor, top_k: int) -> Candidates:
-    """The K most probable of C tokens, each once, the first among equals.
-
-    tokens [B, F, C] int64, -1 where there is none; probability [B, F, C] float32 -> candidates [B, F, K]. Ranks come
-    from pairwise comparison: C is small, and this fuses, where `topk` is a call of its own.
-    """
-    earlier = torch.ones(tokens.shape[2], tokens.shape[2], dtype=torch.bool, device=tokens.device).tril(-1)
-    repeated = ((tokens[:, :, :, None] == tokens[:, :, None]) & earlier).any(-1)
-    score = probability.masked_fill(repeated | (tokens < 0), -1.0)
-    mine, other = score[:, :, :, None], score[:, :, None]
-    rank = ((other > mine) | ((other == mine) & earlier)).sum(-1)  # [B, F, C], each rank once
-    chosen = rank[:, :, None] == torch.arange(top_k, device=tokens.device)[:, None]  # [B, F, K, C]
-    best = (chosen * score[:, :, None]).sum(-1)
-    log_probs = (best.clamp(min=0.0).log() * STEPS_PER_NAT).round() / STEPS_PER_NAT
-    return Candidates((chosen * tokens.clamp(min=0)[:, :, None]).sum(-1), log_probs)

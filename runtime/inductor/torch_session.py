@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -35,8 +36,11 @@ class TorchSession(Session):
     def leave_thread(self) -> None:
         release_threads()
 
-    def array(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.spec.device)
+    def array(self, values: Any, dtype: str = "int64") -> Tensor:
+        return torch.as_tensor(values, dtype=getattr(torch, dtype), device=self.spec.device)
+
+    def numpy(self, name: str, row: int) -> NDArray[Any]:
+        return _numpy(self.state[name][row])
 
     def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
         rows = slice(row, row + 1)
@@ -45,10 +49,10 @@ class TorchSession(Session):
         for name, tensor in zip(self.spec.prefill.outputs, outputs, strict=True):
             self.state[name][rows] = tensor
 
-    def replay(self, rows: int, slots: int) -> list[list[int]]:
+    def replay(self, rows: int, slots: int) -> NDArray[np.int64]:
         if (rows, slots) not in self._replays:
             self._replays[rows, slots] = self._make_replay(rows, slots)
-        return self._replays[rows, slots]().tolist()  # the one device-to-host copy
+        return self._replays[rows, slots]().cpu().numpy()  # the one device-to-host copy
 
     def read(self, rows: int, slots: int) -> Tensors:
         return {name: _numpy(tensor) for name, tensor in self._views(slice(rows), slots).items()}

@@ -125,8 +125,11 @@ class TensorrtSession(Session):
         self._tokens = self._new((1, spec.prefill_chunk), "int64")
         self._count = self._new((1,), "int64")
 
-    def array(self, values: Sequence[int]) -> NDArray[np.int64]:
-        return np.array(values, np.int64)
+    def array(self, values: Any, dtype: str = "int64") -> NDArray[Any]:
+        return np.array(values, dtype)
+
+    def numpy(self, name: str, row: int) -> NDArray[Any]:
+        return self.state[name].read(row + 1)[row]
 
     def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
         self._tokens[0, : len(tokens)] = self.array(tokens)
@@ -137,11 +140,11 @@ class TensorrtSession(Session):
         self._prefill.run(self.stream)
         self._copy_back(self._prefill.plan, row, 1)
 
-    def replay(self, rows: int, slots: int) -> list[list[int]]:
+    def replay(self, rows: int, slots: int) -> NDArray[np.int64]:
         if rows not in self._replays:
             self._replays[rows] = self._make_replay(rows)
         self._replays[rows]()
-        return self._report.read(rows).tolist()  # the one device-to-host copy
+        return self._report.read(rows)  # the one device-to-host copy
 
     def _make_replay(self, rows: int) -> Callable[[], None]:
         """One step of the first rows."""

@@ -1,0 +1,24 @@
+"""What a request may ask of the graph: the state tensors that a session writes once for a row, and their bounds.
+
+Zeros, and what the tensors are filled with, ask for nothing: a greedy row.
+"""
+
+from typing import Any, NamedTuple
+
+STOP_IDS = 16  # stop tokens that a row can have
+BIASES = 512  # tokens whose logits a row can change, banned ones included
+BANNED_WORDS, WORD_TOKENS = 64, 8  # banned sequences of a row, and most tokens of one
+TOP_LOGPROBS = 20  # most alternatives whose log-probabilities are reported
+ALL_TOKENS = -1  # a word of the allowed-token mask with every bit set
+
+
+class Sampling(NamedTuple):
+    """The columns of the state tensor `sampling`, float32. 0 turns any of them off."""
+
+    temperature: Any
+    top_k: Any
+    top_p: Any
+    min_p: Any
+    repetition_penalty: Any
+    presence_penalty: Any
+    frequency_penalty: Any

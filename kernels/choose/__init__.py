@@ -1,0 +1,1 @@
+"""The choice op: the target's token after each node, sampled or greedy."""

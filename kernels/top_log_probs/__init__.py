@@ -1,0 +1,1 @@
+"""The likeliest tokens of rows of logits, with their log-probabilities: drafters' candidates, and what users ask for."""
