@@ -1,15 +1,17 @@
 """Gumbel noise as a function of (seed, position, token): a counter-based hash, so that draft and target share it.
 
 32-bit arithmetic on int64, by products, sums, quotients and remainders alone, which every backend has; `noise.h` and
-`noise.triton` are the same in uint32. Sources: the Gumbel-max trick; Daliri et al. 2024 (arXiv 2408.07978) for drafts.
+`noise.triton` are the same in uint32. A round is that of RC6 (Rivest et al., 1998): the quadratic permutation x (2x + 1)
+and a rotation by half a word. Shifts and sums in place of the usual shifts and xors would not do: sums are linear but for
+their carries, so the noise of neighbouring tokens would be related. Sources: the Gumbel-max trick; Daliri et al. 2024
+(arXiv 2408.07978) for drafts.
 """
 
 import torch
 from torch import Tensor
 
 WORD = 2**32
-FACTORS = (0x21F0AAAD, 0x7FEB352D, 0x2C1B3C6D)  # odd and below 2**31: a product with a word stays inside int64
-OFFSETS = (0x9E3779B9, 0x85EBCA6B)
+OFFSETS = (0x9E3779B9, 0x85EBCA6B)  # from which the two words of a key start
 LEAST_SERIES = 2.0**-6  # below it -log(1 - w) is taken from its series: 1 - w would lose the low bits of w
 GREATEST = 1.0 - 2.0**-24
 
@@ -26,17 +28,22 @@ def gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 def noise_bits(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """32 random bits, as int64."""
-    key = _mix(seeds % WORD + OFFSETS[0])
-    key = _mix(key + seeds // WORD % WORD)
-    key = _mix(key + positions)
-    other = _mix(key + OFFSETS[1])
-    mixed = (_mix(tokens * FACTORS[0] + key) + other) % WORD * FACTORS[1] % WORD
-    return (mixed + mixed // 2**16) % WORD
+    first, second = (_key(offset, seeds, positions) for offset in OFFSETS)
+    return _round(_round((_round((first + tokens) % WORD) + second) % WORD))
 
 
-def _mix(word: Tensor) -> Tensor:
-    """A word of which every bit depends on every bit of the one given, that may be larger than a word."""
-    word = word % WORD
-    word = (word + word // 2**16) % WORD * FACTORS[1] % WORD
-    word = (word + word // 2**13) % WORD * FACTORS[2] % WORD
-    return (word + word // 2**16) % WORD
+def _key(offset: int, seeds: Tensor, positions: Tensor) -> Tensor:
+    """A word for each seed and position."""
+    key = _round(_round((seeds % WORD + offset) % WORD))
+    for given in (seeds // WORD, positions):
+        key = _round(_round((key + given) % WORD))
+    return key
+
+
+def _round(word: Tensor) -> Tensor:
+    """A permutation of the words: x (2x + 1), its halves exchanged. The square's part that a word holds is
+    low * (2x - low), which stays inside int64."""
+    low = word % 2**16
+    square = low * (2 * word - low)
+    word = (2 * square + word) % WORD
+    return word // 2**16 + word % 2**16 * 2**16
