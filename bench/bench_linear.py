@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from specstep.kernels.linear import load_library
+from specstep.kernels.native import load_library
 from torch import Tensor
 
 SHAPES = {"q, o": (576, 576), "k, v": (192, 576), "gate, up": (1536, 576), "down": (576, 1536), "lm_head": (49152, 576)}

@@ -13,7 +13,7 @@ import torch
 from torch.export import ExportedProgram
 
 from ..errors import BuildError
-from ..kernels.linear import LIBRARY_NAME, build_library, c_shims, detect_instruction_set
+from ..kernels.native import LIBRARY_NAME, build_library, c_shims, detect_instruction_set
 from ..runtime.engine_file import ProgramSpec
 from ..runtime.inductor.aoti import machine
 from .assemble import Graphs

@@ -10,7 +10,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from ..kernels.compact.op import compact, compacted
-from ..kernels.linear import load_library
+from ..kernels.native import load_library
 from ..kernels.tree_attention.op import masked_attention, tree_attention, visible_slots
 
 SMALL_LINEAR_DTYPES = (torch.bfloat16, torch.float32)

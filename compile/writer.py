@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import BuildError
-from ..kernels.linear import CompilerError
+from ..kernels.native import CompilerError
 from ..runtime.engine_file import MANIFEST, WEIGHTS, EngineSpec, Manifest, file_entry
 from ..runtime.text import CHAT_TEMPLATE, TOKENIZER
 from .lowered import Lowered

@@ -2,9 +2,7 @@
 // gathered and go through small_linear together, so that each weight in use is read once.
 #include <torch/csrc/stable/library.h>
 
-#include <cstdio>
 #include <cstring>
-#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -12,8 +10,6 @@
 
 namespace specstep {
 namespace {
-
-using torch::headeronly::ScalarType;
 
 void check(const Tensor& x, const Tensor& weight, const Tensor& experts) {
   if (x.dim() != 2 || weight.dim() != 3 || experts.dim() != 1 || x.size(1) != weight.size(2) ||
@@ -65,13 +61,10 @@ Tensor small_expert_linear(const Tensor& x, const Tensor& weight, const Tensor& 
 extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_small_expert_linear(
     AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle experts, AtenTensorHandle* out) {
   using namespace specstep;
-  try {
+  return guarded("small_expert_linear", [&] {
     const Tensor result = small_expert_linear(borrowed(x), borrowed(weight), borrowed(experts));
     return aoti_torch_new_tensor_handle(result.get(), out);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "specstep::small_expert_linear: %s\n", error.what());
-    return AOTI_TORCH_FAILURE;
-  }
+  });
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) {

@@ -8,9 +8,7 @@
 // threads are PyTorch's own (torch_parallel_for). Letters: M rows, N columns, K depth.
 #include <torch/csrc/stable/library.h>
 
-#include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <memory>
 #include <new>
 
@@ -19,8 +17,6 @@
 
 namespace specstep {
 namespace {
-
-using torch::headeronly::ScalarType;
 
 constexpr int64_t MAX_ROWS = 32;             // with 16 or more arithmetic counts; oneDNN is faster from 48 on
 constexpr int64_t PACKED_CHUNK = 32 * 1024;  // bytes of x used at a time: they stay in the first-level cache
@@ -164,16 +160,6 @@ Tensor aten_linear(const Tensor& x, const Tensor& weight, const std::optional<Te
 
 }  // namespace
 
-Tensor empty(const std::vector<int64_t>& sizes, int32_t dtype) {  // 0.6 us less than stable::empty
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t d = sizes.size() - 1; d > 0; d--) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
-  AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
-                                                         strides.data(), dtype, aoti_torch_device_type_cpu(), 0,
-                                                         &handle));
-  return Tensor(handle);
-}
-
 static bool streams(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   const ScalarType type = x.scalar_type();
   return (type == ScalarType::Float || type == ScalarType::BFloat16) && weight.scalar_type() == type &&
@@ -200,25 +186,16 @@ Tensor small_linear(const Tensor& x, const Tensor& weight, const std::optional<T
   return out;
 }
 
-Tensor borrowed(AtenTensorHandle handle) {
-  AtenTensorHandle reference;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handle, &reference));
-  return Tensor(reference);
-}
-
 }  // namespace specstep
 
 // What compiled models call: the name is AOTInductor's convention for an operator named small_linear on the CPU.
 extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_small_linear(
     AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle* bias, AtenTensorHandle* out) {
   using namespace specstep;
-  try {
+  return guarded("small_linear", [&] {
     const auto optional_bias = bias ? std::optional<Tensor>(borrowed(*bias)) : std::nullopt;
     return aoti_torch_new_tensor_handle(small_linear(borrowed(x), borrowed(weight), optional_bias).get(), out);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "specstep::small_linear: %s\n", error.what());
-    return AOTI_TORCH_FAILURE;
-  }
+  });
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) {

@@ -2,8 +2,19 @@
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from ..native import has_library
 from ..registration import traced_op
 from . import reference
+
+
+def _cpu(logits: Tensor, *arguments: Any) -> Any:
+    if not has_library():
+        return reference.top_log_probs(logits, *arguments)
+    given = logits if logits.dtype in (torch.float32, torch.bfloat16) else logits.float()
+    return torch.ops.specstep.top_log_probs_native(given, *arguments)
 
 
 def _triton(*arguments: Any) -> Any:
@@ -12,4 +23,4 @@ def _triton(*arguments: Any) -> Any:
     return triton.top_log_probs(*arguments)
 
 
-top_log_probs = traced_op("specstep::top_log_probs", reference.top_log_probs, cuda=_triton)
+top_log_probs = traced_op("specstep::top_log_probs", reference.top_log_probs, cpu=_cpu, cuda=_triton)

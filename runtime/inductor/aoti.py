@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...errors import EngineError
-from ...kernels.linear import LIBRARY_NAME, load_library
+from ...kernels.native import LIBRARY_NAME, load_library
 from ..engine_file import REBUILD, WEIGHTS, EngineSpec, Manifest, ProgramSpec
 from ..session import Session
 from .torch_session import Program, TorchSession

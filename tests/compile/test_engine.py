@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from sessions import PROMPTS, agree
 from specstep.compile import inductor
 from specstep.compile.build import build
-from specstep.kernels.linear import CompilerError
+from specstep.kernels.native import CompilerError
 from specstep.runtime.engine_file import FORMAT_VERSION, MANIFEST
 
 OPTIONS = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}

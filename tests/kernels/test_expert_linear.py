@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from specstep.kernels.expert_linear import reference
 from specstep.kernels.expert_linear.op import expert_linear, grouped
-from specstep.kernels.linear import load_library, small_expert_linear
+from specstep.kernels.linear import small_expert_linear
+from specstep.kernels.native import load_library
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -6,8 +6,15 @@ import pytest
 import torch
 from specstep.compile.rewrites import use_small_linear
 from specstep.kernels.expert_linear.op import expert_linear
-from specstep.kernels.linear import CompilerError, build_library, c_shims, load_library, reference, small_linear
-from specstep.kernels.linear.op import INSTRUCTION_SETS, detect_instruction_set
+from specstep.kernels.linear import reference, small_linear
+from specstep.kernels.native import (
+    INSTRUCTION_SETS,
+    CompilerError,
+    build_library,
+    c_shims,
+    detect_instruction_set,
+    load_library,
+)
 from torch import Tensor, nn
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -176,7 +183,8 @@ def test_compiled_package_runs_without_python_operator(tmp_path: Path) -> None:
 CHECK_LIBRARY = """
 import sys, torch
 from pathlib import Path
-from specstep.kernels.linear import load_library, reference, small_linear
+from specstep.kernels.linear import reference, small_linear
+from specstep.kernels.native import load_library
 load_library(Path(sys.argv[1]))
 for dtype in (torch.float32, torch.bfloat16):
     for rows in (1, 2, 3, 9, 32):

@@ -1,0 +1,141 @@
+"""Builds and loads the library of our C++ kernels, for the CPU.
+
+Nothing happens at import. A process that only runs engines calls `load_library` with the engine's copy of the library;
+it needs neither a compiler nor Inductor.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..user_cache import cache_path
+from .native_ops import NATIVE_OPS
+
+LIBRARY_NAME = "libspecstep.so"
+FOLDER = Path(__file__).parent
+SOURCES = ("linear/linear.cpp", "linear/experts.cpp", "choose/choose.cpp", "top_log_probs/top_log_probs.cpp")
+HEADERS = ("tensor.h", "noise.h", "row.h", "linear/small_linear.h", "linear/tile.h", "choose/filter.h")
+# The oldest PyTorch whose stable C interface the library uses; it then loads in that version and every later one.
+STABLE_INTERFACE = "0x020b000000000000"
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma")
+INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
+    "avx512_bf16": (*AVX512, "-mavx512bf16"),
+    "avx512": AVX512,
+    "avx2": ("-mavx2", "-mfma"),
+    "portable": (),
+}
+
+
+class CompilerError(RuntimeError):
+    """No C++ compiler, or one that failed."""
+
+
+def detect_instruction_set() -> str:
+    """The widest of INSTRUCTION_SETS that this machine runs."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return "portable"
+    if torch.cpu._is_avx512_bf16_supported():
+        return "avx512_bf16"
+    if torch.cpu._is_avx512_supported():
+        return "avx512"
+    return "avx2" if torch.cpu._is_avx2_supported() else "portable"
+
+
+def build_library(instruction_set: str | None = None, compiler: str | None = None, cache: Path | None = None) -> Path:
+    """Compiles the library, or finds it in the cache, and returns its path.
+
+    instruction_set: one of INSTRUCTION_SETS; by default what this machine has. compiler: a g++ (11 or later) or clang++
+    command; by default the first of g++, clang++, c++ on the path. cache: by default the user's (see `user_cache`).
+    Raises ValueError for an unknown instruction set, CompilerError without a compiler or when compilation fails.
+    """
+    chosen = detect_instruction_set() if instruction_set is None else instruction_set
+    if chosen not in INSTRUCTION_SETS:
+        raise ValueError(f"instruction_set: expected one of {', '.join(INSTRUCTION_SETS)}, got {chosen!r}")
+    command = [_find_compiler(compiler), *_arguments(chosen)]
+    name = f"native-{_digest(command)}"
+    folder = cache_path(name) if cache is None else cache / name
+    library = folder / LIBRARY_NAME
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _compile(command, library)
+    return library
+
+
+def load_library(library: Path | None = None) -> None:
+    """Loads the operators, their C functions for compiled models included; by default builds them first. Repeats are
+    free.
+
+    Only the first library of a process counts: a second copy would define the operators twice. Raises
+    FileNotFoundError for a missing file and OSError for one that this machine or this PyTorch cannot load.
+    """
+    if hasattr(torch.ops.specstep, next(iter(NATIVE_OPS))):
+        return
+    path = build_library() if library is None else library
+    if not path.is_file():
+        raise FileNotFoundError(f"library of our C++ kernels: no file at {path}; build the engine again")
+    # RTLD_GLOBAL: a compiled model names the C functions without naming the library, whose folder differs per engine.
+    ctypes.CDLL(str(path.resolve()), mode=ctypes.RTLD_GLOBAL)
+    for name, op in NATIVE_OPS.items():
+        torch.library.register_fake(f"specstep::{name}", op.fake)
+
+
+@functools.cache
+def has_library() -> bool:
+    """Whether the library is loaded, or can be: there is a C++ compiler."""
+    try:
+        load_library()
+    except CompilerError:
+        return False
+    return True
+
+
+def c_shims() -> dict[Any, list[str]]:
+    """Inductor's `aot_inductor.custom_ops_to_c_shims`: with it a compiled model calls the C functions directly."""
+    load_library()
+    return {getattr(torch.ops.specstep, name).default: [op.declaration(name)] for name, op in NATIVE_OPS.items()}
+
+
+def _find_compiler(compiler: str | None) -> str:
+    candidates = ("g++", "clang++", "c++") if compiler is None else (compiler,)
+    for candidate in candidates:
+        found = shutil.which(candidate)
+        if found is not None:
+            return found
+    raise CompilerError(f"compiler: expected a C++ compiler, got none of {', '.join(candidates)}; install g++")
+
+
+def _arguments(instruction_set: str) -> list[str]:
+    root = Path(torch.__file__).parent
+    flags = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-Wno-psabi",
+             "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"]
+    flags += INSTRUCTION_SETS[instruction_set]
+    flags += [f"-DTORCH_TARGET_VERSION={STABLE_INTERFACE}", "-isystem", str(root / "include")]
+    # No search path is stored: libtorch is always loaded by then, and is found by its name.
+    return [*flags, "-L", str(root / "lib"), "-ltorch_cpu"]
+
+
+def _digest(command: list[str]) -> str:
+    version = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=False).stdout
+    sources = [(FOLDER / name).read_text() for name in (*SOURCES, *HEADERS)]
+    return hashlib.sha256("\0".join([*command, version, torch.__version__, *sources]).encode()).hexdigest()[:16]
+
+
+def _compile(command: list[str], library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        partial = Path(folder) / LIBRARY_NAME
+        # Libraries follow the source that needs them: some linkers drop them otherwise.
+        sources = [str(FOLDER / name) for name in SOURCES]
+        full = [command[0], *sources, *command[1:], "-o", str(partial)]
+        done = subprocess.run(full, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise CompilerError(f"compiler: {' '.join(full)} failed\n{done.stderr}")
+        os.replace(partial, library)  # atomic: another process may be building the same

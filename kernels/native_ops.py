@@ -1,0 +1,71 @@
+"""Every operator of the library of C++ kernels: what compiled models call, and the shapes that come of it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class NativeOp(NamedTuple):
+    """inputs: the C function's parameters, each a tensor's handle, a pointer to one where it is optional, or an integer.
+    outputs: how many tensors it returns. fake: the operator on tensors without data."""
+
+    inputs: tuple[str, ...]
+    outputs: int
+    fake: Callable[..., Any]
+
+    def declaration(self, name: str) -> str:
+        """The C function, as AOTInductor's convention names it."""
+        kinds = {"*": "AtenTensorHandle* ", "#": "int64_t "}
+        inputs = [kinds.get(name[-1], "AtenTensorHandle ") + name.rstrip("*#") for name in self.inputs]
+        outputs = [f"AtenTensorHandle* out{index}" for index in range(self.outputs)]
+        return f"AOTITorchError aoti_torch_cpu_{name}({', '.join([*inputs, *outputs])})"
+
+
+def _small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    torch._check(x.dim() >= 1 and weight.dim() == 2, lambda: f"x {tuple(x.shape)}, weight {tuple(weight.shape)}")
+    torch._check(
+        x.shape[-1] == weight.shape[1],
+        lambda: f"specstep::small_linear: x has depth {x.shape[-1]}, weight has {weight.shape[1]}",
+    )
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _small_expert_linear(x: Tensor, weight: Tensor, experts: Tensor) -> Tensor:
+    torch._check(
+        x.dim() == 2 and weight.dim() == 3 and x.shape[1] == weight.shape[2] and experts.shape == x.shape[:1],
+        lambda: f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, experts {tuple(experts.shape)}",
+    )
+    return x.new_empty((x.shape[0], weight.shape[1]))
+
+
+def _choose(logits: Tensor, tokens: Tensor, *_: Tensor) -> Tensor:
+    return tokens.new_empty(tokens.shape)
+
+
+def _top_log_probs(
+    logits: Tensor,
+    nodes: Tensor,
+    wanted: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    ids: Tensor | None,
+    top: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    log_probs = temperature.new_empty((*nodes.shape, top))
+    return nodes.new_empty((*nodes.shape, top)), log_probs, temperature.new_empty(nodes.shape)
+
+
+NATIVE_OPS = {  # "*": optional, "#": an integer
+    "small_linear": NativeOp(("x", "weight", "bias*"), 1, _small_linear),
+    "small_expert_linear": NativeOp(("x", "weight", "experts"), 1, _small_expert_linear),
+    "choose_native": NativeOp(
+        ("logits", "tokens", "ancestors", "depths", "history", "lengths", "prompt_lengths", "sampling", "seeds",
+         "bias_ids", "bias", "banned", "allowed", "masked"), 1, _choose
+    ),
+    "top_log_probs_native": NativeOp(
+        ("logits", "nodes", "wanted", "temperature", "seeds", "positions", "ids*", "top#"), 3, _top_log_probs
+    ),
+}  # fmt: skip
