@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from .graphs.state import State, StateTensor
     from .graphs.target import CacheLayer
     from .graphs.tree import Candidates, Expand, TreeShape
+    from .report import TokenLogprobs
+    from .runtime.allowed_tokens import AllowedTokens
     from .runtime.engine import Engine, load
     from .runtime.messages import Message
     from .runtime.request import Request
-    from .runtime.scheduler import Submission
+    from .runtime.sampling_params import SamplingParams
+    from .runtime.session import DraftedTree
     from .runtime.stream import Generation, Piece, Stream
+    from .runtime.submission import Submission
 
 _HOMES = {
     "build": "compile.build",
@@ -48,8 +52,12 @@ _HOMES = {
     "Stream": "runtime.stream",
     "Piece": "runtime.stream",
     "Request": "runtime.request",
-    "Submission": "runtime.scheduler",
+    "Submission": "runtime.submission",
     "Message": "runtime.messages",
+    "SamplingParams": "runtime.sampling_params",
+    "TokenLogprobs": "report",
+    "DraftedTree": "runtime.session",
+    "AllowedTokens": "runtime.allowed_tokens",
     "SpecstepError": "errors",
     "BuildError": "errors",
     "EngineError": "errors",
@@ -58,10 +66,12 @@ _HOMES = {
 }
 
 __all__ = [
+    "AllowedTokens",
     "BuildError",
     "BuildOptions",
     "CacheLayer",
     "Candidates",
+    "DraftedTree",
     "Engine",
     "EngineError",
     "Expand",
@@ -72,6 +82,7 @@ __all__ = [
     "Pass",
     "Piece",
     "Request",
+    "SamplingParams",
     "Scorer",
     "Source",
     "SpecstepError",
@@ -79,6 +90,7 @@ __all__ = [
     "StateTensor",
     "Stream",
     "Submission",
+    "TokenLogprobs",
     "TreeShape",
     "build",
     "eager",

@@ -1,6 +1,8 @@
 """The engine as a user sees it: load a directory, generate text."""
 
-from collections.abc import Generator, Mapping, Sequence
+import dataclasses
+import logging
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Unpack, overload
@@ -8,12 +10,17 @@ from typing import Any, Unpack, overload
 from ..backends import BACKENDS
 from ..errors import EngineError, InputError
 from .engine_file import REBUILD, EngineSpec, Manifest, check_files, check_machine, read_manifest
-from .prompt import Array, Prompt, RequestOptions, at_least_one, encode, is_conversation, split_prompts, token_ids
+from .make_requests import make_requests, one_each, require_tokenizer
+from .prompt import Array, Prompt, RequestOptions, split_prompts
 from .request import Request
-from .scheduler import Scheduler, Submission
+from .sampling_params import SamplingParams
+from .scheduler import Scheduler
 from .session import Session
 from .stream import Generation, Stream, outcome
+from .submission import Submission
 from .text import TOKENIZER, EngineTokenizer, Message
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -23,9 +30,11 @@ class Engine:
     alone. Use it in a `with` block, or call `close`, to give its caches back early.
     """
 
-    def __init__(self, session: Session, text: EngineTokenizer | None):
-        self.text = text
+    def __init__(self, session: Session, text: EngineTokenizer | None, recommended: SamplingParams | None = None):
+        """recommended: what the model's generation_config recommends, None where that is greedy."""
+        self.text, self.recommended = text, recommended
         self._scheduler = Scheduler(session)
+        self._unsaid = recommended is not None  # whether to say what is recommended when nothing is asked for
 
     @property
     def session(self) -> Session:
@@ -41,11 +50,7 @@ class Engine:
     @property
     def tokenizer(self) -> EngineTokenizer:
         """Text in and out. Raises InputError for an engine that was built without a tokenizer."""
-        if self.text is None:
-            raise InputError(
-                "engine: expected one with a tokenizer for text and messages, got one without; give token ids"
-            )
-        return self.text
+        return require_tokenizer(self.text)
 
     @property
     def has_chat_template(self) -> bool:
@@ -77,13 +82,13 @@ class Engine:
     ) -> Any: ...
 
     def generate(self, prompts: Any, max_new_tokens: int | None = None, **options: Unpack[RequestOptions]) -> Any:
-        """Generate greedily for one prompt or a list of them.
+        """Generate for one prompt or a list of them.
 
         Args:
             prompts: text, token ids, or a conversation, a list of messages as {"role": "user", "content": "..."}; or a
                 list of any of these. A numpy or torch vector is token ids, a matrix a list of them.
             max_new_tokens: most new tokens of each; None means up to the engine's limit.
-            options: chat, ignore_eos, stop_ids and chat_template_kwargs, see `RequestOptions`.
+            options: sampling, chat, ignore_eos, stop_ids, chat_template_kwargs, allowed_tokens, see `RequestOptions`.
 
         Returns:
             A `Generation`, or a list of them in the order of the prompts.
@@ -94,13 +99,14 @@ class Engine:
         """
         single, many = split_prompts(prompts)
         names = ["prompt"] if single else [f"prompt {index}" for index in range(len(many))]
-        requests = [
-            self.request(prompt, max_new_tokens, name=name, **options) for name, prompt in zip(names, many, strict=True)
-        ]
-        with self.run(requests) as running:  # an interrupt must not keep the rows for as long as its traceback lives
-            for _ in running:
+        asked = []
+        for name, prompt, sampling in zip(names, many, one_each(options.get("sampling"), len(many)), strict=True):
+            own: RequestOptions = {**options, "sampling": sampling}
+            asked.append(self.requests(prompt, max_new_tokens, name=name, **own))
+        with self.run([request for choices in asked for request in choices]) as running:
+            for _ in running:  # an interrupt must not keep the rows for as long as its traceback lives
                 pass
-        results = [self.result(request) for request in requests]
+        results = [self.result(*choices) for choices in asked]
         return results[0] if single else results
 
     def stream(
@@ -133,38 +139,33 @@ class Engine:
         prompt: Prompt,
         max_new_tokens: int | None = None,
         *,
-        chat: bool = False,
-        ignore_eos: bool = False,
-        stop_ids: Sequence[int] = (),
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         name: str = "prompt",
+        **options: Unpack[RequestOptions],
     ) -> Request:
         """Check one prompt against the engine's limits -> a request for `submit` or `run`. Arguments as for `generate`;
         name: what errors call the prompt. Raises InputError."""
-        spec = self.spec
-        if isinstance(prompt, str) or is_conversation(prompt):
-            tokens = encode(self.tokenizer, prompt, chat, chat_template_kwargs, name)
-        else:
-            tokens = token_ids(prompt, spec.vocab_size, f"{name}: token_ids")
-        longest = spec.max_seq_len - 1
-        if not tokens:
-            raise InputError(f"{name}: expected at least one token, got an empty prompt")
-        if len(tokens) > longest:
-            raise InputError(
-                f"{name}: expected at most {longest} tokens (max_seq_len {spec.max_seq_len}), got {len(tokens)}; "
-                "shorten it or build with a larger --max-seq-len"
-            )
-        limit = min(spec.max_seq_len, len(tokens) + at_least_one(max_new_tokens, spec.max_seq_len, "max_new_tokens"))
-        given = token_ids(stop_ids, spec.vocab_size, "stop_ids")
-        stops = list(dict.fromkeys([*(() if ignore_eos else spec.stop_ids), *given]))
-        most = next(tensor.shape[1] for tensor in spec.state if tensor.name == "stop_ids")
-        if len(stops) > most:
-            raise InputError(f"stop_ids: expected at most {most} stop tokens, got {len(stops)}")
-        return Request(tokens, limit, stops)
+        requests = self.requests(prompt, max_new_tokens, name=name, **options)
+        if len(requests) > 1:
+            raise InputError(f"{name}: n: expected 1 for one request, got {len(requests)}; `generate` takes more")
+        return requests[0]
 
-    def result(self, request: Request) -> Generation:
-        """The outcome of a request, as far as it was read."""
-        return outcome(request, self.text)
+    def requests(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int | None = None,
+        *,
+        name: str = "prompt",
+        **options: Unpack[RequestOptions],
+    ) -> list[Request]:
+        """As `request`, for any n -> a request for each choice."""
+        if options.get("sampling") is None and self._unsaid:
+            logger.info('greedy; the model recommends %s: sampling="model" takes it', self.recommended)
+            self._unsaid = False
+        return make_requests(self.spec, self.text, self.recommended, prompt, max_new_tokens, name=name, **options)
+
+    def result(self, request: Request, *more: Request) -> Generation:
+        """The outcome of a request, and of further choices of its prompt, as far as they were read."""
+        return dataclasses.replace(outcome(request, self.text), more=tuple(outcome(each, self.text) for each in more))
 
     def close(self) -> None:
         """End all requests and give the caches back; a closed engine cannot be used again. Weights that were mapped
@@ -231,7 +232,9 @@ def _open(directory: Path, deep_check: bool) -> Engine:
     check_machine(manifest, runner.machine())
     session = runner.open_session(directory, manifest)
     special = manifest.about.get("special_tokens", {})
-    return Engine(session, EngineTokenizer.load(directory, special) if TOKENIZER in manifest.files else None)
+    text = EngineTokenizer.load(directory, special) if TOKENIZER in manifest.files else None
+    sampling = manifest.about.get("sampling")
+    return Engine(session, text, SamplingParams.of(sampling) if sampling else None)
 
 
 def _runner(manifest: Manifest) -> ModuleType:

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypedDict, TypeGuard
 
 from ..errors import InputError
+from .allowed_tokens import AllowedTokens
+from .sampling_params import Sampling
 from .text import EngineTokenizer, Message
 
 
@@ -22,15 +24,20 @@ Prompt = str | Sequence[int] | Sequence[Message]  # text, token ids, or a conver
 class RequestOptions(TypedDict, total=False):
     """What may be asked of a prompt beside its length.
 
-    chat: put a text through the chat template, as the user's turn; a conversation always goes through it. ignore_eos:
-    go on past the model's end-of-sequence tokens. stop_ids: further tokens that end the output. chat_template_kwargs:
-    variables of the chat template, as {"enable_thinking": False}.
+    sampling: how tokens are chosen: `SamplingParams`, a mapping of its fields, or "model" for what the model
+    recommends; None is greedy. `generate` also takes a list of these, one for each prompt. chat: put a text through the
+    chat template, as the user's turn; a conversation always goes through it. ignore_eos: go on past the model's
+    end-of-sequence tokens. stop_ids: further tokens that end the output. chat_template_kwargs: variables of the chat
+    template, as {"enable_thinking": False}. allowed_tokens: called before each step with the output so far and the tree
+    of the coming step -> which tokens may follow each node, see docs/sampling.md.
     """
 
+    sampling: Sampling | Sequence[Sampling | None] | None
     chat: bool
     ignore_eos: bool
     stop_ids: Sequence[int]
     chat_template_kwargs: Mapping[str, Any] | None
+    allowed_tokens: AllowedTokens | None
 
 
 def split_prompts(prompts: Any) -> tuple[bool, list[Any]]:

@@ -1,11 +1,13 @@
 """One prompt on its way through an engine: what was asked, and what came of it so far."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..report import REASONS, AcceptedPath, RowReport
+from ..report import REASONS, STOPPED, AcceptedPath, RowReport, TokenLogprobs
+from .allowed_tokens import AllowedTokens
+from .stop_text import StopText
 
 
 class Event(NamedTuple):
@@ -22,8 +24,10 @@ class Request:
     """A checked prompt, and its output as far as it was read. `engine.Engine.request` makes one.
 
     prompt: token ids, at least one. limit: most tokens, prompt included. stop_ids: tokens that end the output, and are
-    its last. tokens: new ones so far. finish_reason: "stop", "length", or "cancelled"; None while it runs. paths: the
-    path that a step accepted -> how many steps did. Seconds: queue_s from submission to a row of its own; prefill_s
+    its last. controls: what else the step is told, see `session.Session.admit`. stop_text: of a request with stop
+    strings, its text. allowed_tokens: says before each step what may follow. tokens: new ones so far. logprobs: theirs,
+    where they were asked for. finish_reason: "stop", "length", or "cancelled"; None while it runs. paths: the path that
+    a step accepted -> how many steps did. Seconds: queue_s from submission to a row of its own; prefill_s
     from there to the end of prefill; decode_s from there to the last token; first_token_s from submission to the first
     tokens.
     """
@@ -31,7 +35,11 @@ class Request:
     prompt: list[int]
     limit: int
     stop_ids: Sequence[int]
+    controls: Mapping[str, Any] = field(default_factory=dict)
+    stop_text: StopText | None = None
+    allowed_tokens: AllowedTokens | None = None
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     paths: Counter[AcceptedPath] = field(default_factory=Counter)
     submitted: float = 0.0
@@ -40,16 +48,28 @@ class Request:
     first_token_s: float = 0.0
     decode_s: float = 0.0
 
-    def advance(self, event: Event) -> None:
-        """Take in what one step did."""
+    def advance(self, event: Event) -> list[int]:
+        """Take in what one step did -> its tokens, up to the one that completes a stop string."""
+        report = event.report
         if not self.tokens:
             self.queue_s = event.admitted - self.submitted
             self.prefill_s = event.prefilled - event.admitted
             self.first_token_s = event.at - self.submitted
         self.decode_s = event.at - event.prefilled
-        self.tokens += event.report.tokens
-        self.paths[event.report.path] += 1
-        self.finish_reason = REASONS.get(event.report.finish)
+        kept, finish = len(report.tokens), report.finish
+        if self.stop_text is not None:
+            kept = self.stop_text.push(report.tokens, last=finish in REASONS)
+            finish = STOPPED if self.stop_text.found else finish
+        self.tokens += report.tokens[:kept]
+        self.logprobs += report.logprobs[:kept]
+        self.paths[report.path] += 1
+        self.finish_reason = REASONS.get(finish)
+        return report.tokens[:kept]
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that its tokens are drawn with, None for a greedy request."""
+        return self.controls.get("seeds")
 
     @property
     def steps(self) -> int:

@@ -11,84 +11,26 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
-from queue import SimpleQueue
+from collections.abc import Sequence
 
 from ..errors import EngineError, InputError
+from .allowed_tokens import checked
 from .request import Event, Request
 from .session import Session
-
-
-class _Caller:
-    """The worker's side of a submission. Only the worker takes from `waiting`; `events` is read by the caller."""
-
-    def __init__(self, requests: Sequence[Request]):
-        self.waiting = deque(requests)
-        self.events: SimpleQueue[tuple[Request, Event] | BaseException | None] = SimpleQueue()  # None: nothing comes
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        self.events.put(None)
+from .submission import Caller, Submission
 
 
 class _Running:
-    """A request that has a row."""
+    """A request that has a row, and its output: the worker's own copy, ahead of what was read."""
 
-    def __init__(self, caller: _Caller, request: Request, admitted: float, prefilled: float):
+    def __init__(self, caller: Caller, request: Request, admitted: float, prefilled: float):
         self.caller, self.request, self.admitted, self.prefilled = caller, request, admitted, prefilled
+        self.output: list[int] = []
 
-
-class Submission:
-    """Requests on their way: an iterator of each request with its new tokens, as they come.
-
-    A request is updated when its tokens are read. Leaving the iterator for good, by `cancel`, `with` or garbage
-    collection, gives the rows back. What a prefill or a step raises is raised here, now and at each further read; the
-    rest of the requests is cancelled.
-    """
-
-    def __init__(self, caller: _Caller, requests: Sequence[Request]):
-        self._caller = caller
-        self._unfinished = list(requests)
-        self._error: BaseException | None = None
-        self._abandoned = weakref.finalize(self, caller.cancel)
-
-    def __iter__(self) -> Iterator[tuple[Request, list[int]]]:
-        return self
-
-    def __next__(self) -> tuple[Request, list[int]]:
-        if self._error is not None:
-            raise self._error
-        if not self._unfinished or self._caller.cancelled:
-            self.cancel()
-            raise StopIteration
-        event = self._caller.events.get()
-        if event is None:
-            self._caller.events.put(None)  # for other readers
-            self.cancel()
-            raise StopIteration
-        if isinstance(event, BaseException):
-            self._error = event
-            self.cancel()
-            raise event
-        request, done = event
-        request.advance(done)
-        if request.finish_reason:
-            self._unfinished = [other for other in self._unfinished if other is not request]
-        return request, done.report.tokens
-
-    def cancel(self) -> None:
-        """End the requests that still run or wait, from any thread; a reader that waits gets no more. What was read so
-        far stays, with the finish reason "cancelled"."""
-        self._abandoned()
-        for request in self._unfinished:
-            request.finish_reason = request.finish_reason or "cancelled"
-
-    def __enter__(self) -> "Submission":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cancel()
+    @property
+    def ended(self) -> bool:
+        """Whether nobody wants more of it: its caller is gone, or read up to a stop string."""
+        return self.caller.cancelled or self.request.finish_reason is not None
 
 
 class Scheduler:
@@ -97,7 +39,7 @@ class Scheduler:
     def __init__(self, session: Session):
         self._session: Session | None = session
         self._lock = threading.Lock()  # of what follows
-        self._callers: deque[_Caller] = deque()  # those with requests that wait for a row, the next to be served first
+        self._callers: deque[Caller] = deque()  # those with requests that wait for a row, the next to be served first
         self._worker: threading.Thread | None = None
         self._closed = False
         self._broken: BaseException | None = None  # what the worker failed with, outside of a prefill and a step
@@ -114,7 +56,7 @@ class Scheduler:
         """Queue requests. Raises EngineError after `close`, InputError for a request that was submitted before."""
         if any(request.submitted for request in requests) or len({*map(id, requests)}) < len(requests):
             raise InputError("requests: expected new ones, got one that was submitted before")
-        caller = _Caller(requests)
+        caller = Caller(requests)
         submission = Submission(caller, requests)
         with self._lock:
             if self._closed:
@@ -154,6 +96,7 @@ class Scheduler:
             self.session.enter_thread()
             while self._go_on(rows):
                 self._admit(rows)
+                self._mask(rows)
                 self._step(rows)
         except BaseException as error:  # not of a prefill or a step: the session can no longer be trusted
             with self._lock:
@@ -171,15 +114,14 @@ class Scheduler:
             self._callers.clear()
 
     def _go_on(self, rows: dict[int, _Running]) -> bool:
-        """Release what was cancelled -> whether there is work; if not, the worker is no longer this one."""
+        """Release what has ended -> whether there is work; if not, the worker is no longer this one."""
         with self._lock:
             if self._closed:
                 for caller in {*self._callers, *(running.caller for running in rows.values())}:
                     caller.cancel()
             self._callers = deque(caller for caller in self._callers if caller.waiting and not caller.cancelled)
-            for row in [row for row, running in rows.items() if running.caller.cancelled]:
-                self.session.release(row)
-                del rows[row]
+            for row in [row for row, running in rows.items() if running.ended]:
+                self._release(rows, row)
             if not rows and not self._callers:
                 self._worker = None
             return self._worker is threading.current_thread()
@@ -200,12 +142,32 @@ class Scheduler:
                     self._callers.append(caller)
             admitted = time.perf_counter()
             try:
-                row = self.session.admit(request.prompt, request.limit, request.stop_ids)
+                row = self.session.admit(request.prompt, request.limit, request.stop_ids, request.controls)
             except BaseException as error:
                 caller.waiting.clear()
                 caller.events.put(error)
                 continue
             rows[row] = _Running(caller, request, admitted, time.perf_counter())
+
+    def _mask(self, rows: dict[int, _Running]) -> None:
+        """Ask those who have a say what may follow in the coming step. If that fails, it fails for the one alone."""
+        for row, running in list(rows.items()):
+            if running.request.allowed_tokens is None:
+                continue
+            tree = self.session.tree(row)
+            try:
+                bits = running.request.allowed_tokens(tuple(running.output), tree)
+                bits = checked(bits, tree, self.session.spec.vocab_size)
+            except BaseException as error:
+                self._release(rows, row)
+                running.caller.events.put(error)
+                continue
+            self.session.allow(row, bits)
+
+    def _release(self, rows: dict[int, _Running], row: int) -> None:
+        """Take a request out of its row."""
+        self.session.release(row)
+        del rows[row]
 
     def _step(self, rows: dict[int, _Running]) -> None:
         """One step of all rows. If it fails, it fails for all of them."""
@@ -216,15 +178,14 @@ class Scheduler:
         except BaseException as error:
             for row in list(rows):
                 rows[row].caller.events.put(error)
-                self.session.release(row)
-                del rows[row]
+                self._release(rows, row)
             return
         now = time.perf_counter()
         for row, running in list(rows.items()):
             report = reports[row]
+            running.output += report.tokens
             if report.finish:
-                self.session.release(row)
-                del rows[row]
+                self._release(rows, row)
             running.caller.events.put((running.request, Event(report, running.admitted, running.prefilled, now)))
 
 

@@ -1,32 +1,45 @@
 """What a caller holds of a submitted request: its pieces as they come, and its outcome."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..report import TokenLogprobs
 from .request import Request
-from .scheduler import Submission
+from .submission import Submission
 from .text import EngineTokenizer, TextStream
 
 
 @dataclass(frozen=True)
 class Generation:
     """What became of one prompt. token_ids are the new ones only, a final stop token included; text leaves special
-    tokens out. finish_reason: "stop", "length" or "cancelled". stats: see `request.Request.stats`."""
+    tokens out, and a stop string, whose last token ends token_ids. finish_reason: "stop", "length" or "cancelled".
+    stats: see `request.Request.stats`. seed: None for a greedy one. logprobs: one of each token, None where they were
+    not asked for. more: the further choices, where more than one was asked for."""
 
     prompt_token_ids: list[int]
     token_ids: list[int]
     text: str
     finish_reason: str
     stats: dict[str, Any]
+    seed: int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    more: "tuple[Generation, ...]" = ()
+
+    @property
+    def choices(self) -> "list[Generation]":
+        """All choices, this one first."""
+        return [self, *self.more]
 
 
 class Piece(NamedTuple):
     """What a request's output grew by: token ids, and the text that is final now, which may be empty and may stem from
-    tokens of earlier pieces. An engine without a tokenizer has no text."""
+    tokens of earlier pieces; the tokens' logprobs, where they were asked for. An engine without a tokenizer has no
+    text."""
 
     token_ids: list[int]
     text: str
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
 class Stream(Iterator[Piece]):
@@ -40,8 +53,8 @@ class Stream(Iterator[Piece]):
     def __next__(self) -> Piece:
         """Wait for the next step's tokens. Raises what the engine raised while it worked on the request."""
         _, tokens = next(self._submission)
-        text = self._text.push(tokens, last=self.request.finish_reason is not None) if self._text else ""
-        return Piece(tokens, text)
+        logprobs = self.request.logprobs[len(self.request.tokens) - len(tokens) :]
+        return Piece(tokens, self._new_text(tokens), logprobs)
 
     def cancel(self) -> None:
         """End the request, from any thread. Its row is free when the step under way is done."""
@@ -53,6 +66,11 @@ class Stream(Iterator[Piece]):
             pass
         return outcome(self.request, self._tokenizer)
 
+    def _new_text(self, tokens: list[int]) -> str:
+        if self.request.stop_text is not None:
+            return self.request.stop_text.take()
+        return self._text.push(tokens, last=self.request.finish_reason is not None) if self._text else ""
+
     def __enter__(self) -> "Stream":
         return self
 
@@ -62,5 +80,10 @@ class Stream(Iterator[Piece]):
 
 def outcome(request: Request, tokenizer: EngineTokenizer | None) -> Generation:
     """What became of a request, as far as it was read."""
-    text = tokenizer.decode(request.tokens) if tokenizer else ""
-    return Generation(request.prompt, request.tokens, text, request.finish_reason or "", request.stats)
+    if request.stop_text is not None:
+        text = request.stop_text.text
+    else:
+        text = tokenizer.decode(request.tokens) if tokenizer else ""
+    logprobs = request.logprobs if "logprobs" in request.controls else None
+    reason = request.finish_reason or ""
+    return Generation(request.prompt, request.tokens, text, reason, request.stats, request.seed, logprobs)

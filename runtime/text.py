@@ -13,6 +13,7 @@ from .messages import Message, check_messages
 
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+BROKEN = "\ufffd"  # what half a character decodes to
 MOST_HELD = 64  # tokens; a character has at most four bytes, so text that is still broken by then stays broken
 
 
@@ -39,6 +40,10 @@ class EngineTokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with the special tokens that the model wants around it. Raises InputError."""
         return self.tokenizer.encode(_utf8(text)).ids
+
+    def encode_part(self, text: str) -> list[int]:
+        """Token ids of a piece of text, without any special token around it. Raises InputError."""
+        return self.tokenizer.encode(_utf8(text), add_special_tokens=False).ids
 
     def encode_messages(
         self, messages: Sequence[Message], chat_template_kwargs: Mapping[str, Any] | None = None, name: str = "prompt"
@@ -93,7 +98,8 @@ class TextStream:
     def __init__(self, tokenizer: EngineTokenizer):
         self._tokenizer = tokenizer
         self._context: list[int] = []  # decoded before what is held, so that joining rules see their left context
-        self._held: list[int] = []  # tokens whose text was not handed out
+        self._held: list[int] = []  # tokens whose text was not handed out, or not all of it
+        self._shown = 0  # characters of theirs that were
 
     def push(self, tokens: Sequence[int], last: bool = False) -> str:
         """Add tokens -> the text that is final now. With `last`, all that is left."""
@@ -102,8 +108,11 @@ class TextStream:
         if not self._held:
             return ""
         before = self._tokenizer.decode(self._context)
-        now = self._tokenizer.decode(self._context + self._held)
-        if now.endswith("\ufffd") and not last and len(self._held) < MOST_HELD:
-            return ""
-        self._context, self._held = self._held, []
-        return now[len(before) :]
+        now = self._tokenizer.decode(self._context + self._held)[len(before) :]
+        if now.endswith(BROKEN) and not last and len(self._held) < MOST_HELD:
+            now = now.rstrip(BROKEN)
+            new, self._shown = now[self._shown :], max(self._shown, len(now))
+            return new
+        new = now[self._shown :]
+        self._context, self._held, self._shown = self._held, [], 0
+        return new

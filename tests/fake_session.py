@@ -4,7 +4,8 @@ import threading
 import time
 
 import numpy as np
-from specstep.report import FULL, RUNNING, STOPPED
+from specstep.controls import TOP_LOGPROBS
+from specstep.report import FULL, LOGPROB_STEPS, RUNNING, STOPPED
 from specstep.runtime.engine_file import EngineSpec, ProgramSpec, TensorSpec
 from specstep.runtime.session import Session
 
@@ -31,22 +32,38 @@ def alone(prompt, limit, stop_ids=()):
 
 
 class FakeSession(Session):
-    """Accepts 0 to DEPTH drafts in each step. Fails when two threads are inside at once, or when it is told to."""
+    """Rows that count. Fails when two threads are inside at once, or when it is told to.
 
-    def __init__(self, rows, pause=0.0):
+    Drafts a chain of `depth` tokens, the first of them right: as many as `accepts` says of a step and a row. Of the
+    controls it knows some: a sampled row adds its seed to each token; one that may not follow, by its mask or before
+    `min_lengths`, gives way to the next that may.
+    """
+
+    def __init__(self, rows, pause=0.0, follow=next_token, accepts=None, depth=DEPTH, vocabulary=VOCABULARY, stops=()):
+        nodes, words = depth + 1, -(-vocabulary // 32)
+        state = tuple(TensorSpec(name, (rows, *shape), dtype, fill) for name, (shape, dtype, fill) in {
+            "history": ((200,), "int64", 0), "lengths": ((), "int64", 0), "limits": ((), "int64", 0),
+            "finish": ((), "int64", 3), "stop_ids": ((16,), "int64", -1), "prompt_lengths": ((), "int64", 0),
+            "tree_tokens": ((nodes,), "int64", 0), "tree_parents": ((nodes,), "int64", -1),
+            "sampling": ((7,), "float32", 0), "seeds": ((), "int64", 0), "min_lengths": ((), "int64", 0),
+            "bias_ids": ((8,), "int64", -1), "bias": ((8,), "float32", 0), "banned_words": ((3, 4), "int64", -1),
+            "logprobs": ((), "int64", -1), "masked": ((), "int64", 0), "allowed": ((nodes, words), "int32", 0),
+        }.items())  # fmt: skip
         program = ProgramSpec("", (), ())
-        shapes = {"history": (200,), "lengths": (), "limits": (), "finish": (), "stop_ids": (16,)}
-        fills = {"finish": 3, "stop_ids": -1}
-        state = tuple(TensorSpec(name, (rows, *s), "int64", fills.get(name, 0)) for name, s in shapes.items())
         super().__init__(EngineSpec(
-            {}, rows, 100, 256, 64, 4, 8, VOCABULARY, (), "cpu", state, (), program, program
+            {}, rows, 100, 256, 64, 4, 8, vocabulary, stops, "cpu", state, (), program, program
         ))  # fmt: skip
-        self.state = {tensor.name: np.full(tensor.shape, tensor.fill, np.int64) for tensor in state}
+        self.state = {tensor.name: np.full(tensor.shape, tensor.fill, tensor.dtype) for tensor in state}
         self.steps, self.pause, self.failing = 0, pause, 0
+        self._follow, self._depth = follow, depth
+        self._accepts = accepts or (lambda step, row: (step + row) % (depth + 1))
         self._inside = threading.Lock()
 
-    def array(self, values):
-        return np.array(values, np.int64)
+    def array(self, values, dtype="int64"):
+        return np.array(values, dtype)
+
+    def numpy(self, name, row):
+        return self.state[name][row].copy()
 
     def clear(self, row, slots):
         pass
@@ -57,6 +74,7 @@ class FakeSession(Session):
             if POISON in tokens:
                 raise PrefillFailedError("a prompt that fails")
             self.state["lengths"][row] += count
+            self._draft(row)
         finally:
             self._inside.release()
 
@@ -68,22 +86,66 @@ class FakeSession(Session):
             if self.failing:
                 self.failing -= 1
                 raise RuntimeError("a step that fails")
-            return [self._row(row) for row in range(rows)]
+            return np.array([self._row(row) for row in range(rows)])
         finally:
             self._inside.release()
 
+    def _tokens(self, row):
+        """Prompt and output, the root last."""
+        return self.state["history"][row][: int(self.state["lengths"][row]) + 1].tolist()
+
+    def _draft(self, row):
+        """The tree of the next step."""
+        tokens, chain = self._tokens(row), []
+        for level in range(self._depth):
+            following = self._follow(tokens + chain)
+            right = level < self._accepts(self.steps + 1, row)
+            chain.append(following if right else (following + 1) % self.spec.vocab_size)
+        self.state["tree_tokens"][row, 1:] = chain
+        self.state["tree_parents"][row, 1:] = range(self._depth)
+
+    def _choice(self, row, tokens, node):
+        """What follows a node, `tokens` with its path."""
+        token = self._follow(tokens)
+        if self.state["sampling"][row, 0]:
+            token = (token + int(self.state["seeds"][row])) % self.spec.vocab_size
+        banned = set()
+        if len(tokens) < self.state["min_lengths"][row]:
+            banned |= set(self.state["stop_ids"][row].tolist())
+        if self.state["masked"][row]:
+            bits = self.state["allowed"][row, node].view(np.uint32)
+            banned |= {t for t in range(self.spec.vocab_size) if not bits[t // 32] >> (t % 32) & 1}
+        while token in banned:
+            token = (token + 1) % self.spec.vocab_size
+        return token
+
     def _row(self, row):
-        history, length = self.state["history"][row], int(self.state["lengths"][row])
-        accepted = (self.steps + row) % (DEPTH + 1)
-        new, finish = [], int(self.state["finish"][row])
-        while finish == RUNNING and len(new) <= accepted:
-            new.append(next_token(history[: length + 1 + len(new)].tolist()))
-            history[length + len(new)] = new[-1]
+        """What a step does to a row -> its row of the report."""
+        tokens, length = self._tokens(row), int(self.state["lengths"][row])
+        drafted = [*self.state["tree_tokens"][row].tolist(), -1]  # -1: what follows the last node was not drafted
+        new, accepted, finish = [], 0, int(self.state["finish"][row])
+        while finish == RUNNING and accepted == len(new):
+            new.append(self._choice(row, tokens + new, accepted))
+            self.state["history"][row, length + len(new)] = new[-1]
             if new[-1] in self.state["stop_ids"][row]:
                 finish = STOPPED
             elif length + 1 + len(new) >= self.state["limits"][row]:
                 finish = FULL
+            elif self.state["tree_parents"][row, 1] == 0 and new[-1] == drafted[accepted + 1]:
+                accepted += 1
         self.state["lengths"][row] += len(new)
         self.state["finish"][row] = finish
-        padded = new + [0] * (DEPTH + 1 - len(new))
-        return [len(new), finish, min(accepted, DEPTH) if new else 0, *padded, *range(DEPTH + 1), *[0] * (DEPTH + 1)]
+        if finish == RUNNING:
+            self._draft(row)
+        rest, levels = [0] * (self._depth + 1 - len(new)), range(self._depth + 1)
+        columns = [len(new), finish, accepted, *new, *rest, *levels, *[0 for _ in levels]]
+        if self.state["logprobs"][row] < 0:
+            return columns + [0] * (len(levels) * (1 + 2 * TOP_LOGPROBS))
+        tops = [[(token + place) % self.spec.vocab_size for place in range(TOP_LOGPROBS)] for token in new + rest]
+        likeliest = [token for top in tops for token in top]
+        return columns + [logprob_of(token) for token in new + rest] + likeliest + [*map(logprob_of, likeliest)]
+
+
+def logprob_of(token):
+    """What the session reports as the log-probability of a token."""
+    return -(token % 8 + 1) * LOGPROB_STEPS // 8

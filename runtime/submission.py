@@ -1,0 +1,80 @@
+"""A submission: requests that were queued together, as their reader and the scheduler's worker see them."""
+
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+
+from .request import Event, Request
+
+
+class Caller:
+    """The worker's side of a submission. Only the worker takes from `waiting`; `events` is read by the caller."""
+
+    def __init__(self, requests: Sequence[Request]):
+        self.waiting = deque(requests)
+        self.events: SimpleQueue[tuple[Request, Event] | BaseException | None] = SimpleQueue()  # None: nothing comes
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.events.put(None)
+
+
+class Submission:
+    """Requests on their way: an iterator of each request with its new tokens, as they come.
+
+    A request is updated when its tokens are read; one that ends with them, at a stop string, has no more. Leaving the
+    iterator for good, by `cancel`, `with` or garbage collection, gives the rows back. What a prefill, a step or a mask
+    raises is raised here, now and at each further read; the rest of the requests is cancelled.
+    """
+
+    def __init__(self, caller: Caller, requests: Sequence[Request]):
+        self._caller = caller
+        self._unfinished = list(requests)
+        self._error: BaseException | None = None
+        self._abandoned = weakref.finalize(self, caller.cancel)
+
+    def __iter__(self) -> Iterator[tuple[Request, list[int]]]:
+        return self
+
+    def __next__(self) -> tuple[Request, list[int]]:
+        if self._error is not None:
+            raise self._error
+        if not self._unfinished or self._caller.cancelled:
+            self.cancel()
+            raise StopIteration
+        request, event = self._next_event()
+        tokens = request.advance(event)
+        if request.finish_reason:
+            self._unfinished = [other for other in self._unfinished if other is not request]
+        return request, tokens
+
+    def cancel(self) -> None:
+        """End the requests that still run or wait, from any thread; a reader that waits gets no more. What was read so
+        far stays, with the finish reason "cancelled"."""
+        self._abandoned()
+        for request in self._unfinished:
+            request.finish_reason = request.finish_reason or "cancelled"
+
+    def _next_event(self) -> tuple[Request, Event]:
+        """Wait for what the worker says of a request that goes on: the worker may be a step ahead of one that ended at
+        a stop string."""
+        while True:
+            event = self._caller.events.get()
+            if event is None:
+                self._caller.events.put(None)  # for other readers
+                self.cancel()
+                raise StopIteration
+            if isinstance(event, BaseException):
+                self._error = event
+                self.cancel()
+                raise event
+            if event[0].finish_reason is None:
+                return event
+
+    def __enter__(self) -> "Submission":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
