@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
+from ..runtime.sampling_params import SamplingParams
 from .files import write
 from .progress import Progress
 from .prompts import LINES, Entry, make_requests, read_prompts
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 HELP = "measure how many drafted tokens an engine's target accepts"
 EXAMPLES = """examples:
   specstep bench-acceptance engines/smol --prompts questions.jsonl
-  specstep bench-acceptance engines/smol --prompts questions.jsonl --max-new-tokens 200 --png acceptance.png"""
+  specstep bench-acceptance engines/smol --prompts questions.jsonl --max-new-tokens 200 --png acceptance.png
+  specstep bench-acceptance engines/smol --prompts questions.jsonl --temperature 1 --seed 7"""
 REPORT_EVERY = 2.0  # seconds
 WIDEST = 16  # columns of a line of shares
 
@@ -29,6 +31,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("engine", metavar="ENGINE", help="engine directory")
     add("--prompts", metavar="FILE", required=True, help=LINES)
     add("--max-new-tokens", type=int, metavar="N", default=200, help="most new tokens per prompt (default: 200)")
+    add("--temperature", type=float, metavar="T", default=0.0, help="0 is greedy (default: 0)")
+    add("--seed", type=int, metavar="N", default=0, help="the i-th prompt is sampled with the seed N + i (default: 0)")
     add("--raw", action="store_true", help="give the prompts to the model as they are, not in its chat template")
     add("--json", metavar="FILE", help="write the figures as JSON")
     add("--png", metavar="FILE", help="draw them (needs matplotlib, of the extra `bench`)")
@@ -39,13 +43,18 @@ def run(options: argparse.Namespace) -> int:
         from .acceptance_plot import draw, require_matplotlib
 
         require_matplotlib()
-    entries = read_prompts(options.prompts)
+    sampling = SamplingParams(temperature=options.temperature, seed=options.seed)
+    entries = [
+        entry._replace(sampling={"temperature": sampling.temperature, "seed": options.seed + at})
+        for at, entry in enumerate(read_prompts(options.prompts))
+    ]
     from ..runtime.acceptance import Acceptance
     from ..runtime.engine import load
 
     engine = load(options.engine)
     chat = not options.raw and engine.has_chat_template
-    requests = make_requests(engine, entries, options.max_new_tokens, chat=chat)
+    made = make_requests(engine, entries, options.max_new_tokens, chat=chat)
+    requests = [(entry, request) for entry, choices in made for request in choices]
     if not requests:
         raise InputError(f"prompts: expected at least one that the engine can take, got none in {options.prompts}")
     run_all(engine, requests)
@@ -56,11 +65,13 @@ def run(options: argparse.Namespace) -> int:
     config = {name: engine.spec.config[name] for name in ("drafter", "nodes", "depth", "top_k", "dtype")}
     if options.json:
         figures = {name: group.to_dict() for name, group in groups.items()}
-        whole = {"engine": Path(options.engine).name, "temperature": 0.0} | config | {"groups": figures}
+        asked = {"temperature": sampling.temperature, "seed": sampling.seed}
+        whole = {"engine": Path(options.engine).name} | asked | config | {"groups": figures}
         write(options.json, json.dumps(whole, indent=1) + "\n")
     if options.png:
         drafter = f"drafter {config['drafter']}, {config['nodes']} nodes"
-        draw(options.png, groups, f"{Path(options.engine).name}: {drafter}, greedy")
+        how = f"temperature {sampling.temperature}" if sampling.temperature else "greedy"
+        draw(options.png, groups, f"{Path(options.engine).name}: {drafter}, {how}")
     return 2 if len(requests) < len(entries) else 0
 
 

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .conversation import History, add_template_options, given_arguments
+from .sampling_options import add_sampling_options, given_sampling
 from .stats import speed
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine
+    from ..runtime.request import Request
+    from ..runtime.sampling_params import SamplingParams
     from ..runtime.stream import Stream
 
 HELP = "talk to an engine in the terminal"
@@ -24,6 +27,7 @@ Ctrl-C stops an answer. Any other line is yours to say."""
 EXAMPLES = f"""examples:
   specstep chat engines/smol
   specstep chat engines/qwen3 --system "Be brief." --template-arg enable_thinking=false
+  specstep chat engines/smol --temperature 0.7 --top-p 0.9
   specstep chat engines/smol < questions.txt  # a line is a turn
 
 in the conversation:
@@ -38,26 +42,39 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_template_options(parser)
     add("--max-new-tokens", type=int, metavar="N", help="most tokens of an answer (default: up to the engine's limit)")
     add("--stats", action="store_true", help="print the speed of each answer on standard error")
+    add_sampling_options(parser, choices=False)
 
 
 def run(options: argparse.Namespace) -> int:
-    arguments = given_arguments(options)
+    arguments, asked = given_arguments(options), given_sampling(options)
     from ..runtime.engine import load
 
     with load(options.engine) as engine:
+        asked.tell(engine)
         history = History(engine, options.system, arguments, options.max_new_tokens)
-        engine.request(history.prompt("hello")[1], options.max_new_tokens)  # what no turn could mend is refused now
-        chat = Chat(engine, history, options.max_new_tokens, options.stats)
+        chat = Chat(engine, history, options.max_new_tokens, options.stats, asked.over(engine.recommended, None))
+        chat.request(history.prompt("hello")[1])  # what no turn could mend is refused now
         return chat.in_terminal() if sys.stdin.isatty() and sys.stdout.isatty() else chat.in_pipe()
 
 
 class Chat:
     """A conversation over lines of text: each is a turn or a command, and answers stream to standard output."""
 
-    def __init__(self, engine: "Engine", history: History, max_new_tokens: int | None, stats: bool):
+    def __init__(
+        self,
+        engine: "Engine",
+        history: History,
+        max_new_tokens: int | None,
+        stats: bool,
+        sampling: "SamplingParams | None" = None,
+    ):
         self._engine, self._history = engine, history
-        self._max_new_tokens, self._stats = max_new_tokens, stats
+        self._max_new_tokens, self._stats, self._sampling = max_new_tokens, stats, sampling
         self._stream: Stream | None = None  # of the answer under way
+
+    def request(self, tokens: list[int]) -> "Request":
+        """A request for an answer. Raises InputError."""
+        return self._engine.request(tokens, self._max_new_tokens, sampling=self._sampling)
 
     def in_pipe(self) -> int:
         """Answer the lines of standard input -> exit status: 2 where a line could not be answered."""
@@ -113,7 +130,7 @@ class Chat:
         if dropped:
             longest = self._engine.spec.max_seq_len
             print(f"specstep: forgot the oldest turns ({dropped}): max_seq_len is {longest}", file=sys.stderr)
-        request = self._engine.request(tokens, self._max_new_tokens)
+        request = self.request(tokens)
         started, said = time.perf_counter(), ""
         try:
             self._stream = self._engine.submit(request)

@@ -5,21 +5,24 @@ import json
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
 from .conversation import add_template_options, given_arguments, with_system
 from .prompts import LINES, Entry, make_requests, read_prompts
+from .sampling_options import add_sampling_options, given_sampling
 from .stats import speed
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine
     from ..runtime.request import Request
+    from ..runtime.stream import Generation
 
 HELP = "generate text with an engine"
 EXAMPLES = """examples:
   specstep generate engines/smol --prompt "Why is the sky blue?" --stats
   specstep generate engines/smol --prompts questions.jsonl --json --max-new-tokens 256
+  specstep generate engines/smol --prompt "Name a colour." --temperature 0.8 --top-p 0.95 --seed 1 --n 3
   echo "Once upon a time" | specstep generate engines/smol --raw"""
 
 
@@ -37,14 +40,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     style.add_argument("--raw", action="store_true", help="give the prompt to the model as it is")
     add_template_options(parser)
     add("--ignore-eos", action="store_true", help="go on past end-of-sequence tokens")
-    add("--json", action="store_true", help="print one JSON line per prompt")
+    add("--json", action="store_true", help="print one JSON line per text")
     add("--stats", action="store_true", help="print speed and acceptance on standard error")
+    add_sampling_options(parser, choices=True)
 
 
 def run(options: argparse.Namespace) -> int:
-    arguments = given_arguments(options)
+    arguments, sampling = given_arguments(options), given_sampling(options)
     if options.raw and (arguments or options.system is not None):
         raise InputError("raw: expected no --system and no --template-arg beside it, got one; they need the template")
+    if options.logprobs is not None and not options.json:
+        raise InputError("logprobs: expected --json beside it, got none")
     if options.prompts is None:
         entries = [Entry(0, options.prompt if options.prompt is not None else sys.stdin.read().rstrip("\n"))]
     else:
@@ -52,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
     from ..runtime.engine import load
 
     engine = load(options.engine)
+    sampling.tell(engine)
     chat = options.chat or (engine.has_chat_template and not options.raw)
     entries = [entry._replace(prompt=with_system(entry.prompt, options.system)) for entry in entries]
     made = make_requests(
@@ -61,38 +68,61 @@ def run(options: argparse.Namespace) -> int:
         chat=chat,
         ignore_eos=options.ignore_eos,
         chat_template_kwargs=arguments,
+        sampling=sampling,
     )
-    requests = [(entry.id, request) for entry, request in made]
+    texts = [Text(entry.id, request, at, len(choices)) for entry, choices in made for at, request in enumerate(choices)]
     started = time.perf_counter()
-    if options.prompts is None and not options.json:
-        _print_stream(engine, requests)
+    if options.prompts is None and not options.json and len(texts) == 1:
+        _print_stream(engine, texts[0].request)
     else:
-        _print_results(engine, requests, options.json)
-    if options.stats and requests:
-        _print_stats([request for _, request in requests], time.perf_counter() - started)
-    return 2 if len(requests) < len(entries) else 0
+        _print_results(engine, texts, options.json)
+    if options.stats and texts:
+        _print_stats([text.request for text in texts], time.perf_counter() - started)
+    return 2 if len(made) < len(entries) else 0
 
 
-def _print_stream(engine: "Engine", requests: list[tuple[Any, "Request"]]) -> None:
-    """Print the text of one request as it comes."""
-    for _, request in requests:
-        for piece in engine.submit(request):
-            print(piece.text, end="", flush=True)
-        print()
+class Text(NamedTuple):
+    """One of `of` texts that a prompt gets."""
+
+    name: Any
+    request: "Request"
+    choice: int
+    of: int
 
 
-def _print_results(engine: "Engine", requests: list[tuple[Any, "Request"]], as_json: bool) -> None:
-    """Print each result when it and all before it are done."""
+def _print_stream(engine: "Engine", request: "Request") -> None:
+    """Print the text of a request as it comes."""
+    for piece in engine.submit(request):
+        print(piece.text, end="", flush=True)
+    print()
+
+
+def _print_results(engine: "Engine", texts: list[Text], as_json: bool) -> None:
+    """Print each text when it and all before it are done."""
     printed = 0
-    for _ in engine.run([request for _, request in requests]):
-        while printed < len(requests) and requests[printed][1].finish_reason:
-            name, request = requests[printed]
-            result = engine.result(request)
+    for _ in engine.run([text.request for text in texts]):
+        while printed < len(texts) and texts[printed].request.finish_reason:
+            text = texts[printed]
+            result = engine.result(text.request)
             printed += 1
-            fields = {
-                key: getattr(result, key) for key in ("prompt_token_ids", "token_ids", "text", "finish_reason", "stats")
-            }
-            print(json.dumps({"id": name} | fields) if as_json else f"[{name}] {result.text}", flush=True)
+            choice = f", choice {text.choice}" if text.of > 1 else ""
+            print(json.dumps(_fields(text, result)) if as_json else f"[{text.name}{choice}] {result.text}", flush=True)
+
+
+def _fields(text: Text, result: "Generation") -> dict[str, Any]:
+    """A line of JSON: `choice`, `seed` and `logprobs` where there is something to say."""
+    keys = ("prompt_token_ids", "token_ids", "text", "finish_reason", "stats")
+    fields = {"id": text.name} | {key: getattr(result, key) for key in keys}
+    if text.of > 1:
+        fields["choice"] = text.choice
+    if result.seed is not None:
+        fields["seed"] = result.seed
+    if result.logprobs is not None:
+        fields["logprobs"] = [
+            each._asdict() | {"top": [{"token_id": token, "logprob": value} for token, value in each.top]}
+            for each in result.logprobs
+        ]
+    return fields
 
 
 def _print_stats(requests: list["Request"], seconds: float) -> None:

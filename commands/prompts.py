@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
 from ..runtime.messages import check_messages
+from .sampling_options import NOTHING, Asked, check_own
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine
@@ -15,18 +16,19 @@ if TYPE_CHECKING:
 
 LINES = (
     'JSON lines with "prompt", "messages" (a conversation), "token_ids" or "turns" (the first counts), and "id", '
-    '"category" and "chat_template_kwargs" where they have one'
+    '"category", "chat_template_kwargs" and "sampling" where they have one'
 )
 
 
 class Entry(NamedTuple):
-    """A prompt: its id, its text, token ids or messages, or the error in place of one that cannot be read; its category
-    and its variables of the chat template."""
+    """A prompt: its id, its text, token ids or messages, or the error in place of one that cannot be read; its
+    category, its variables of the chat template, and its sampling: fields, "model" or None."""
 
     id: Any
     prompt: str | list[Any] | InputError
     category: str = ""
     chat_template_kwargs: Mapping[str, Any] = {}
+    sampling: Any = None
 
 
 def read_prompts(file: str) -> list[Entry]:
@@ -52,9 +54,13 @@ def _entry(number: int, line: str) -> Entry:
     if not isinstance(arguments, dict):
         return Entry(name, InputError(f"{place}: chat_template_kwargs: expected an object, got {arguments!r:.60}"))
     try:
-        return Entry(name, _prompt(place, fields), category, arguments)
+        prompt = _prompt(place, fields)
     except InputError as error:
         return Entry(name, error, category)
+    try:
+        return Entry(name, prompt, category, arguments, check_own(fields.get("sampling")))
+    except InputError as error:
+        return Entry(name, InputError(f"{place}: sampling: {str(error).removeprefix('sampling: ')}"), category)
 
 
 def _prompt(place: str, fields: dict[str, Any]) -> str | list[Any]:
@@ -81,24 +87,25 @@ def make_requests(
     chat: bool,
     ignore_eos: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> list[tuple[Entry, "Request"]]:
-    """A request for each usable prompt; what is wrong with the others goes to standard error, a line each. A prompt's
-    own template arguments win over those of all."""
+    sampling: Asked = NOTHING,
+) -> list[tuple[Entry, list["Request"]]]:
+    """Each usable prompt with the requests of its choices; what is wrong with the others goes to standard error, a line
+    each. A prompt's own template arguments, and fields of its own sampling, win over those of all."""
     requests = []
     for entry in entries:
         try:
             if isinstance(entry.prompt, InputError):
                 raise entry.prompt
-            name = f"prompt {entry.id}"
-            request = engine.request(
+            choices = engine.requests(
                 entry.prompt,
                 max_new_tokens,
+                sampling=sampling.over(engine.recommended, entry.sampling),
                 chat=chat,
                 ignore_eos=ignore_eos,
                 chat_template_kwargs={**(chat_template_kwargs or {}), **entry.chat_template_kwargs},
-                name=name,
+                name=f"prompt {entry.id}",
             )
-            requests.append((entry, request))
+            requests.append((entry, choices))
         except InputError as error:  # the other prompts still run
             print(f"specstep: {error}", file=sys.stderr)
     return requests

@@ -64,7 +64,8 @@ def build(
 
 
 def _about(source: Source, graphs: Graphs, lowered: Lowered) -> dict[str, Any]:
-    """What the manifest says of an engine for people, and the special tokens of its chat template."""
+    """What the manifest says of an engine for people, and of its model: the special tokens of the chat template, and
+    the sampling that is recommended."""
     special = source.tokenizer.special_tokens_map if source.tokenizer else {}
     versions = {name: version(name) for name in ("specstep", "transformers")}
     return {
@@ -74,4 +75,5 @@ def _about(source: Source, graphs: Graphs, lowered: Lowered) -> dict[str, Any]:
         "versions": {"torch": torch.__version__} | versions | lowered.versions,
         "built_on": {key: value for key, value in machine().items() if key != "instructions"},
         "special_tokens": {name: token for name, token in special.items() if isinstance(token, str)},
+        "sampling": source.sampling,
     } | lowered.details

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..errors import BuildError
 from ..runtime.engine import Engine
 from ..runtime.inductor.torch_session import Program, TorchSession
+from ..runtime.sampling_params import SamplingParams
 from ..runtime.text import EngineTokenizer
 from .assemble import FlatProgram, Graphs, assemble
 from .config import BuildOptions, given_scorer, make_config
@@ -31,9 +32,9 @@ def jit(model: str, **options: Unpack[BuildOptions]) -> Engine:
     Raises:
         BuildError: the model, the drafter or an option is one that no engine can be built from.
     """
-    graphs, text = _assembled(model, options)
+    source, graphs = _assembled(model, options)
     check_traceable(graphs.step.module)
-    return _engine(graphs, text, _compiled)
+    return _engine(source, graphs, _compiled)
 
 
 def eager(model: str, **options: Unpack[BuildOptions]) -> Engine:
@@ -49,24 +50,26 @@ def eager(model: str, **options: Unpack[BuildOptions]) -> Engine:
     Raises:
         BuildError: the model, the drafter or an option is one that no engine can be built from.
     """
-    graphs, text = _assembled(model, options)
-    return _engine(graphs, text, _eager)
+    source, graphs = _assembled(model, options)
+    return _engine(source, graphs, _eager)
 
 
-def _assembled(model: str, options: BuildOptions) -> tuple[Graphs, EngineTokenizer | None]:
-    """The graphs of a model and a drafter, checked against transformers, and the model's tokenizer."""
+def _assembled(model: str, options: BuildOptions) -> tuple[Source, Graphs]:
+    """A model, and its graphs with a drafter, checked against transformers."""
     config = make_config(options)
     if config.backend != "inductor":
         raise BuildError(f"backend: expected inductor, which is what runs without an artifact, got {config.backend}")
     source = load_source(model, config.dtype, config.device)
     graphs = assemble(source, config, given_scorer(options))
     check_faithful(graphs)
-    return graphs, _text(source)
+    return source, graphs
 
 
-def _engine(graphs: Graphs, text: EngineTokenizer | None, lower: Callable[[FlatProgram], Program]) -> Engine:
+def _engine(source: Source, graphs: Graphs, lower: Callable[[FlatProgram], Program]) -> Engine:
     """Lower both programs and put a session behind them."""
-    return Engine(TorchSession(graphs.spec, lower(graphs.prefill), lower(graphs.step)), text)
+    session = TorchSession(graphs.spec, lower(graphs.prefill), lower(graphs.step))
+    recommended = SamplingParams(**source.sampling) if source.sampling else None
+    return Engine(session, _text(source), recommended)
 
 
 def _eager(program: FlatProgram) -> Program:

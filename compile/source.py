@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufCo
 from transformers import modeling_gguf_pytorch_utils as gguf_loader
 from transformers.utils import logging as transformers_logging
 
-from ..errors import BuildError
+from ..errors import BuildError, InputError
+from ..runtime.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 # alias -> (importable package that carries the file, file, how to get it). The package is located, never imported.
 ALIASES = {
@@ -42,6 +46,21 @@ class Source:
             if ids is not None:
                 return tuple(ids) if isinstance(ids, list | tuple) else (ids,)
         return ()
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Fields of `SamplingParams` that the generation config recommends: none for greedy. What it leaves open, as
+        top_k, asks for nothing; transformers' own defaults are not the model's."""
+        config = self.model.generation_config
+        names = ("top_k", "top_p", "min_p") if getattr(config, "do_sample", False) else ()
+        found = {name: getattr(config, name, None) for name in (*names, "repetition_penalty")}
+        if names:
+            found["temperature"] = 1.0 if config.temperature is None else config.temperature
+        try:
+            return SamplingParams.of(found).changed
+        except InputError as error:
+            logger.warning("generation config: its sampling is left out: %s", error)
+            return {}
 
 
 def load_source(name: str, dtype: str, device: str) -> Source:
