@@ -61,7 +61,7 @@ def replay(source, drafter, answers, rows=12):
 
 def _replay(target, drafter, texts, starts, dtype):
     batch, slots = len(texts), target.after.shape[1]
-    declared = row_state(slots) | drafter.scorer.state(drafter.shape)
+    declared = row_state(slots, drafter.nodes, target.vocabulary) | drafter.scorer.state(drafter.shape)
     state = {name: torch.full((batch, *t.shape), t.fill, dtype=t.dtype) for name, t in declared.items()}
     layers = drafter.scorer.cache_layers()
     keys = [torch.zeros(batch, layer.heads, slots, layer.key_size, dtype=dtype) for layer in layers]

@@ -118,13 +118,3 @@ def environment(wheel, once):
     from installed import make_environment
 
     return once("environment", lambda folder: make_environment(wheel, folder)) / "bin"
-
-
-@pytest.fixture
-def drafted(monkeypatch):
-    """The `DraftTree` of each step, as they come."""
-    from specstep.graphs.drafters.drafter import Drafter
-
-    trees, original = [], Drafter.forward
-    monkeypatch.setattr(Drafter, "forward", lambda self, *a: trees.append((out := original(self, *a))[0]) or out)
-    return trees

@@ -40,12 +40,12 @@ def test_output_equals_transformers(tree, variant, target, tmp_path):
 
 
 @torch.no_grad()
-def test_drafts_are_those_of_a_plain_recomputation(target, tmp_path, drafted):
+def test_drafts_are_those_of_a_plain_recomputation(target, tmp_path):
     """Catch-up, feedback, positions and cache of the drafted levels, over many steps."""
     head = save_eagle3(tmp_path / "head")
     engine = specstep.eager(str(target), drafter=str(head), dtype="float32", max_seq_len=96, tree="chain", nodes=4)
     weights, model = load_file(head / "model.safetensors"), tiny_model("Llama")
-    for tokens, got in chains(engine, drafted, 20):
+    for tokens, got in chains(engine, 20):
         assert got == plain_chain(weights, model, tokens, 4)
 
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import greedy, save_eagle3, save_model, tiny_model
 from safetensors.torch import load_file, save_file
+from specstep.graphs.drafters.best import STEPS_PER_NAT, best_of, distinct
 from specstep.graphs.drafters.drafter import Drafter
 from specstep.graphs.drafters.merged import Merged
-from specstep.graphs.drafters.ngram import STEPS_PER_NAT, Ngram
+from specstep.graphs.drafters.ngram import Ngram
 from specstep.graphs.prefill import Prefill
 from specstep.graphs.state import row_state
 from specstep.graphs.step import SpeculativeStep
@@ -42,7 +43,7 @@ def test_a_mixture_is_that_of_a_dict(given_scores, top_k):
         for token, probability in each:
             if probability:
                 mixture[token] = mixture.get(token, 0.0) + weight / sum(sure) * probability
-    got = merged._mix(candidates, top_k)
+    got = best_of(distinct(merged._mix(candidates)), top_k)
     found = [(t, s) for t, s in zip(got.tokens[0, 0].tolist(), got.log_probs[0, 0].tolist(), strict=True) if s > -1e9]
     assert len({token for token, _ in found}) == len(found) == min(top_k, len(mixture))
     best = sorted(mixture.values(), reverse=True)[:top_k]
@@ -99,6 +100,7 @@ def test_neural_scorers_are_asked_on_the_first_levels_alone():
             return super()._score(*given)
 
     state = {"history": torch.arange(64)[None] % 5, "lengths": torch.tensor([40])}
+    state |= {"sampling": torch.zeros(1, 7), "seeds": torch.tensor([0])}
     cache, shape = [torch.zeros(1, 1, 64, 1)], DynamicTree(5, 3, 9)
     for kinds, expected in (([False, True], [5, 2]), ([True, True], [5, 5])):
         scorers = [Counting(neural) for neural in kinds]
@@ -132,13 +134,13 @@ def test_each_scorer_is_handed_its_own_cache_layers():
 
     scorers, shape = [Recording(2, 3), Recording(), Recording(7)], DynamicTree(2, 2, 3)
     keys, values = ([torch.zeros(1, 1, 64, size + extra) for size in (9, 2, 3, 7)] for extra in (0, 1))
-    state = {name: torch.full((1, *t.shape), t.fill, dtype=t.dtype) for name, t in row_state(100).items()}
+    state = {name: torch.full((1, *t.shape), t.fill, dtype=t.dtype) for name, t in row_state(100, 3, 5).items()}
     for merged in (Merged(scorers), Merged([Merged(scorers[:2]), scorers[2]])):
         drafter = Drafter(merged, shape)
         SpeculativeStep(OneLayer(), drafter)(state, keys, values)
         Prefill(OneLayer(), drafter, 8)(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([4]), state, keys, values)
     expected = [((2, 3), (3, 4)), ((), ()), ((7,), (8,))]
-    assert [scorer.got for scorer in scorers] == [[sizes] * 4 for sizes in expected]
+    assert [scorer.got for scorer in scorers] == [[sizes] * 6 for sizes in expected]
 
 
 def test_each_scorer_gets_its_own_features_and_state():

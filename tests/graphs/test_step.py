@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from specstep.graphs.state import row_state
 from specstep.graphs.step import SpeculativeStep
-from specstep.graphs.tree import DraftTree
+from specstep.graphs.tree import DraftTree, tree_state
 from specstep.kernels.tree_attention.reference import visible_slots
 from specstep.report import FULL, RUNNING, STOPPED, AcceptedNode, RowReport
 
@@ -37,14 +37,20 @@ class ToyTarget(torch.nn.Module):
 
 
 class ScriptedDrafter(torch.nn.Module):
-    """Hands out prepared trees."""
+    """Grows trees of prepared shapes below what the state says the rows hold."""
 
-    def __init__(self, depth):
+    def __init__(self, steps):
+        """steps: of each step, of each row, the (parent, kind) of each node; the last ones are drafted again."""
         super().__init__()
-        self.depth, self.tree, self.scorer = depth, None, self
+        self.steps, self.drafted, self.scorer = steps, [], self
+        self.depth = len(steps[0][0])
 
     def forward(self, state, keys, values):
-        return self.tree, {}
+        shapes = self.steps[min(len(self.drafted), len(self.steps) - 1)]
+        ends = (state["lengths"] + 1).tolist()
+        texts = [row[:end] for row, end in zip(state["history"].tolist(), ends, strict=True)]
+        self.drafted.append([grow(text, shape) for text, shape in zip(texts, shapes, strict=True)])
+        return tree_state(DraftTree(*(torch.tensor([tree[part] for tree in self.drafted[-1]]) for part in range(3))))
 
     def commit(self, path, count, features):
         return {}
@@ -122,10 +128,10 @@ def cut(out: list[int], room: int, stop: int) -> tuple[list[int], int]:
     return kept, FULL if len(kept) == room else RUNNING
 
 
-def fresh(rows):
-    """State and caches of rows whose prompts are prefilled, with junk wherever nothing was written."""
-    batch = len(rows)
-    state = {name: torch.full((batch, *t.shape), t.fill, dtype=t.dtype) for name, t in row_state(SLOTS).items()}
+def fresh(rows, drafter):
+    """State and caches of rows with prefilled prompts and drafted trees; junk wherever nothing was written."""
+    batch, declared = len(rows), row_state(SLOTS, drafter.depth, VOCABULARY)
+    state = {name: torch.full((batch, *t.shape), t.fill, dtype=t.dtype) for name, t in declared.items()}
     keys, values = ([torch.full((batch, 1, SLOTS, 1), 5.0)] for _ in range(2))
     state["history"].fill_(3)
     for row, plan in enumerate(rows):
@@ -135,27 +141,27 @@ def fresh(rows):
         state["stop_ids"][row, 0], state["finish"][row] = plan["stop"], RUNNING
         for place, token in enumerate(prompt[:-1]):
             keys[0][row, 0, place, 0], values[0][row, 0, place, 0] = token, place
-    return state, keys, values
+    return state | drafter(state, keys, values), keys, values
 
 
 @settings(max_examples=400, deadline=None)
 @given(plans())
 def test_step_equals_the_plain_decoder(plan):
-    rows, nodes, steps = plan
-    state, keys, values = fresh(rows)
-    drafter = ScriptedDrafter(depth=nodes)
+    rows, _, steps = plan
+    drafter = ScriptedDrafter(steps)
+    state, keys, values = fresh(rows, drafter)
     step = SpeculativeStep(ToyTarget(), drafter)
     texts, ended = [list(row["prompt"]) for row in rows], [RUNNING] * len(rows)
     for shapes in steps:
-        trees = [grow(text, shape) for text, shape in zip(texts, shapes, strict=True)]
-        drafter.tree = DraftTree(*(torch.tensor([tree[part] for tree in trees]) for part in range(3)))
         report, after = step(state, keys, values)
+        trees = drafter.drafted[-2]  # the last ones are those of the next step
+        assert trees == [grow(text, shape) for text, shape in zip(texts, shapes, strict=True)]
         for row, tree in enumerate(trees):
             out, expected = decode(texts[row], tree), []
             if ended[row] == RUNNING:
                 room = len(rows[row]["prompt"]) + rows[row]["room"] - len(texts[row])
                 expected, ended[row] = cut(out, room, rows[row]["stop"])
-            got = RowReport.read(report[row].tolist())
+            got = RowReport.read(report[row].numpy())
             assert (got.tokens, got.finish) == (expected, ended[row])
             assert [tree[0][node] for node, _ in got.path] == (out[:-1] if expected else [])
             check_path(tree, got.path)
@@ -175,9 +181,7 @@ def test_another_node_never_shortens_the_path(plan, data):
     keep = data.draw(st.integers(0, nodes))
     counts = []
     for size in (keep, nodes):
-        state, keys, values = fresh(rows)
-        drafter = ScriptedDrafter(depth=size)
-        trees = [grow(row["prompt"], shape) for row, shape in zip(rows, steps[0], strict=True)]
-        drafter.tree = DraftTree(*(torch.tensor([tree[part][: size + 1] for tree in trees]) for part in range(3)))
+        drafter = ScriptedDrafter([[shape[:size] for shape in steps[0]]])
+        state, keys, values = fresh(rows, drafter)
         counts.append(SpeculativeStep(ToyTarget(), drafter)(state, keys, values)[0][:, 2])
     assert (counts[0] <= counts[1]).all()
