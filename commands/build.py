@@ -32,6 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--prefill-chunk", type=int, metavar="C", help="most prompt tokens per prefill call (default: 512)")
     add("--compute-capability", nargs="+", metavar="X.Y", help="GPUs that tensorrt-rtx builds for (default: this one)")
     add("--no-plugins", dest="plugins", action="store_false", default=None, help="TensorRT: its own layers only")
+    add("--forced-acceptance", type=int, metavar="K", help="to measure speed: accept K drafts per step, right or wrong")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ def describe(manifest: Manifest) -> str:
         f"drafter     {config['drafter']}",
         *_tree(about["tree"]),
         *_stages(about["stages"]),
+        *_forced(config.get("forced_acceptance")),
         f"limits      {spec.max_batch} rows of {spec.max_seq_len} tokens, prompts in chunks of {spec.prefill_chunk}",
         f"runs on     {'cuda' if 'plans' in about else spec.device}; "
         + "; ".join(f"{key} {_short(value)}" for key, value in manifest.requires.items()),
@@ -87,6 +88,12 @@ def _stages(stages: dict[str, dict[str, int]]) -> list[str]:
         for name, stage in stages.items()
     )
     return ["step        " + "; ".join(shares)]
+
+
+def _forced(count: int | None) -> list[str]:
+    return (
+        [] if count is None else [f"FORCED      accepts {count} drafts per step whatever the target says: to measure"]
+    )
 
 
 def _short(value: object) -> str:

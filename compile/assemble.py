@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BuildError
+from ..graphs.choice import sampled_choice
 from ..graphs.drafters.drafter import Drafter, Scorer
+from ..graphs.forced import forced_choice
 from ..graphs.prefill import Prefill
 from ..graphs.state import row_state
 from ..graphs.step import SpeculativeStep
@@ -79,12 +81,13 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
         )
     check_drafter(drafter, model)
     spec = _spec(target, model, drafter, layers + drafter.scorer.cache_layers(), config)
+    choice = sampled_choice if config.forced_acceptance is None else forced_choice(config.forced_acceptance)
     state, caches = [tensor.name for tensor in spec.state], [tensor.name for tensor in spec.caches]
     return Graphs(
         FlatProgram(
             Prefill(model, drafter, spec.prefill_chunk), ("tokens", "count"), state, caches, spec.prefill.outputs
         ),
-        FlatProgram(SpeculativeStep(model, drafter), (), state, caches, spec.step.outputs),
+        FlatProgram(SpeculativeStep(model, drafter, choice), (), state, caches, spec.step.outputs),
         spec,
     )
 

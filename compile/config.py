@@ -34,6 +34,7 @@ class BuildOptions(TypedDict, total=False):
     prefill_chunk: int
     compute_capability: tuple[str, ...] | None
     plugins: bool
+    forced_acceptance: int | None
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class EngineConfig:
     dtype: float32 is the default of the backend onnx.
     max_seq_len: most tokens of a row, prompt included. prefill_chunk: most prompt tokens per prefill call.
     compute_capability: GPUs that tensorrt-rtx builds for, as ("8.9", "12.0"); None is the GPU at hand. plugins: whether
-    TensorRT runs our ops as plugins (our kernels) or builds them from its own layers.
+    TensorRT runs our ops as plugins (our kernels) or builds them from its own layers. forced_acceptance: for
+    measurements, so many drafted tokens are accepted in each step whatever the target says; the text is then wrong.
     """
 
     drafter: str = "default"
@@ -65,6 +67,7 @@ class EngineConfig:
     prefill_chunk: int = 512
     compute_capability: tuple[str, ...] | None = None
     plugins: bool = True
+    forced_acceptance: int | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -75,7 +78,8 @@ class EngineConfig:
         self._check_choice("device", backend.devices, f" for backend {self.backend}")
         self._check_backend_options(backend)
         ranges = {
-            "nodes": (0, 256), "depth": (0, 64), "top_k": (1, 64), "max_batch": (1, 256), "prefill_chunk": (2, 8192)
+            "nodes": (0, 256), "depth": (0, 64), "top_k": (1, 64), "max_batch": (1, 256), "prefill_chunk": (2, 8192),
+            "forced_acceptance": (0, 64),
         }  # fmt: skip
         for field, (low, high) in ranges.items():
             value = getattr(self, field)

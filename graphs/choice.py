@@ -17,8 +17,8 @@ from .tree import DraftTree
 
 
 class Choice(Protocol):
-    """The target's token after each node: logits [B, T, V], the tree, its ancestors and depths as `tree_layout` says, the
-    step's state -> [B, T] int64."""
+    """The target's token after each node: logits [B, T, V], the tree, its ancestors and depths as `tree_layout` says,
+    the step's state -> [B, T] int64."""
 
     def __call__(self, logits: Tensor, tree: DraftTree, ancestors: Tensor, depths: Tensor, state: State) -> Tensor: ...
 
@@ -58,7 +58,8 @@ def banned_tokens(tree: DraftTree, depths: Tensor, state: State) -> Tensor:
 
 
 def preceding_tokens(tree: DraftTree, state: State, count: int) -> Tensor:
-    """The `count` tokens that end with each node, in their order, -1 ahead of the row's first. -> [B, T, count] int64."""
+    """The `count` tokens that end with each node, in their order, -1 ahead of the row's first. -> [B, T, count]
+    int64."""
     node, tokens = torch.zeros_like(tree.tokens), []
     node = node + torch.arange(node.shape[1], device=node.device)
     place = state["lengths"][:, None].expand_as(node)  # in the history, once a path has passed the root
@@ -72,11 +73,9 @@ def preceding_tokens(tree: DraftTree, state: State, count: int) -> Tensor:
     return torch.stack(tokens[::-1], 2)
 
 
-def reported_log_probs(
-    logits: Tensor, path: Tensor, tokens: Tensor, state: State
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the tokens [B, D+1] after the nodes of the path [B, D+1], and of the likeliest in their places, as integers (see
-    `report`): [B, D+1], and tokens and log-probabilities [B, (D+1) * N]. Of rows that ask for them."""
+def reported_log_probs(logits: Tensor, path: Tensor, tokens: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the tokens [B, D+1] after the nodes of the path [B, D+1], and of the likeliest in their places, as integers
+    (see `report`): [B, D+1], and tokens and log-probabilities [B, (D+1) * N]. Of rows that ask for them."""
     wanted = (state["logprobs"] >= 0).long()
     best, log_probs, total = top_log_probs(
         logits, path, wanted, torch.zeros_like(wanted, dtype=torch.float32), state["seeds"], path, None, TOP_LOGPROBS

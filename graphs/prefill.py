@@ -33,7 +33,9 @@ class Prefill(nn.Module):
         near = {"history": state["history"][:, : keys[0].shape[2]]}
         drafted = self.drafter(state | after | near, keys[layers:], values[layers:])
         last = after["lengths"] + 1 == state["prompt_lengths"]
-        return after | {name: tensor.where(_like(last, tensor), (state | after)[name]) for name, tensor in drafted.items()}
+        return after | {
+            name: tensor.where(_like(last, tensor), (state | after)[name]) for name, tensor in drafted.items()
+        }
 
 
 def _like(rows: Tensor, tensor: Tensor) -> Tensor:

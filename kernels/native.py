@@ -22,7 +22,9 @@ from .native_ops import NATIVE_OPS
 
 LIBRARY_NAME = "libspecstep.so"
 FOLDER = Path(__file__).parent
-SOURCES = ("linear/linear.cpp", "linear/experts.cpp", "choose/choose.cpp", "top_log_probs/top_log_probs.cpp")
+SOURCES = (
+    "linear/linear.cpp", "linear/experts.cpp", "noise.cpp", "choose/choose.cpp", "top_log_probs/top_log_probs.cpp"
+)  # fmt: skip
 HEADERS = ("tensor.h", "noise.h", "row.h", "linear/small_linear.h", "linear/tile.h", "choose/filter.h")
 # The oldest PyTorch whose stable C interface the library uses; it then loads in that version and every later one.
 STABLE_INTERFACE = "0x020b000000000000"
@@ -115,8 +117,18 @@ def _find_compiler(compiler: str | None) -> str:
 
 def _arguments(instruction_set: str) -> list[str]:
     root = Path(torch.__file__).parent
-    flags = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-Wno-psabi",
-             "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"]
+    flags = [
+        "-O3",
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-ffp-contract=fast",
+        "-Wno-psabi",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-fno-signed-zeros",
+    ]
     flags += INSTRUCTION_SETS[instruction_set]
     flags += [f"-DTORCH_TARGET_VERSION={STABLE_INTERFACE}", "-isystem", str(root / "include")]
     # No search path is stored: libtorch is always loaded by then, and is found by its name.

@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 class NativeOp(NamedTuple):
-    """inputs: the C function's parameters, each a tensor's handle, a pointer to one where it is optional, or an integer.
-    outputs: how many tensors it returns. fake: the operator on tensors without data."""
+    """inputs: the C function's parameters, each a tensor's handle, a pointer to one where it is optional, or an
+    integer. outputs: how many tensors it returns. fake: the operator on tensors without data."""
 
     inputs: tuple[str, ...]
     outputs: int
@@ -40,6 +40,11 @@ def _small_expert_linear(x: Tensor, weight: Tensor, experts: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[1]))
 
 
+def _gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
+    shape = torch.broadcast_shapes(seeds.shape, positions.shape, tokens.shape)
+    return tokens.new_empty(shape, dtype=torch.float32)
+
+
 def _choose(logits: Tensor, tokens: Tensor, *_: Tensor) -> Tensor:
     return tokens.new_empty(tokens.shape)
 
@@ -61,6 +66,7 @@ def _top_log_probs(
 NATIVE_OPS = {  # "*": optional, "#": an integer
     "small_linear": NativeOp(("x", "weight", "bias*"), 1, _small_linear),
     "small_expert_linear": NativeOp(("x", "weight", "experts"), 1, _small_expert_linear),
+    "gumbel_native": NativeOp(("seeds", "positions", "tokens"), 1, _gumbel),
     "choose_native": NativeOp(
         ("logits", "tokens", "ancestors", "depths", "history", "lengths", "prompt_lengths", "sampling", "seeds",
          "bias_ids", "bias", "banned", "allowed", "masked"), 1, _choose

@@ -18,8 +18,8 @@ Tensors = dict[str, NDArray[Any]]  # state and caches by name; bfloat16 as float
 
 
 class DraftedTree(NamedTuple):
-    """The tree that a row's next step verifies: its tokens, the root's first, and the index of each one's parent, -1 for
-    the root and for a place without a node. A node comes after its parent."""
+    """The tree that a row's next step verifies: its tokens, the root's first, and the index of each one's parent, -1
+    for the root and for a place without a node. A node comes after its parent."""
 
     tokens: list[int]
     parents: list[int]

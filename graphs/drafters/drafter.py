@@ -52,11 +52,11 @@ class Scorer(nn.Module):
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
-        """Start a tree -> the root's candidates [B, 1, C], C at least `shape.top_k`, a function that scores each further
-        frontier, and own next state.
+        """Start a tree -> the root's candidates [B, 1, C], C at least `shape.top_k`, a function that scores each
+        further frontier, and own next state.
 
-        state["history"] [B, S] is cut to the slots in use; the root is its token at state["lengths"] [B]. A scorer with a
-        whole distribution hands on `shared_noise.BestTokens`, which also drafts well for rows that are sampled.
+        state["history"] [B, S] is cut to the slots in use; the root is its token at state["lengths"] [B]. A scorer with
+        a whole distribution hands on `shared_noise.BestTokens`, which also drafts well for rows that are sampled.
         """
         raise NotImplementedError
 
@@ -78,9 +78,9 @@ class Drafter(nn.Module):
         self.depth, self.nodes = shape.depth, shape.nodes
 
     def forward(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]) -> State:
-        """state as after a commit, its history [B, S] cut to the slots in use; keys, values: one [B, H_kv, S, D] for each
-        of the scorer's cache layers -> the tree below each row's root, as the state holds it, and the scorer's next
-        state."""
+        """state as after a commit, its history [B, S] cut to the slots in use; keys, values: one [B, H_kv, S, D] for
+        each of the scorer's cache layers -> the tree below each row's root, as the state holds it, and the scorer's
+        next state."""
         root = state["history"].gather(1, state["lengths"][:, None])[:, 0]
         children, expand, scorer_state = self.scorer.begin(state, keys, values, self.shape)
         ranking = Ranking(state, self.shape.top_k)

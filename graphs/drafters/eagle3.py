@@ -192,8 +192,9 @@ class Eagle3(Scorer):
     def _catch_up(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run over the positions since `draft_lengths`, at most D + 1 -> the normed and the plain hidden state [B, 1, H]
-        that the root's children come from, and whether there is one [B]: a prompt of one token has no feature yet."""
+        """Run over the positions since `draft_lengths`, at most D + 1 -> the normed and the plain hidden state [B, 1,
+        H] that the root's children come from, and whether there is one [B]: a prompt of one token has no feature
+        yet."""
         start, width = state["draft_lengths"], state["features"].shape[1]
         index = start[:, None] + torch.arange(1, width + 1, device=start.device)
         tokens = state["history"].gather(1, index)

@@ -83,8 +83,8 @@ class Merged(Scorer):
         return self._named([scorer.commit(path, count, its) for scorer, its in own])
 
     def _mix(self, candidates: Sequence[Candidates]) -> Candidates:
-        """Candidates [B, F, C] of each scorer -> those of the mixture, side by side; a token that several propose is there
-        as often, with the same score."""
+        """Candidates [B, F, C] of each scorer -> those of the mixture, side by side; a token that several propose is
+        there as often, with the same score."""
         if len(candidates) == 1:
             return candidates[0]
         each = [distinct(own) for own in candidates]

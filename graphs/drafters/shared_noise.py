@@ -1,8 +1,9 @@
 """Drafts for sampled rows: the noise that the target will add is known, so candidates are ranked with it.
 
-The target chooses argmax(log p + G), G a function of (seed, position, token). A drafter that ranks by log q alone is blind
-to G; one that ranks by log q + G alone trusts q too much. A candidate's score is half of each. Source: Daliri et al. 2024
-(arXiv 2408.07978); the halves and SHARPNESS were measured (bench/LOG.md). Greedy rows are ranked by log q, as ever.
+The target chooses argmax(log p + G), G a function of (seed, position, token). A drafter that ranks by log q alone is
+blind to G; one that ranks by log q + G alone trusts q too much. A candidate's score is half of each. Source: Daliri et
+al. 2024 (arXiv 2408.07978); the halves and SHARPNESS were measured (bench/LOG.md). Greedy rows are ranked by log q, as
+ever.
 
 Letters: B batch, F frontier nodes, C candidates of a node, K of them kept, V vocabulary.
 """
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...controls import Sampling
-from ...kernels.noise import gumbel
+from ...kernels.noise_op import gumbel
 from ...kernels.top_log_probs.op import top_log_probs
 from ..state import State
 from ..tree import Candidates
