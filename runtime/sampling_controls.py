@@ -12,6 +12,7 @@ from .sampling_params import INT64, SamplingParams
 from .text import EngineTokenizer
 
 BANNED = float("-inf")
+LEAST_TOP_P = 1e-30  # less keeps the likeliest token alone as well, and may be 0 in float32, which is off
 
 
 def controls(
@@ -64,7 +65,7 @@ def _columns(params: SamplingParams, vocabulary: int) -> Sampling:
     return Sampling(
         temperature=params.temperature,
         top_k=params.top_k if sampled and 0 < params.top_k < vocabulary else 0,
-        top_p=params.top_p if sampled and params.top_p < 1 else 0,
+        top_p=max(params.top_p, LEAST_TOP_P) if sampled and params.top_p < 1 else 0,
         min_p=params.min_p if sampled else 0,
         repetition_penalty=params.repetition_penalty if params.repetition_penalty != 1 else 0,
         presence_penalty=params.presence_penalty,

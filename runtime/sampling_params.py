@@ -183,7 +183,7 @@ _CHECKS: dict[str, Check] = {
     "top_k": _integer(-1, expected="-1 or 0 for all tokens, or an integer of at least 1"),
     "top_p": _number(0, 1, above=True),
     "min_p": _number(0, 1),
-    "repetition_penalty": _number(0, 100, above=True),
+    "repetition_penalty": _number(0.01, 100),
     "presence_penalty": _number(-2, 2),
     "frequency_penalty": _number(-2, 2),
     "logit_bias": _or_none(_biases),

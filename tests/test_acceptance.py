@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from specstep.cli import main
+from specstep.commands import bench_acceptance
 from specstep.report import AcceptedNode
 from specstep.runtime.acceptance import Acceptance
 from specstep.runtime.request import Request
@@ -63,14 +64,29 @@ def test_command_prints_a_table_and_writes_json_and_png(engine_folder, questions
     for word in ("all", "chat", "math", "tokens per step", "depth", "node", "choice"):
         assert word in table
     figures = json.loads((tmp_path / "a.json").read_text())
+    assert (figures["temperature"], figures["seed"]) == (0.0, 0)
     assert figures["drafter"] == "ngram" and set(figures["groups"]) == {"all", "chat", "math"}
     assert figures["groups"]["all"]["requests"] == 3 and figures["groups"]["chat"]["requests"] == 1
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_prompts_are_sampled_with_seeds_of_their_own(engine_folder, questions, tmp_path, monkeypatch):
+    requests, real = [], bench_acceptance.run_all
+    monkeypatch.setattr(bench_acceptance, "run_all", lambda engine, made: (requests.extend(made), real(engine, made)))
+    file = tmp_path / "a.json"
+    command = ["bench-acceptance", str(engine_folder), "--prompts", str(questions), "--max-new-tokens", "9"]
+    assert main([*command, "--temperature", "0.75", "--seed", "7", "--json", str(file)]) == 0
+    assert [request.seed for _, request in requests] == [7, 8, 9]
+    assert all(request.controls["sampling"][0] == 0.75 for _, request in requests)
+    figures = json.loads(file.read_text())
+    assert (figures["temperature"], figures["seed"]) == (0.75, 7)
+
+
 def test_mistakes_are_named(engine_folder, questions, tmp_path, capsys, monkeypatch):
     command = ["bench-acceptance", str(engine_folder), "--prompts"]
     (tmp_path / "bad.jsonl").write_text('{"prompt": ""}\n')
+    assert main([*command, str(questions), "--temperature", "-1"]) == 2
+    assert "temperature: expected 0 or a number from 0.01 to 100, got -1.0" in capsys.readouterr().err
     assert main([*command, str(tmp_path / "bad.jsonl")]) == 2
     assert "expected at least one that the engine can take" in capsys.readouterr().err
     assert main([*command, str(questions), "--max-new-tokens", "2", "--json", "/proc/nothing/a.json"]) == 2

@@ -50,6 +50,19 @@ def test_a_line_is_a_turn_of_one_conversation(engine_folder, monkeypatch, capsys
     assert len(re.findall(r"tokens/s, .* tokens per step", err)) == 2
 
 
+def test_answers_are_sampled_and_end_at_stop_strings(engine_folder, monkeypatch, capsys):
+    options = ["--max-new-tokens", 30, "--temperature", "1.5", "--seed", 7]
+    with specstep.load(engine_folder) as engine:
+        sampling = {"temperature": 1.5, "seed": 7}
+        free = engine.generate([user("hello")], 30, sampling=sampling).text
+        stop = free[len(free) // 2 :][:2]
+        cut = engine.generate([user("hello")], 30, sampling=sampling | {"stop": stop}).text
+    for more, said in (([], free), (["--stop", stop], cut)):
+        status, out, _ = chat(monkeypatch, capsys, ["hello"], engine_folder, *options, *more)
+        assert (status, out) == (0, f"{said}\n")
+    assert free.startswith(cut) and len(cut) < len(free)
+
+
 def test_commands_in_a_pipe(engine_folder, monkeypatch, capsys):
     lines = ["hello", "/reset", "hello", "/help", "/exit", "never asked"]
     status, out, _ = chat(monkeypatch, capsys, lines, engine_folder, "--max-new-tokens", 6)
@@ -88,6 +101,7 @@ def test_chat_template_kwargs_reach_the_template(engine_folder, monkeypatch, cap
         (["--template-arg", "messages=[]"], "chat_template_kwargs: expected names other than"),
         (["--max-new-tokens", "0"], "max_new_tokens: expected an integer of at least 1, got 0"),
         (["--system", "x" * 300], "expected at most 191 tokens"),
+        (["--top-p", "0"], "top_p: expected a number above 0 and up to 1, got 0"),
     ],
 )
 def test_what_no_turn_could_mend_is_refused_at_once(arguments, error, engine_folder, monkeypatch, capsys):
@@ -152,7 +166,7 @@ class Interrupted:
 
 def test_a_stopped_answer_stays_in_the_conversation_as_far_as_it_was_said(capsys):
     engine = small(120)
-    engine.request, engine.submit = lambda tokens, most: tokens, lambda request: Interrupted()
+    engine.request, engine.submit = lambda tokens, most, sampling: tokens, lambda request: Interrupted()
     conversation = Chat(engine, History(engine, None, {}), None, stats=False)
     with conversation._interruptible():
         conversation._answer("hello")

@@ -1,10 +1,14 @@
 """The command line contract that other tools read."""
 
+import dataclasses
 import json
+import shutil
 from xml.etree import ElementTree
 
 import pytest
+import specstep
 from specstep.cli import main
+from specstep.runtime import engine as engines
 
 
 def lines_of(text):
@@ -46,6 +50,69 @@ def test_json_lines(engine_folder, prompts, capsys):
         assert len(result["token_ids"]) == 9 and result["finish_reason"] == "length"
         assert {"steps", "new_tokens", "tokens_per_step", "prefill_s", "decode_s"} <= set(result["stats"])
     assert results[1]["prompt_token_ids"] == [5, 6, 7]
+
+
+def test_choices_seeds_and_logprobs_in_json_lines(engine_folder, prompts, capsys):
+    """The same text again with the seed that was told."""
+    own = {"n": 2, "logprobs": 1}
+    file = prompts({"id": "a", "prompt": "hello", "sampling": own}, {"id": "b", "token_ids": [5, 6]})
+    options = ["--json", "--raw", "--max-new-tokens", "6", "--ignore-eos", "--temperature", "1.5", "--top-k", "50"]
+    assert main(["generate", str(engine_folder), "--prompts", file, *options]) == 0
+    first, second, other = lines_of(capsys.readouterr().out)
+    assert [line["id"] for line in (first, second, other)] == ["a", "a", "b"]
+    assert [line.get("choice") for line in (first, second, other)] == [0, 1, None]
+    assert second["seed"] == first["seed"] + 1 and other["seed"] not in (first["seed"], second["seed"])
+    assert "logprobs" not in other
+    for line in (first, second):
+        assert [each["token_id"] for each in line["logprobs"]] == line["token_ids"]
+        for each in line["logprobs"]:
+            [best] = each["top"]
+            assert set(best) == {"token_id", "logprob"} and each["logprob"] <= best["logprob"] <= 0
+    again = prompts({"prompt": "hello"})
+    assert main(["generate", str(engine_folder), "--prompts", again, *options, "--seed", str(second["seed"])]) == 0
+    assert lines_of(capsys.readouterr().out)[0]["token_ids"] == second["token_ids"]
+
+
+def test_choices_as_text(engine_folder, capsys):
+    options = ["--temperature", "1", "--seed", "3", "--n", "2", "--max-new-tokens", "4"]
+    assert main(["generate", str(engine_folder), "--prompt", "hi", *options]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("[0, choice 0] ") and "[0, choice 1] " in out
+
+
+def test_what_a_model_recommends_is_told_and_taken(model_folder, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in model_folder.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "generation_config.json").read_text())
+    config |= {"do_sample": True, "temperature": 0.5, "top_p": 0.9}
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    opened = specstep.eager(str(folder), drafter="none", dtype="float32", max_seq_len=64)
+    assert opened.recommended == specstep.SamplingParams(temperature=0.5, top_p=0.9)
+    asked, real = [], opened.requests
+    monkeypatch.setattr(engines, "load", lambda folder: opened)
+    monkeypatch.setattr(opened, "requests", lambda *a, sampling, **k: (asked.append(sampling), real(*a, **k))[1])
+    note = "greedy; the model recommends temperature 0.5, top_p 0.9: --sampling model takes it\n"
+    for arguments, sampling, told in (
+        ([], None, note),
+        (["--top-k", "4"], specstep.SamplingParams(top_k=4), note),
+        (["--temperature", "0"], specstep.SamplingParams(), ""),
+        (["--sampling", "model"], opened.recommended, ""),
+        (["--sampling", "model", "--seed", "1"], dataclasses.replace(opened.recommended, seed=1), ""),
+    ):
+        assert main(["generate", "x", "--prompt", "hi", "--max-new-tokens", "2", *arguments]) == 0
+        assert (asked.pop(), capsys.readouterr().err) == (sampling, told)
+
+
+def test_an_engine_keeps_what_its_model_recommends(engine_folder, tmp_path):
+    shutil.copytree(engine_folder, tmp_path / "engine")
+    manifest = tmp_path / "engine/manifest.json"
+    told = json.loads(manifest.read_text())
+    assert told["about"]["sampling"] == {} and specstep.load(engine_folder).recommended is None
+    told["about"]["sampling"] = {"temperature": 0.6}
+    manifest.write_text(json.dumps(told))
+    assert specstep.load(tmp_path / "engine").recommended == specstep.SamplingParams(temperature=0.6)
 
 
 def test_bad_lines_are_named_and_the_others_run(engine_folder, prompts, capsys):

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("commands", "graphs", "kernels", "compile", "runtime", "train")
-SHARED = {"errors", "user_cache", "report", "backends"}  # modules at the root that every folder may import
+SHARED = {"errors", "user_cache", "report", "controls", "backends"}  # modules at the root that every folder may import
 MAY_IMPORT = {
     "commands": {"commands", "compile", "runtime", "train"},
     "graphs": {"graphs", "kernels"},

@@ -4,9 +4,10 @@ import json
 
 import pytest
 import specstep
-from specstep.cli import main
+from specstep.cli import main, parser
 from specstep.commands.conversation import with_system
 from specstep.commands.prompts import make_requests, read_prompts
+from specstep.commands.sampling_options import given_sampling
 
 USER = {"role": "user", "content": "hi"}
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -21,7 +22,9 @@ def entries(tmp_path, *lines):
 class Recorder:
     """Takes the place of an engine and writes down what it is asked for."""
 
-    def request(self, prompt, max_new_tokens, **options):
+    recommended = specstep.SamplingParams(temperature=0.5, top_p=0.9)
+
+    def requests(self, prompt, max_new_tokens, **options):
         return prompt, options
 
 
@@ -44,6 +47,10 @@ def test_each_kind_of_prompt(tmp_path):
         ({"messages": [USER, {"role": "x", "content": ""}]}, r"line 1: messages\[1\].role: expected one of system"),
         ({"messages": "hi"}, 'expected one of "prompt"'),
         ({"prompt": "x", "messages": [USER]}, 'expected one of "prompt"'),
+        ({"prompt": "x", "sampling": {"top_p": 0}}, "line 1: sampling: top_p: expected a number above 0"),
+        ({"prompt": "x", "sampling": {"max_tokens": 5}}, "line 1: sampling: expected .*the argument max_new_tokens"),
+        ({"prompt": "x", "sampling": "hot"}, "line 1: sampling: expected SamplingParams, a mapping"),
+        ({"prompt": "x", "sampling": [1]}, "line 1: sampling: expected SamplingParams, a mapping"),
         ({"prompt": "x", "chat_template_kwargs": [1]}, "chat_template_kwargs: expected an object, got"),
         ({}, 'expected one of "prompt"'),
     ],
@@ -62,8 +69,57 @@ def test_a_lines_chat_template_kwargs_win_over_those_of_all(tmp_path):
     assert prompt == [USER]
     assert options == {
         "chat": True, "ignore_eos": False, "chat_template_kwargs": {"tone": "dry", "n": 1}, "name": "prompt a",
+        "sampling": None,
     }  # fmt: skip
     assert others["chat_template_kwargs"] == {"tone": "wet", "n": 1}
+
+
+def given(*arguments):
+    """What the options of `generate` say of sampling."""
+    return given_sampling(parser().parse_args(["generate", "engine", *arguments]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own", "expected"),
+    [
+        ([], None, None),
+        ([], {}, None),
+        ([], {"top_k": 5}, {"top_k": 5}),
+        ([], "model", {"temperature": 0.5, "top_p": 0.9}),
+        (["--sampling", "model"], None, {"temperature": 0.5, "top_p": 0.9}),
+        (["--sampling", "model", "--temperature", "2", "--seed", "3"], {"seed": 4, "stop": "x"},
+         {"temperature": 2, "top_p": 0.9, "seed": 4, "stop": "x"}),
+        (["--temperature", "2", "--min-p", "0.1"], {"temperature": 1, "top_p": None}, {"temperature": 1, "min_p": 0.1}),
+        (["--stop", "a", "--stop", "b", "--logit-bias", "5=-1.5", "--logit-bias", "7=2"], None,
+         {"stop": ["a", "b"], "logit_bias": {5: -1.5, 7: 2}}),
+        (["--top-k", "-1", "--presence-penalty", "-1", "--frequency-penalty", "1", "--repetition-penalty", "1.1",
+          "--min-new-tokens", "3", "--n", "2", "--logprobs", "0", "--top-p", "1"], "model",
+         {"temperature": 0.5, "presence_penalty": -1, "frequency_penalty": 1, "repetition_penalty": 1.1,
+          "min_new_tokens": 3, "n": 2, "logprobs": 0, "top_k": -1}),
+    ],
+)  # fmt: skip
+def test_a_lines_sampling_wins_over_the_options_and_these_over_the_models(arguments, own, expected, tmp_path):
+    [entry] = entries(tmp_path, {"prompt": "x", "sampling": own})
+    [(_, (_, options))] = make_requests(Recorder(), [entry], 5, chat=False, sampling=given(*arguments))
+    assert options["sampling"] == (None if expected is None else specstep.SamplingParams(**expected))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--temperature", "nan"], "temperature: expected 0 or a number from 0.01 to 100, got nan"),
+        (["--top-p", "1.5"], "top_p: expected a number above 0 and up to 1, got 1.5"),
+        (["--logit-bias", "5"], "logit-bias: expected ID=VALUE, got '5'"),
+        (["--logit-bias", "x=1"], "logit_bias: token id: expected an integer of at least 0, got 'x'"),
+        (["--logit-bias", "5=nan"], "logit_bias[5]: expected a number from -100 to 100, got nan"),
+        (["--stop", ""], "stop[0]: expected a text that is not empty, got ''"),
+        (["--n", "0"], "n: expected an integer from 1 to 128, got 0"),
+        (["--logprobs", "1"], "logprobs: expected --json beside it, got none"),
+    ],
+)
+def test_wrong_values_are_refused_before_an_engine_is_loaded(arguments, error, capsys):
+    assert main(["generate", "no/engine", "--prompt", "x", *arguments]) == 2
+    assert capsys.readouterr().err == f"specstep: {error}\n"
 
 
 @pytest.mark.parametrize(

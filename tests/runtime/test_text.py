@@ -36,6 +36,12 @@ def test_broken_utf8_at_the_end_is_shown_not_lost():
     assert stream.push([], last=True) == "\ufffd"
 
 
+def test_half_a_character_holds_nothing_back_but_itself():
+    stream, euro = TextStream(TEXT), TEXT.encode("€")
+    pushes = [TEXT.encode("ab") + euro[:1], euro[1:2], [], euro[2:], TEXT.encode("c")]
+    assert [stream.push(tokens) for tokens in pushes] == ["ab", "", "", "€", "c"]
+
+
 def words():
     """A tokenizer in the manner of SentencePiece: it drops the space before the first word that it decodes."""
     vocabulary = {word: index for index, word in enumerate(["</s>", "▁the", "▁cat", "▁", "s"])}
