@@ -36,6 +36,16 @@ def tree_attention(*inputs: Any) -> Tensor:
     return run("tree_attention", [*tensors, sinks], attributes, [tensors[0].dtype])[0]
 
 
+def choose(*inputs: Any) -> Tensor:
+    return run("choose", inputs, {}, [torch.int64])[0]
+
+
+def top_log_probs(logits: Tensor, *inputs: Any) -> list[Tensor]:
+    *tensors, ids, top = inputs
+    ids = torch.arange(logits.shape[2]) if ids is None else ids
+    return run("top_log_probs", [logits, *tensors, ids], {"top": top}, [torch.int64, torch.float32, torch.float32])
+
+
 def run(name: str, inputs: Any, attributes: dict[str, Any], outputs: list[torch.dtype]) -> list[Tensor]:
     kinds = tuple((tensor.dtype, tensor.dim()) for tensor in inputs)
     session = _session(name, kinds, tuple(attributes.items()), tuple(outputs))

@@ -17,11 +17,19 @@ from onnxscript.values import OnnxFunction
 
 from ...kernels.accept.onnx import accept
 from ...kernels.accept.op import accept as accept_op
+from ...kernels.choose.onnx import HELPERS as CHOOSE_HELPERS
+from ...kernels.choose.onnx import choose
+from ...kernels.choose.op import choose as choose_op
 from ...kernels.compact.onnx import compact
 from ...kernels.compact.op import compacted as compacted_op
 from ...kernels.expert_linear.onnx import expert_linear, expert_linear_node
 from ...kernels.expert_linear.op import expert_linear as expert_linear_op
+from ...kernels.noise_onnx import HELPERS as NOISE_HELPERS
+from ...kernels.noise_onnx import gumbel
+from ...kernels.noise_op import gumbel as gumbel_op
 from ...kernels.onnx_domain import OPS, write_node
+from ...kernels.top_log_probs.onnx import top_log_probs, top_log_probs_node
+from ...kernels.top_log_probs.op import top_log_probs as top_log_probs_op
 from ...kernels.tree_attention.onnx import tree_attention, tree_attention_node
 from ...kernels.tree_attention.op import tree_attention as tree_attention_op
 from ...kernels.tree_layout.onnx import pack_bits, tree_layout, unpack_bits
@@ -30,8 +38,8 @@ from ...kernels.tree_layout.op import tree_layout as tree_layout_op
 DOMAIN = OPS.domain
 INDEX_TYPES = (onnx_ir.DataType.INT64, onnx_ir.DataType.INT32)
 PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(OPS.version), "aot": 1}
-NODES = (tree_layout, tree_attention, accept, compact, expert_linear)
-HELPERS = (pack_bits, unpack_bits)  # that the nodes' functions call
+NODES = (tree_layout, tree_attention, accept, compact, expert_linear, choose, top_log_probs, gumbel)
+HELPERS = (pack_bits, unpack_bits, *NOISE_HELPERS, *CHOOSE_HELPERS)  # that the nodes' functions call
 
 
 def add_functions(model: onnx.ModelProto) -> None:
@@ -41,10 +49,18 @@ def add_functions(model: onnx.ModelProto) -> None:
         if node.domain == DOMAIN:
             node.attribute.extend(attributes)
     for function in NODES:
-        proto = function.to_function_proto()
+        proto = _function(function)
         proto.attribute_proto.extend(attributes)
         model.functions.append(proto)
-    model.functions.extend(function.to_function_proto() for function in HELPERS)
+    model.functions.extend(map(_function, HELPERS))
+
+
+def _function(function: OnnxFunction) -> onnx.FunctionProto:
+    """A function as a file holds it. onnxscript does not see the domain of a call inside an If."""
+    proto = function.to_function_proto()
+    if DOMAIN not in [opset.domain for opset in proto.opset_import]:
+        proto.opset_import.append(helper.make_opsetid(DOMAIN, OPS.version))
+    return proto
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -55,6 +71,9 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         accept_op._opoverload: _node(accept),
         compacted_op._opoverload: _node(compact),
         expert_linear_op._opoverload: expert_linear_node,
+        choose_op._opoverload: _node(choose),
+        top_log_probs_op._opoverload: top_log_probs_node,
+        gumbel_op._opoverload: _node(gumbel),
         torch.ops.aten.linear.default: _linear,
         torch.ops.aten.index.Tensor: _index,
         torch.ops.aten.index_put.default: _index_put,
