@@ -23,7 +23,8 @@ from .native_ops import NATIVE_OPS
 LIBRARY_NAME = "libspecstep.so"
 FOLDER = Path(__file__).parent
 SOURCES = (
-    "linear/linear.cpp", "linear/experts.cpp", "noise.cpp", "choose/choose.cpp", "top_log_probs/top_log_probs.cpp"
+    "linear/linear.cpp", "linear/experts.cpp", "rank/rank.cpp", "choose/choose.cpp",
+    "top_log_probs/top_log_probs.cpp",
 )  # fmt: skip
 HEADERS = ("tensor.h", "noise.h", "row.h", "linear/small_linear.h", "linear/tile.h", "choose/filter.h")
 # The oldest PyTorch whose stable C interface the library uses; it then loads in that version and every later one.

@@ -40,9 +40,11 @@ def _small_expert_linear(x: Tensor, weight: Tensor, experts: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[1]))
 
 
-def _gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    shape = torch.broadcast_shapes(seeds.shape, positions.shape, tokens.shape)
-    return tokens.new_empty(shape, dtype=torch.float32)
+def _rank(
+    tokens: Tensor, log_probs: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, top_k: int
+) -> tuple[Tensor, Tensor]:
+    shape = (*tokens.shape[:2], top_k)
+    return tokens.new_empty(shape), log_probs.new_empty(shape)
 
 
 def _choose(logits: Tensor, tokens: Tensor, *_: Tensor) -> Tensor:
@@ -66,7 +68,7 @@ def _top_log_probs(
 NATIVE_OPS = {  # "*": optional, "#": an integer
     "small_linear": NativeOp(("x", "weight", "bias*"), 1, _small_linear),
     "small_expert_linear": NativeOp(("x", "weight", "experts"), 1, _small_expert_linear),
-    "gumbel_native": NativeOp(("seeds", "positions", "tokens"), 1, _gumbel),
+    "rank_native": NativeOp(("tokens", "log_probs", "temperature", "seeds", "positions", "top_k#"), 2, _rank),
     "choose_native": NativeOp(
         ("logits", "tokens", "ancestors", "depths", "history", "lengths", "prompt_lengths", "sampling", "seeds",
          "bias_ids", "bias", "banned", "allowed", "masked"), 1, _choose

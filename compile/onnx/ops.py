@@ -25,9 +25,10 @@ from ...kernels.compact.op import compacted as compacted_op
 from ...kernels.expert_linear.onnx import expert_linear, expert_linear_node
 from ...kernels.expert_linear.op import expert_linear as expert_linear_op
 from ...kernels.noise_onnx import HELPERS as NOISE_HELPERS
-from ...kernels.noise_onnx import gumbel
-from ...kernels.noise_op import gumbel as gumbel_op
 from ...kernels.onnx_domain import OPS, write_node
+from ...kernels.rank.onnx import HELPERS as RANK_HELPERS
+from ...kernels.rank.onnx import rank
+from ...kernels.rank.op import rank as rank_op
 from ...kernels.top_log_probs.onnx import top_log_probs, top_log_probs_node
 from ...kernels.top_log_probs.op import top_log_probs as top_log_probs_op
 from ...kernels.tree_attention.onnx import tree_attention, tree_attention_node
@@ -38,8 +39,8 @@ from ...kernels.tree_layout.op import tree_layout as tree_layout_op
 DOMAIN = OPS.domain
 INDEX_TYPES = (onnx_ir.DataType.INT64, onnx_ir.DataType.INT32)
 PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(OPS.version), "aot": 1}
-NODES = (tree_layout, tree_attention, accept, compact, expert_linear, choose, top_log_probs, gumbel)
-HELPERS = (pack_bits, unpack_bits, *NOISE_HELPERS, *CHOOSE_HELPERS)  # that the nodes' functions call
+NODES = (tree_layout, tree_attention, accept, compact, expert_linear, choose, top_log_probs, rank)
+HELPERS = (pack_bits, unpack_bits, *NOISE_HELPERS, *CHOOSE_HELPERS, *RANK_HELPERS)  # that the nodes' functions call
 
 
 def add_functions(model: onnx.ModelProto) -> None:
@@ -73,7 +74,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         expert_linear_op._opoverload: expert_linear_node,
         choose_op._opoverload: _node(choose),
         top_log_probs_op._opoverload: top_log_probs_node,
-        gumbel_op._opoverload: _node(gumbel),
+        rank_op._opoverload: _node(rank),
         torch.ops.aten.linear.default: _linear,
         torch.ops.aten.index.Tensor: _index,
         torch.ops.aten.index_put.default: _index_put,

@@ -17,7 +17,7 @@ from ..attention import Pass
 from ..state import State, StateTensor
 from ..target import CacheLayer
 from ..tree import Candidates, Expand, TreeShape
-from .best import distinct, rounded
+from .best import best_of, rounded
 from .drafter import Scorer
 
 
@@ -87,7 +87,7 @@ class Merged(Scorer):
         there as often, with the same score."""
         if len(candidates) == 1:
             return candidates[0]
-        each = [distinct(own) for own in candidates]
+        each = [best_of(own, own.tokens.shape[2]) for own in candidates]
         best = [own.log_probs.exp().amax(2, keepdim=True) for own in each]
         total = torch.cat(best, 2).sum(2, keepdim=True).clamp(min=1e-9)
         tokens = torch.cat([own.tokens for own in each], 2)  # [B, F, C] of all scorers

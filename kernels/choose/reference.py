@@ -1,8 +1,8 @@
 """The target's choice after each node, in plain torch: the specification, and what torch runs without a kernel.
 
-The processors and their order are those of transformers and vLLM: logit bias, repetition penalty, presence and frequency
-penalties, bans; temperature, top-k, top-p, min-p. The choice is the maximum of log-probability plus Gumbel noise, which
-is a sample, or of the log-probability alone at temperature 0.
+The processors and their order are those of transformers and vLLM: logit bias, repetition penalty, presence and
+frequency penalties, bans; temperature, top-k, top-p, min-p. The choice is the maximum of log-probability plus Gumbel
+noise, which is a sample, or of the log-probability alone at temperature 0.
 """
 
 import torch
@@ -82,7 +82,8 @@ def _penalized(
     """Penalties of what is in the row and on the path to a node."""
     penalties = Sampling(*(column[:, None, None] for column in sampling.unbind(1)))
     count = tokens.shape[1]
-    drafted = unpack_bits(ancestors, count).float() * (torch.arange(count, device=x.device) > 0)  # the root is in the row
+    node = torch.arange(count, device=x.device)
+    drafted = unpack_bits(ancestors, count).float() * (node > 0)  # the root is in the row
     path = torch.zeros_like(x).scatter_add(2, tokens[:, None].expand(-1, count, -1), drafted)
     every, output = (counted[:, None] + path for counted in at_root)
     repeated = penalties.repetition_penalty.where(penalties.repetition_penalty > 0, 1.0)
