@@ -44,4 +44,4 @@ def gumbel(seeds: INT64, positions: INT64, tokens: INT64) -> FLOAT:
     return -op.Log(op.Where(w < 0.015625, series, -op.Log(1.0 - w)))
 
 
-HELPERS = (noise_round, noise_key, noise_bits)  # of `gumbel`
+HELPERS = (noise_round, noise_key, noise_bits, gumbel)

@@ -1,5 +1,7 @@
 """`specstep::rank` as an ONNX function."""
 
+from math import inf
+
 from onnxscript import FLOAT, INT64, script
 from onnxscript import opset18 as op
 
@@ -21,10 +23,9 @@ def rank(
     count = op.Squeeze(op.Shape(tokens, start=2, end=3))
     place = op.Range(0, count, 1)
     earlier = op.Unsqueeze(place, [0]) < op.Unsqueeze(place, [1])  # [C, C]: whether the second comes first
-    none = op.CastLike(float("-inf"), log_probs)
     same = op.Unsqueeze(tokens, [3]) == op.Unsqueeze(tokens, [2])
-    again = op.And(op.And(same, op.Unsqueeze(log_probs > none, [2])), earlier)
-    log_q = op.Where(op.ReduceMax(op.Cast(again, to=INT64.dtype), [3], keepdims=0) > 0, none, log_probs)
+    again = op.And(op.And(same, op.Unsqueeze(log_probs > -inf, [2])), earlier)
+    log_q = op.Where(op.ReduceMax(op.Cast(again, to=INT64.dtype), [3], keepdims=0) > 0, -inf, log_probs)
 
     warm = op.Unsqueeze(temperature, [1, 2]) > 0.0
     divisor = op.Where(warm, op.Unsqueeze(temperature, [1, 2]), 1.0)
@@ -38,9 +39,9 @@ def rank(
     ahead = op.Or(other > mine, op.And(other == mine, earlier))
     order = op.Unsqueeze(op.ReduceSum(op.Cast(ahead, to=INT64.dtype), [3], keepdims=0), [2])  # [B, F, 1, C]
     chosen = order == op.Unsqueeze(op.Range(0, op.Constant(value_int=top_k), 1), [1])  # [B, F, K, C]
-    best = op.ReduceMax(op.Where(chosen, op.Unsqueeze(scores, [2]), none), [3], keepdims=0)
+    best = op.ReduceMax(op.Where(chosen, op.Unsqueeze(scores, [2]), -inf), [3], keepdims=0)
     found = op.ReduceSum(op.Where(chosen, op.Unsqueeze(tokens, [2]), 0), [3], keepdims=0)
-    return op.Where(best > none, found, 0), best
+    return op.Where(best > -inf, found, 0), best
 
 
 HELPERS = (log_share,)
