@@ -97,6 +97,8 @@ class Session:
         self._taken[row] = given.get("logprobs", -1)
         try:
             self._clean(row)
+            if "seeds" in given:
+                given["seeds"] %= 2**63  # the graph's arithmetic knows no negative ones
             given |= {"limits": limit, "stop_ids": list(stop_ids), "prompt_lengths": len(tokens)}
             for name, values in given.items():
                 self._assign(name, row, values)
