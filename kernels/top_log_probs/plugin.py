@@ -1,0 +1,47 @@
+"""The likeliest tokens as a TensorRT plugin."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from ..case import Case
+from ..plugin import FLOAT, Attributes, Dim, Plugin, Shapes, known, power_of_2
+
+BLOCK_V = 4096  # logits that a program reads at once
+
+
+def blocks(vocabulary: int, top: int) -> dict[str, int]:
+    """Block sizes and options of the kernel; none spills (see compile_cubin)."""
+    lane = -(-vocabulary // BLOCK_V)  # logits of one lane
+    return {"BLOCK_V": BLOCK_V, "BLOCK_L": power_of_2(lane), "BLOCK_TOP": power_of_2(top), "num_warps": 8}
+
+
+class TopLogProbs(Plugin):
+    """The likeliest tokens of some nodes. See `reference.top_log_probs`; `ids` is always given."""
+
+    name = "top_log_probs"
+    inputs: ClassVar = {
+        "logits": FLOAT, "nodes": "int64", "wanted": "int64", "temperature": "float32", "seeds": "int64",
+        "positions": "int64", "ids": "int64",
+    }  # fmt: skip
+    outputs: ClassVar = {"tokens": "int64", "log_probs": "float32", "total": "float32"}
+    attributes: ClassVar = {"top": int}
+
+    def output_shapes(self, shapes: Shapes, attributes: Attributes, dims: Any) -> list[Sequence[Dim]]:
+        batch, places = shapes["nodes"]
+        return [(batch, places, attributes["top"]), (batch, places, attributes["top"]), (batch, places)]
+
+    def scalars(self, shapes: Shapes) -> list[Dim]:
+        return [shapes["logits"][1], shapes["nodes"][1]]
+
+    def grid(self, shapes: Shapes, constants: Mapping[str, int]) -> tuple[Dim, Dim, Dim]:
+        batch, places = shapes["nodes"]
+        return batch * places, 1, 1
+
+    def case(self, dtype: str, shapes: Shapes, attributes: Attributes) -> Case:
+        from .triton import top_log_probs_kernel
+
+        vocabulary, top = known(shapes["logits"][2], "top_log_probs: vocabulary"), attributes["top"]
+        constants = blocks(vocabulary, top)
+        options = {"num_warps": constants.pop("num_warps")}
+        constants |= {"HAS_IDS": True, "V": vocabulary, "TOP": top}
+        return Case(self.name, top_log_probs_kernel, self.pointers(dtype), constants, options)
