@@ -46,6 +46,10 @@ def top_log_probs(logits: Tensor, *inputs: Any) -> list[Tensor]:
     return run("top_log_probs", [logits, *tensors, ids], {"top": top}, [torch.int64, torch.float32, torch.float32])
 
 
+def rank(*inputs: Any) -> list[Tensor]:
+    return run("rank", inputs[:-1], {"top_k": inputs[-1]}, [torch.int64, torch.float32])
+
+
 def run(name: str, inputs: Any, attributes: dict[str, Any], outputs: list[torch.dtype]) -> list[Tensor]:
     kinds = tuple((tensor.dtype, tensor.dim()) for tensor in inputs)
     session = _session(name, kinds, tuple(attributes.items()), tuple(outputs))
