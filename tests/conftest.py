@@ -38,13 +38,27 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def own_environment(shared_folder):
+def own_environment(shared_folder, request):
     """What a user's own cache holds, as a tuned choice, must not change a test, nor a test the cache. One for a whole
-    session: the library of our ops is compiled into it once."""
+    session. The library of our C++ kernels, named by what it was compiled from, is kept from session to session."""
+    kept, cache = request.config.cache.mkdir("native"), shared_folder / "cache"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(shared_folder / "cache"))
+        patch.setenv("XDG_CACHE_HOME", str(cache))
         patch.setenv("OMP_NUM_THREADS", "1")  # ONNX Runtime's threads wait by spinning: one each is faster, too
+        copy_new(kept, cache / "specstep")
         yield
+    copy_new(cache / "specstep", kept)
+
+
+def copy_new(source, target):
+    """Copy the compiled libraries that are not there yet."""
+    for library in source.glob("native-*/*.so"):
+        place = target / library.parent.name / library.name
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            partial = place.with_name(f"{place.name}.{os.getpid()}")
+            shutil.copy(library, partial)
+            partial.replace(place)  # at once: other workers look for it
 
 
 @pytest.fixture(scope="session")
