@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import greedy, save_eagle3, save_model, tiny_model
 from safetensors.torch import load_file, save_file
-from specstep.graphs.drafters.best import STEPS_PER_NAT, best_of, distinct
+from specstep.graphs.drafters.best import best_of
 from specstep.graphs.drafters.drafter import Drafter
 from specstep.graphs.drafters.merged import Merged
 from specstep.graphs.drafters.ngram import Ngram
@@ -18,6 +18,7 @@ from specstep.graphs.state import row_state
 from specstep.graphs.step import SpeculativeStep
 from specstep.graphs.target import CacheLayer
 from specstep.graphs.tree import Candidates, DynamicTree
+from specstep.kernels.rank.reference import STEPS_PER_NAT
 
 PROMPTS = [[5], [7, 8], [40, 41, 42] * 9, list(range(30, 83))]
 
@@ -43,7 +44,7 @@ def test_a_mixture_is_that_of_a_dict(given_scores, top_k):
         for token, probability in each:
             if probability:
                 mixture[token] = mixture.get(token, 0.0) + weight / sum(sure) * probability
-    got = best_of(distinct(merged._mix(candidates)), top_k)
+    got = best_of(merged._mix(candidates), top_k)
     found = [(t, s) for t, s in zip(got.tokens[0, 0].tolist(), got.log_probs[0, 0].tolist(), strict=True) if s > -1e9]
     assert len({token for token, _ in found}) == len(found) == min(top_k, len(mixture))
     best = sorted(mixture.values(), reverse=True)[:top_k]
