@@ -8,7 +8,7 @@ from ..controls import Sampling
 from ..errors import InputError
 from .engine_file import EngineSpec
 from .prompt import token_ids
-from .sampling_params import INT64, SamplingParams
+from .sampling_params import SEEDS, SamplingParams
 from .text import EngineTokenizer
 
 BANNED = float("-inf")
@@ -52,11 +52,12 @@ def controls(
 
 
 def seeds(params: SamplingParams) -> list[dict[str, int]]:
-    """The control `seeds` of each choice: that of the i-th is the seed + i. Greedy choices have none."""
+    """The control `seeds` of each choice: that of the i-th is the seed + i, without its sign, which the noise does not
+    know. Greedy choices have none."""
     if not params.temperature:
         return [{}] * params.n
     first = secrets.randbits(48) if params.seed is None else params.seed  # any JSON reader has 48 bits
-    return [{"seeds": (first + choice + INT64) % (2 * INT64) - INT64} for choice in range(params.n)]
+    return [{"seeds": (first + choice) % SEEDS} for choice in range(params.n)]
 
 
 def _columns(params: SamplingParams, vocabulary: int) -> Sampling:

@@ -10,7 +10,7 @@ from ..controls import TOP_LOGPROBS
 from ..errors import InputError
 
 MOST_STOPS, MOST_CHOICES = 16, 128
-INT64 = 2**63
+SEEDS = 2**63  # a negative seed counts as the seed + SEEDS
 
 ELSEWHERE = {  # names of vLLM, OpenAI and transformers -> what does it here
     **dict.fromkeys(
@@ -192,7 +192,7 @@ _CHECKS: dict[str, Check] = {
     "bad_words_ids": _list_of(_word, "lists of token ids"),
     "min_new_tokens": _integer(0),
     "stop": _stops,
-    "seed": _or_none(_integer(-INT64, INT64 - 1, "an integer of 64 bits")),
+    "seed": _or_none(_integer(-SEEDS, SEEDS - 1, "an integer of 64 bits")),
     "logprobs": _or_none(_integer(0, TOP_LOGPROBS)),
     "n": _integer(1, MOST_CHOICES),
 }

@@ -257,9 +257,15 @@ def sampled(prompt, count, seed):
 
 def test_the_ith_choice_has_the_seed_plus_i(engine):
     result = engine.generate([5, 6], 9, sampling={"temperature": 1, "seed": 2**63 - 2, "n": 3})
-    seeds = [2**63 - 2, 2**63 - 1, -(2**63)]
+    seeds = [2**63 - 2, 2**63 - 1, 0]
     assert [choice.seed for choice in result.choices] == seeds and len(result.more) == 2
     assert [choice.token_ids for choice in result.choices] == [sampled([5, 6], 9, seed) for seed in seeds]
+
+
+def test_a_negative_seed_is_told_as_the_one_that_it_counts_as(engine):
+    result = engine.generate([5, 6], 9, sampling={"temperature": 1, "seed": -5})
+    assert result.seed == 2**63 - 5
+    assert engine.generate([5, 6], 9, sampling={"temperature": 1, "seed": result.seed}).token_ids == result.token_ids
 
 
 def test_each_prompt_has_its_own_sampling(engine):
