@@ -23,7 +23,7 @@ ARCHITECTURES = (80, 90, 120)  # A100; H100 and H200; RTX 50
 
 MODELS = (
     ModelSizes("float16", 64, 64),
-    ModelSizes("float32", 256, 256),
+    ModelSizes("float32", 256, 256, vocabulary=50257),  # GPT-2's: rows of logits that start anywhere
     ModelSizes("bfloat16", 80, 80),
     ModelSizes("bfloat16", 128, 128),
     ModelSizes("bfloat16", 256, 256),

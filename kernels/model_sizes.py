@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..controls import BANNED_WORDS, BIASES, STOP_IDS, TOP_LOGPROBS, Sampling
 from .plugin import INTEGERS
 from .tree_attention.plugin import AttendSplit
 
@@ -23,12 +24,13 @@ class ModelSizes:
     batch: int = 1
     slots: int = 2112
     max_depth: int = 5
+    vocabulary: int = 49152
 
     @property
     def attributes(self) -> dict[str, Any]:
         """Those of every plugin."""
         logits = {"scale": self.key_size**-0.5, "window": self.window, "softcap": self.softcap}
-        return {**logits, "max_depth": self.max_depth}
+        return {**logits, "max_depth": self.max_depth, "top": TOP_LOGPROBS}
 
     @property
     def inputs(self) -> dict[str, list[Sequence[int]]]:
@@ -40,6 +42,10 @@ class ModelSizes:
         written = (self.batch, self.kv_heads, self.nodes)
         attention: list[Sequence[int]] = [queries, keys, values, rows, tree, bits, tree]
         splits = AttendSplit()
+        logits, path = (*tree, self.vocabulary), (self.batch, self.max_depth + 1)
+        biases, banned = (self.batch, BIASES), (*tree, BANNED_WORDS + STOP_IDS)
+        allowed, sampling = (*tree, (self.vocabulary + 31) // 32), (self.batch, len(Sampling._fields))
+        asked: list[Sequence[int]] = [rows, sampling, rows, biases, biases, banned, allowed, rows]
         return {
             "tree_layout": [tree, tree],
             "cache_write": [values, (*written, 3), (*written, self.value_size)],
@@ -47,10 +53,13 @@ class ModelSizes:
             "tree_attention_merge": [
                 *splits.output_shapes(splits.named(attention), self.attributes, INTEGERS), (self.heads,)
             ],
+            "choose": [logits, tree, bits, tree, (self.batch, self.slots), rows, *asked],
             "accept": [tree, tree, tree, bits, tree, tree],
-            "compact": [values, rows, (self.batch, self.max_depth + 1), rows],
+            "compact": [values, rows, path, rows],
+            "top_log_probs": [logits, path, rows, rows, rows, path, (self.vocabulary,)],
         }  # fmt: skip
 
     def __str__(self) -> str:
         options = " window softcap" if self.window else ""
-        return f"{self.dtype} D={self.key_size},{self.value_size} G={self.heads} T={self.nodes}{options}"
+        sizes = f"D={self.key_size},{self.value_size} G={self.heads} T={self.nodes} V={self.vocabulary}"
+        return f"{self.dtype} {sizes}{options}"
