@@ -7,8 +7,10 @@ import torch
 from specstep.kernels import plugins
 from specstep.kernels.accept.reference import accept
 from specstep.kernels.cache_write.reference import cache_write
+from specstep.kernels.choose.reference import choose
 from specstep.kernels.compact.reference import compacted
 from specstep.kernels.plugin import DYNAMIC, Plugin
+from specstep.kernels.top_log_probs.reference import top_log_probs
 from specstep.kernels.tree_attention.reference import tree_attention
 from specstep.kernels.tree_layout.reference import tree_layout
 from torch import Tensor
@@ -83,6 +85,35 @@ def test_cache_write(dtype: torch.dtype) -> None:
     indices[1, 2, 3] = torch.tensor([1, 2, 10])  # past the end: left out
     indices[0, 0, 0] = torch.tensor([-1, 0, 0])
     assert torch.equal(launch("cache_write", [cache, indices, rows])[0], want)
+
+
+def test_choose(random_trees: Any) -> None:
+    """A greedy row leaves its scratch alone; a sampled row with penalties works in its own."""
+    generator, nodes, vocabulary = torch.Generator().manual_seed(6), 3, 50
+    logits = torch.randn(2, nodes, vocabulary, generator=generator)
+    ancestors, depths = tree_layout(*trees(random_trees, batch=2, nodes=nodes))
+    tokens, history = (torch.randint(0, 6, (2, n), generator=generator) for n in (nodes, 10))
+    sampling = torch.tensor([[0.0] * 7, [0.8, 20, 0.9, 0.01, 1.3, 0.5, 0.25]])
+    ids, banned = torch.full((2, 4), -1), torch.full((2, nodes, 5), -1)
+    rows = [torch.tensor([7, 4]), torch.tensor([3, 2]), sampling, torch.tensor([5, 2**40])]
+    inputs = [logits, tokens, ancestors, depths, history, *rows, ids, ids * 0.0, banned]
+    inputs += [torch.full((2, nodes, 2), -1, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)]
+    for dynamic in (False, True):
+        got, scratch = launch("choose", inputs, dynamic=dynamic)
+        assert torch.equal(got, choose(*inputs))
+        assert (scratch[0] == 77).all() and (scratch[1, :, :vocabulary] != 77).all()
+
+
+@pytest.mark.parametrize("top", [1, 20])
+def test_top_log_probs(top: int) -> None:
+    generator = torch.Generator().manual_seed(7)
+    logits, ids = torch.randn(2, 4, 60, generator=generator), torch.randperm(100, generator=generator)[:60]
+    rows = [torch.tensor([1, 0]), torch.tensor([0.7, 0.0]), torch.tensor([3, 4])]
+    nodes, positions = torch.tensor([[0, 3, 1], [2, 2, 0]]), torch.tensor([[8, 9, 10], [4, 5, 6]])
+    inputs = [logits, nodes, *rows, positions, ids]
+    got, want = launch("top_log_probs", inputs, dynamic=True, top=top), top_log_probs(*inputs, top)
+    assert torch.equal(got[0], want[0])
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got[1:], want[1:], strict=True))
 
 
 @pytest.mark.parametrize("sinks", [False, True])
