@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._inductor import cpu_vec_isa
 from torch.export import ExportedProgram
 
 from ..errors import BuildError
@@ -69,6 +70,7 @@ def compile_programs(exported: dict[str, ExportedProgram], directory: Path, devi
         share_masks(program)
         use_small_linear(program)
     config["aot_inductor.custom_ops_to_c_shims"] = c_shims()
+    check_vector_instructions()
     children = [_Child(name, program, paths[name], config) for name, program in exported.items()]
     try:
         for child in children:
@@ -80,6 +82,17 @@ def compile_programs(exported: dict[str, ExportedProgram], directory: Path, devi
 
 def _compile(program: ExportedProgram, path: Path, config: dict[str, Any]) -> None:
     torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=config)
+
+
+def check_vector_instructions() -> None:
+    """Find the vector instructions that the compiler may use; forked processes know them then. Inductor tries them out
+    in a process that it gives a minute: where that fails, on a very busy machine, it compiles scalar code without a
+    word. Raises BuildError."""
+    if detect_instruction_set() != "portable" and cpu_vec_isa.pick_vec_isa() == cpu_vec_isa.invalid_vec_isa:
+        raise BuildError(
+            f"compile: expected code with {detect_instruction_set()} instructions, got none: the compiler's trial of "
+            "them failed or took more than a minute; build again when the machine is less busy"
+        )
 
 
 class _Child:

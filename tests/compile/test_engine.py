@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from sessions import PROMPTS, agree
 from specstep.compile import inductor
 from specstep.compile.build import build
+from specstep.errors import BuildError
 from specstep.kernels.native import CompilerError
 from specstep.runtime.engine_file import FORMAT_VERSION, MANIFEST
 
@@ -189,3 +190,10 @@ def test_drafter_with_another_vocabulary_is_refused(model_folder, tmp_path):
     (renamed / "tokenizer.json").write_text(text)
     with pytest.raises(specstep.BuildError, match="expected the tokenizer of"):
         specstep.eager(str(model_folder), drafter=str(renamed), dtype="float32")
+
+
+def test_scalar_code_is_refused_where_there_are_vector_instructions(monkeypatch):
+    monkeypatch.setattr(inductor, "detect_instruction_set", lambda: "avx2")
+    monkeypatch.setattr(inductor.cpu_vec_isa, "pick_vec_isa", lambda: inductor.cpu_vec_isa.invalid_vec_isa)
+    with pytest.raises(BuildError, match="compile: expected code with avx2 instructions, got none"):
+        inductor.check_vector_instructions()
