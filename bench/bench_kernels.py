@@ -3,20 +3,35 @@
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from specstep.controls import BANNED_WORDS, BIASES, STOP_IDS, TOP_LOGPROBS, Sampling
 from specstep.kernels.accept import reference as accept_reference
 from specstep.kernels.accept.op import accept
+from specstep.kernels.choose import reference as choose_reference
+from specstep.kernels.choose.op import choose
 from specstep.kernels.compact import reference as compact_reference
 from specstep.kernels.compact.op import compact
+from specstep.kernels.top_log_probs import reference as top_reference
+from specstep.kernels.top_log_probs.op import top_log_probs
 from specstep.kernels.tree_attention import reference as attention_reference
 from specstep.kernels.tree_attention.op import tree_attention
 from specstep.kernels.tree_layout import reference as layout_reference
 from specstep.kernels.tree_layout.op import tree_layout
 
 Call = Callable[[], Any]
+
+GREEDY = Sampling(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+ASKED = {
+    "greedy": GREEDY,
+    "temperature": GREEDY._replace(temperature=1.0),
+    "top_p": GREEDY._replace(temperature=1.0, top_p=0.95),
+    "top_k top_p": GREEDY._replace(temperature=1.0, top_k=50.0, top_p=0.95),
+    "penalties": GREEDY._replace(repetition_penalty=1.1),
+}
 
 
 def random_trees(batch: int, nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,11 +71,35 @@ def attention_case(batch: int, nodes: int, length: int) -> Iterator[tuple[str, d
     yield "tree_attention", sizes, lambda: tree_attention(*args), lambda: attention_reference.tree_attention(*args)
 
 
+def vocabulary_cases(batch: int, nodes: int, vocabulary: int) -> Iterator[tuple[str, dict[str, Any], Call, Call]]:
+    """The choice, for what a row may ask, and the likeliest tokens for a drafter and for a report."""
+    logits = 4 * torch.randn(batch, nodes, vocabulary, dtype=torch.bfloat16, device="cuda")
+    ancestors, depths = tree_layout(*random_trees(batch, nodes))
+    tokens, history = (torch.randint(vocabulary, (batch, count), device="cuda") for count in (nodes, 4096))
+    rows, none = torch.full((batch,), 4000, device="cuda"), torch.full((batch, BIASES), -1, device="cuda")
+    banned = torch.full((batch, nodes, BANNED_WORDS + STOP_IDS), -1, device="cuda")
+    allowed = torch.full((batch, nodes, (vocabulary + 31) // 32), -1, dtype=torch.int32, device="cuda")
+    tree = (logits, tokens, ancestors, depths, history, rows, rows // 2)
+    for asked, row in ASKED.items():
+        sampling = torch.tensor([row] * batch, device="cuda")
+        args = (*tree, sampling, rows, none, none * 0.0, banned, allowed, rows * 0)
+        sizes = {"batch": batch, "nodes": nodes, "vocabulary": vocabulary, "asked": asked}
+        yield "choose", sizes, partial(choose, *args), partial(choose_reference.choose, *args)
+    places = torch.arange(nodes, device="cuda").expand(batch, -1).contiguous()
+    for top, temperature in ((4, 0.0), (4, 1.0), (TOP_LOGPROBS, 0.0)):
+        heat = torch.full((batch,), temperature, device="cuda")
+        listed = (logits, places, rows, heat, rows, places, None, top)
+        sizes = {"batch": batch, "nodes": nodes, "vocabulary": vocabulary, "top": top, "temperature": temperature}
+        yield "top_log_probs", sizes, partial(top_log_probs, *listed), partial(top_reference.top_log_probs, *listed)
+
+
 def all_cases() -> Iterator[tuple[str, dict[str, Any], Call, Call]]:
     for batch, nodes in ((1, 8), (1, 65), (32, 65), (1, 257)):
         yield from tree_cases(batch, nodes)
     for batch, layers in ((1, 32), (32, 4)):
         yield from compact_case(batch, layers)
+    for batch, nodes, vocabulary in ((1, 8, 49152), (1, 8, 151936), (4, 16, 151936)):
+        yield from vocabulary_cases(batch, nodes, vocabulary)
     for batch, nodes, length in ((1, 8, 1024), (1, 65, 1024), (1, 65, 8192), (1, 8, 32768), (16, 65, 2048)):
         yield from attention_case(batch, nodes, length)
 

@@ -1,5 +1,8 @@
 """The ops in a graph: one node each when exported, their bodies in the compiled code, caches written in place."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +74,55 @@ def test_exported_and_compiled(device: str, dynamic: bool, tmp_path: Path) -> No
         assert all(torch.equal(a, b) for a, b in zip(compiled_inputs[3:5], eager_inputs[3:5], strict=True))
         moved += not torch.equal(compiled_inputs[3], before[3])
     assert moved > 0
+
+
+# Exports a step's choice and its likeliest tokens on a GPU that is not there, with dynamic rows, then traces the ops'
+# bodies as Inductor does. In a process of its own: others interpret Triton here.
+ON_A_GPU = """
+import warnings
+warnings.simplefilter("ignore")
+from types import SimpleNamespace
+import torch, triton
+from specstep.kernels.choose.op import choose
+from specstep.kernels.model_sizes import ModelSizes
+from specstep.kernels.plugins import PLUGINS
+from specstep.kernels.top_log_probs.op import top_log_probs
+from torch._functorch.aot_autograd import aot_export_module
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim
+from triton.backends.compiler import GPUTarget
+
+triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32)))
+SIZES, KINDS = ModelSizes("float16", 64, 64, nodes=8, batch=2), {"float": "float16"}
+
+class Choice(torch.nn.Module):
+    def forward(self, chosen, listed):
+        return choose(*chosen), top_log_probs(*listed, None, 4)
+
+def inputs(name):
+    kinds = next(plugin for plugin in PLUGINS if plugin.name == name).inputs.values()
+    dtypes = [getattr(torch, KINDS.get(kind, kind)) for kind in kinds]
+    sizes = [tuple(size) for size in SIZES.inputs[name]]
+    return [torch.zeros(size, dtype=dtype, device="cuda") for size, dtype in zip(sizes, dtypes)]
+
+with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    given = (inputs("choose"), inputs("top_log_probs")[:-1])
+    rows = tuple([{0: Dim("rows", min=1, max=8)} for _ in tensors] for tensors in given)
+    exported = torch.export.export(Choice(), given, dynamic_shapes=rows)
+    print(*(str(node.target) for node in exported.graph.nodes if str(node.target).startswith("specstep")))
+    graph, _ = aot_export_module(Choice(), given, trace_joint=False)
+for node in graph.graph.nodes:
+    if "kernel_idx" in node.kwargs:
+        print(*node.kwargs["tensors_to_clone"])
+"""
+
+
+def test_a_gpu_graph_has_kernels_that_write_their_outputs_alone() -> None:
+    """A kernel that seems to write an input would have it copied in every step."""
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run([sys.executable, "-c", ON_A_GPU], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == [
+        "specstep.choose.default specstep.top_log_probs.default", "choice scratch", "tokens log_probs total"
+    ]  # fmt: skip
