@@ -187,7 +187,7 @@ def tokens_per_step(drafter, temperature, count=300):
     "shape", [chain(3), DynamicTree(3, 3, 9), DynamicTree(2, 4, 12)], ids=["chain", "deep", "wide"]
 )
 def test_who_knows_the_noise_is_right_more_often(shape):
-    """A drafter whose distribution is the target's, at temperature 1: about 3 tokens of a step in place of 1.3 to 1.8."""
+    """A drafter whose distribution is the target's, at temperature 1: 3 tokens of a step in place of 1.3 to 1.8."""
     knows, blind = (tokens_per_step(kind(Known(TABLE), shape), 1.0) for kind in (Drafter, Blind))
     assert knows > 1.5 * blind
     assert tokens_per_step(Drafter(Known(TABLE), shape), 0.0) == tokens_per_step(Blind(Known(TABLE), shape), 0.0)
