@@ -13,28 +13,28 @@ LN_2_HIGH, LN_2_LOW = tl.constexpr(0.693145751953125), tl.constexpr(1.4286068203
 
 
 @triton.jit
-def _round(word):
+def _noise_round(word):
     word *= 2 * word + 1
     return (word >> 16) | (word << 16)
 
 
 @triton.jit
-def _key(offset: tl.constexpr, seed, position):
-    key = _round(_round(seed.to(tl.uint32) + offset))
-    key = _round(_round(key + (seed >> 32).to(tl.uint32)))
-    return _round(_round(key + position.to(tl.uint32)))
+def _noise_key(offset: tl.constexpr, seed, position):
+    key = _noise_round(_noise_round(seed.to(tl.uint32) + offset))
+    key = _noise_round(_noise_round(key + (seed >> 32).to(tl.uint32)))
+    return _noise_round(_noise_round(key + position.to(tl.uint32)))
 
 
 @triton.jit
 def noise_keys(seed, position):
     """The two words that all tokens of a position share. seed and position: int64."""
-    return _key(FIRST, seed, position), _key(SECOND, seed, position)
+    return _noise_key(FIRST, seed, position), _noise_key(SECOND, seed, position)
 
 
 @triton.jit
 def noise_bits(first, second, token):
     """32 random bits of a token, from its position's keys."""
-    return _round(_round(_round(first + token.to(tl.uint32)) + second))
+    return _noise_round(_noise_round(_noise_round(first + token.to(tl.uint32)) + second))
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def uniform(bits):
 def gumbel(w):
     """Standard Gumbel noise from `uniform`."""
     series = w * (1 + w * (1 / 2 + w * (1 / 3 + w * (1 / 4 + w * (1 / 5)))))
-    return -log(tl.where(w < LEAST_SERIES, series, -log(1 - w)))
+    return -natural_log(tl.where(w < LEAST_SERIES, series, -natural_log(1 - w)))
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def most_gumbel(w):
 
 
 @triton.jit
-def log(x):
+def natural_log(x):
     """Natural logarithm of normal numbers above 0, to the last bit or two; Triton's own is off by 1e-5 of the result
     near x = 1. x = 2**e (1 + f) with 1 + f between sqrt(1/2) and sqrt(2), and log(1 + f) = 2 atanh(f / (2 + f))."""
     bits = x.to(tl.int32, bitcast=True)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 
-from ..noise_triton import gumbel, log, most_gumbel, noise_bits, noise_keys, uniform
+from ..noise_triton import gumbel, most_gumbel, natural_log, noise_bits, noise_keys, uniform
 from ..order_triton import best_token
 from .plugin import LIST, blocks, scratch_size
 from .threshold_triton import least_kept
@@ -131,7 +131,7 @@ def _least(
         lower = least_kept(values, gathered, least, peak, top_p, True, V, LIST, BLOCK_V, BLOCK_N)
         least = tl.maximum(least, lower)
     if min_p > 0:
-        least = tl.maximum(least, peak + log(min_p))
+        least = tl.maximum(least, peak + natural_log(min_p))
     return least
 
 

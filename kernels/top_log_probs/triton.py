@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 
-from ..noise_triton import gumbel, log, noise_bits, noise_keys, uniform
+from ..noise_triton import gumbel, natural_log, noise_bits, noise_keys, uniform
 from ..order_triton import LAST_TOKEN, ranked, token_of
 from .plugin import blocks
 
@@ -55,7 +55,7 @@ def _find(
         found = tl.where(better, token, found)
         best = tl.where(better, key, best)
     highest = tl.max(peak, 0)
-    norm = highest + log(tl.sum(total * tl.exp(peak - highest), 0))
+    norm = highest + natural_log(tl.sum(total * tl.exp(peak - highest), 0))
 
     place = tl.arange(0, BLOCK_TOP)
     taken = tl.full([BLOCK_TOP], LAST_TOKEN, tl.int32)

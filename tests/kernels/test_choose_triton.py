@@ -21,7 +21,7 @@ pytestmark = pytest.mark.parametrize(
     "backend", ["interpreter", pytest.param("gpu", marks=pytest.mark.gpu)], indirect=True
 )
 OFF = Sampling(*[0.0] * len(Sampling._fields))
-BATCH, NODES, SLOTS, BIASES, BANS = 3, 3, 12, 5, 4
+NODES, SLOTS, BIASES, BANS = 4, 12, 5, 4
 
 
 @triton.jit
@@ -99,6 +99,9 @@ ROWS = {
 def test_choices(backend: Any, asked: str, vocabulary: int) -> None:
     for seed, dtype in enumerate((torch.float32, torch.float16)):
         tensors = inputs(seed, vocabulary, ROWS[asked], backend.device, dtype)
+        if seed == 0:  # few tokens are likely, those that rows and trees hold
+            tensors[0] = tensors[0] / 3
+            tensors[0][:, :, :9] += 5
         assert torch.equal(backend.op("choose")(*tensors), choose(*tensors))
 
 

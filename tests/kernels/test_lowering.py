@@ -126,3 +126,40 @@ def test_a_gpu_graph_has_kernels_that_write_their_outputs_alone() -> None:
     assert run.stdout.splitlines() == [
         "specstep.choose.default specstep.top_log_probs.default", "choice scratch", "tokens log_probs total"
     ]  # fmt: skip
+
+
+# Compiles every plugin's kernel as it is, and as Inductor copies it into its own file, with all that it calls.
+COPIED = """
+import dataclasses, importlib.util, re, sys
+from pathlib import Path
+from specstep.kernels.case import compile_kernel
+from specstep.kernels.model_sizes import ModelSizes
+from specstep.kernels.plugins import PLUGINS
+from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code
+
+def code(case):
+    lines = compile_kernel(case, 90).asm["ttir"].splitlines()  # names and places in the source are left out
+    return [re.sub(r" loc[(].*|%[A-Za-z_0-9]+", "", line) for line in lines if not line.startswith("#loc")]
+
+model = ModelSizes("float16", 64, 64, nodes=8)
+for plugin in PLUGINS:
+    shapes = plugin.sized(model.inputs[plugin.name], model.attributes)
+    case = plugin.case(model.dtype, shapes, model.attributes)
+    file = Path(sys.argv[1], f"{plugin.name}.py")
+    source = user_defined_triton_kernel_transitive_closure_source_code(case.kernel)
+    file.write_text("import triton\\nimport triton.language as tl\\n@triton.jit\\n" + source)
+    spec = importlib.util.spec_from_file_location(plugin.name, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    copied = dataclasses.replace(case, kernel=getattr(module, case.kernel.__name__))
+    assert code(copied) == code(case), plugin.name
+"""
+
+
+def test_kernels_are_the_same_where_inductor_copies_them(tmp_path: Path) -> None:
+    """It takes functions by their names: of two in different modules that share one, only the first is kept."""
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
+    run = subprocess.run([sys.executable, "-c", COPIED, str(tmp_path)], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
