@@ -73,6 +73,7 @@ def _replay(target, drafter, texts, starts, dtype):
         rows = target.rows = slice(row, row + 1)
         state["history"][row, :start] = torch.tensor(text[:start])
         state["limits"][row], state["finish"][row] = len(text), RUNNING
+        state["prompt_lengths"][row] = start
         views = ([k[rows] for k in keys], [v[rows] for v in values])
         tokens, count = torch.tensor([text[: max(start - 1, 1)]]), torch.tensor([start - 1])
         for name, tensor in prefill(tokens, count, {n: t[rows] for n, t in state.items()}, *views).items():
