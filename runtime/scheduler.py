@@ -160,7 +160,7 @@ class Scheduler:
                 bits = checked(bits, tree, self.session.spec.vocab_size)
             except BaseException as error:
                 self._release(rows, row)
-                running.caller.events.put(error)
+                running.caller.events.put((running.request, error))
                 continue
             self.session.allow(row, bits)
 
@@ -177,7 +177,7 @@ class Scheduler:
             reports = self.session.step()
         except BaseException as error:
             for row in list(rows):
-                rows[row].caller.events.put(error)
+                rows[row].caller.events.put((rows[row].request, error))
                 self._release(rows, row)
             return
         now = time.perf_counter()

@@ -7,13 +7,16 @@ from queue import SimpleQueue
 
 from .request import Event, Request
 
+# What a step did for a request, or what failed with it; what failed with all; None: nothing more comes.
+Told = tuple[Request, Event | BaseException] | BaseException | None
+
 
 class Caller:
     """The worker's side of a submission. Only the worker takes from `waiting`; `events` is read by the caller."""
 
     def __init__(self, requests: Sequence[Request]):
         self.waiting = deque(requests)
-        self.events: SimpleQueue[tuple[Request, Event] | BaseException | None] = SimpleQueue()  # None: nothing comes
+        self.events: SimpleQueue[Told] = SimpleQueue()
         self.cancelled = False
 
     def cancel(self) -> None:
@@ -61,17 +64,19 @@ class Submission:
         """Wait for what the worker says of a request that goes on: the worker may be a step ahead of one that ended at
         a stop string."""
         while True:
-            event = self._caller.events.get()
-            if event is None:
+            told = self._caller.events.get()
+            if told is None:
                 self._caller.events.put(None)  # for other readers
                 self.cancel()
                 raise StopIteration
+            if isinstance(told, tuple) and told[0].finish_reason is not None:
+                continue
+            event = told[1] if isinstance(told, tuple) else told
             if isinstance(event, BaseException):
                 self._error = event
                 self.cancel()
                 raise event
-            if event[0].finish_reason is None:
-                return event
+            return told[0], event
 
     def __enter__(self) -> "Submission":
         return self

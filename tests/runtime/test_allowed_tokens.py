@@ -1,15 +1,18 @@
 """The hook for masks: called before each step with the output and the tree, and its errors are its request's alone."""
 
 import re
+import time
 
 import numpy as np
 import pytest
 from fake_session import FakeSession, alone
 from hypothesis import given
 from hypothesis import strategies as st
+from models import tiny_tokenizer
 from specstep import DraftedTree, InputError
 from specstep.runtime.allowed_tokens import checked
 from specstep.runtime.engine import Engine
+from specstep.runtime.text import EngineTokenizer
 
 VOCABULARY, WORDS = 97, 4
 ALL = np.full((3, WORDS), -1, np.int32)
@@ -93,6 +96,27 @@ def test_its_errors_end_its_request_alone(hook, error, message, engine):
     assert beside.result().token_ids == alone([7], 61)
     assert engine.generate([[9], [8]], 9)[1].token_ids == alone([8], 10)
     assert engine.session.free_rows == 2
+
+
+def test_a_grammar_that_is_at_its_end_fails_nobody_once_the_stop_string_was_read():
+    """The worker asks on before its reader has found the stop string."""
+    text = EngineTokenizer(tiny_tokenizer().backend_tokenizer, None, {})
+    with Engine(FakeSession(1, vocabulary=258, accepts=lambda *_: 0), text) as engine:
+        word = text.decode(alone([5], 5)[3:])
+
+        def ends(output, tree):
+            if len(output) > 6:
+                raise KeyError("past the end")
+            return np.full((3, 9), -1, np.int32)
+
+        stopped = engine.request([5], 20, sampling={"stop": word}, allowed_tokens=ends)
+        other = engine.request([7], 20)
+        running = engine.run([stopped, other])
+        deadline = time.monotonic() + 30
+        while engine._scheduler._worker is not None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert sum(1 for _ in running) == 4 + 20
+        assert (stopped.finish_reason, other.finish_reason) == ("stop", "length")
 
 
 def test_the_row_of_a_mask_is_free_of_it_afterwards(engine):
