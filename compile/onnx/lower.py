@@ -110,6 +110,8 @@ def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Mo
         passes.ClearMetadataAndDocStringPass(),
     ):
         simplify(model)
+    for value, name in zip(model.graph.outputs, program.output_names, strict=True):
+        value.name = name  # two that are equal were one
     _name_dimensions(model)
     check_readers(model, program)
     return model

@@ -1,7 +1,8 @@
-"""Turns an engine's ONNX graph into the one that TensorRT parses: our ops as plugin nodes, constant sizes fixed.
+"""Turns an engine's ONNX graph into the one that TensorRT parses: our ops as plugin nodes or as what their functions
+say, constant sizes fixed.
 
 TensorRT's parser silently prefers a local function of the same name for nodes inside other functions, and whenever the
-plugin's namespace does not match. We delete our ops' functions, so that a missing plugin is a parse error.
+plugin's namespace does not match. No function is left, so that a missing plugin is a parse error.
 """
 
 from collections import Counter
@@ -12,9 +13,12 @@ from typing import Any
 import onnx_ir
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper
 from onnx.inliner import inline_local_functions
-from onnxscript import optimizer
+from onnx_ir.passes import common as passes
+from onnxscript import INT64, optimizer, script
+from onnxscript import opset18 as onnx_op
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
+from ...kernels.onnx_domain import OPS
 from ...kernels.plugin import NAMESPACE
 from ...kernels.plugins import PLUGINS
 from ...runtime.engine_file import NEXT
@@ -43,21 +47,35 @@ EXPERTS = RewriteRule(
 FOR_TENSORRT = RewriteRuleSet([WEIGHTS_RIGHT, EXPERTS])
 
 
+@script(OPS, default_opset=onnx_op)
+def noise_round(x: INT64) -> INT64:
+    """See `noise._round`, of x modulo 2**32. TensorRT shifts nothing, and no sum of this leaves an int64."""
+    word = onnx_op.Mod(x, 4294967296)
+    low = onnx_op.Mod(word, 65536)
+    word = onnx_op.Mod(low * (word + word - low) * 2 + word, 4294967296)
+    high = word / 65536
+    return high + (word - high * 65536) * 65536
+
+
 def use_plugins(model: ModelProto) -> Counter[str]:
     """Replace our ops and the cache writes by plugin nodes, in place -> how many of each plugin there must be."""
     write_caches_in_place(model)
-    names = {plugin.name for plugin in PLUGINS}
-    kept = [function for function in model.functions if function.name not in names | {"tree_attention"}]
+    plugins = {plugin.name: plugin for plugin in PLUGINS}
+    kept = [function for function in model.functions if function.name not in {*plugins, "tree_attention"}]
     del model.functions[:]
     model.functions.extend([*kept, _tree_attention(model)])
     counts = Counter(node.op_type for node in model.graph.node if node.domain == NAMESPACE)
     attentions = counts.pop("tree_attention", 0)
     if attentions:
         counts |= {"tree_attention_split": attentions, "tree_attention_merge": attentions}
-    unknown = set(counts) - names - {function.name for function in kept}
+    unknown = set(counts) - set(plugins) - {function.name for function in kept}
     if unknown:
         raise AssertionError(f"ops of domain {NAMESPACE}: expected a plugin for each, got none for {sorted(unknown)}")
-    return Counter({name: count for name, count in counts.items() if name in names})
+    for node in model.graph.node:
+        if node.domain == NAMESPACE and node.op_type in plugins:  # outputs that are memory for the kernel
+            own = list(plugins[node.op_type].outputs)[len(node.output) :]
+            node.output.extend(f"{node.output[0]}.{name}" for name in own)
+    return Counter({name: count for name, count in counts.items() if name in plugins})
 
 
 def _tree_attention(model: ModelProto) -> FunctionProto:
@@ -111,14 +129,40 @@ def _is_identity(node: NodeProto) -> bool:
     return node.op_type == "Identity"
 
 
-def without_plugins(model: ModelProto, folder: Path) -> ModelProto:
-    """Inline our ops' functions and fold their branches on attributes, not all of which TensorRT for RTX can build.
-    `folder` holds the weights."""
+def without_functions(model: ModelProto, folder: Path) -> ModelProto:
+    """Put what our ops' functions say in place of their nodes, and the first branch in place of each If: not all that
+    hold constants can be built by TensorRT for RTX, nor any inside another one. `folder` holds the weights."""
+    others = [function for function in model.functions if function.name != noise_round.name]
+    if len(others) < len(model.functions):
+        del model.functions[:]
+        model.functions.extend([*others, noise_round.to_function_proto()])
     inlined = onnx_ir.from_proto(inline_local_functions(model))
     onnx_ir.external_data.set_base_dir(inlined.graph, folder)
+    optimizer.fold_constants(inlined)  # branches on attributes, of which one alone holds
+    use_first_branches(inlined.graph)
+    passes.NameFixPass()(inlined)
     optimizer.fold_constants(inlined)
     optimizer.remove_unused_nodes(inlined)
     return onnx_ir.to_proto(inlined)
+
+
+def use_first_branches(graph: onnx_ir.Graph) -> None:
+    """Replace each If by its first branch, which holds whatever the condition is (see `kernels/choose/onnx.py`)."""
+    while found := [node for node in graph if node.op_type == "If"]:
+        for node in found:
+            branch = node.attributes["then_branch"].as_graph()
+            outputs, nodes = list(branch.outputs), list(branch)
+            branch.outputs.clear()
+            branch.remove(nodes)
+            graph.insert_before(node, nodes)
+            for name, value in list(branch.initializers.items()):
+                del branch.initializers[name]
+                value.name = f"{node.outputs[0].name}.{name}"
+                graph.register_initializer(value)
+            for before, after in zip(node.outputs, outputs, strict=True):
+                after.name, after.type = before.name, after.type or before.type
+                before.replace_all_uses_with(after, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
 
 
 def fix_sizes(model: ModelProto, sizes: Mapping[str, Mapping[int, int]]) -> None:

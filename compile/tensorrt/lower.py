@@ -16,7 +16,7 @@ from ..assemble import Graphs
 from ..lowered import Lowered
 from ..onnx.lower import lower as lower_to_onnx
 from .builder import BuiltPlan, Profile, Target, build_plan
-from .graph import fix_sizes, load_graph, use_plugins, without_plugins
+from .graph import fix_sizes, load_graph, use_plugins, without_functions
 
 SHORT = 64  # prompt tokens of a call up to which the prefill has a profile of its own
 
@@ -71,13 +71,10 @@ def _plan(
     path: Path, spec: EngineSpec, target: Target, report: Callable[[str], None]
 ) -> tuple[BuiltPlan, list[Profile]]:
     """The plan of an ONNX file. Caches are bound whole: TensorRT takes no view of a part of a larger buffer."""
-    model, plugins = load_graph(path), Counter[str]()
+    model = load_graph(path)
     fix_sizes(model, {tensor.name: {2: spec.most_slots} for tensor in spec.caches})
-    if target.plugins:
-        plugins = use_plugins(model)
-    else:
-        model = without_plugins(model, path.parent)
-    path.write_bytes(model.SerializeToString())
+    plugins = use_plugins(model) if target.plugins else Counter[str]()
+    path.write_bytes(without_functions(model, path.parent).SerializeToString())
     profiles = prefill_profiles(spec.prefill_chunk) if path.stem == "prefill" else step_profiles(spec.max_batch)
     return build_plan(path, target, plugins, profiles, report), profiles
 

@@ -27,9 +27,10 @@ def biased_logits(x: FLOAT, bias_ids: INT64, bias: FLOAT) -> FLOAT:
     """See `reference._biased`."""
     vocabulary = op.Shape(x, start=2, end=3)
     there = bias_ids >= 0
-    none = op.Expand(0.0, op.Concat(op.Shape(x, start=0, end=1), vocabulary + 1, axis=0))
+    width = vocabulary + op.Shape(bias_ids, start=1, end=2)  # TensorRT wants no more places than there are values
+    none = op.Expand(0.0, op.Concat(op.Shape(x, start=0, end=1), width, axis=0))
     added = op.ScatterElements(none, op.Where(there, bias_ids, vocabulary), op.Where(there, bias, 0.0), axis=1)
-    return x + op.Unsqueeze(op.Slice(added, [0], [-1], [1]), [1])
+    return x + op.Unsqueeze(op.Slice(added, [0], vocabulary, [1]), [1])
 
 
 @script(OPS, default_opset=op)
@@ -76,9 +77,9 @@ def allowed_logits(x: FLOAT, banned: INT64, allowed: INT32, masked: INT64) -> FL
     """See `reference._without`."""
     vocabulary = op.Shape(x, start=2, end=3)
     places = op.Where(banned >= 0, banned, vocabulary)
-    padded = op.Pad(x, [0, 0, 0, 0, 0, 1])
+    padded = op.Pad(x, op.Concat([0, 0, 0, 0, 0], op.Shape(banned, start=2, end=3), axis=0))
     left = op.ScatterElements(padded, places, op.Expand(-inf, op.Shape(places)), axis=2)
-    left = op.Slice(left, [0], [-1], [2])
+    left = op.Slice(left, [0], vocabulary, [2])
     if op.ReduceMax(op.Abs(masked), keepdims=0) > 0:
         signed = op.Cast(allowed, to=INT64.dtype)
         unsigned = op.Unsqueeze(op.Where(signed < 0, signed + 4294967296, signed), [3])
