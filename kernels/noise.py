@@ -1,10 +1,10 @@
 """Gumbel noise as a function of (seed, position, token): a counter-based hash, so that draft and target share it.
 
 32-bit arithmetic on int64, by products, sums, quotients and remainders alone, which every backend has; `noise.h` and
-`noise.triton` are the same in uint32. A round is that of RC6 (Rivest et al., 1998): the quadratic permutation x (2x + 1)
-and a rotation by half a word. Shifts and sums in place of the usual shifts and xors would not do: sums are linear but for
-their carries, so the noise of neighbouring tokens would be related. Sources: the Gumbel-max trick; Daliri et al. 2024
-(arXiv 2408.07978) for drafts.
+`noise.triton` are the same in uint32. A round is that of RC6 (Rivest et al., 1998): the quadratic permutation x (2x +
+1) and a rotation by half a word. Shifts and sums in place of the usual shifts and xors would not do: sums are linear
+but for their carries, so the noise of neighbouring tokens would be related. Sources: the Gumbel-max trick; Daliri et
+al. 2024 (arXiv 2408.07978) for drafts.
 """
 
 import torch
@@ -17,8 +17,8 @@ GREATEST = 1.0 - 2.0**-24
 
 
 def gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """Standard Gumbel noise, float32, of the three's common shape. int64 each: seeds in [0, 2**63), the position at which
-    a token would stand in its sequence, and the token."""
+    """Standard Gumbel noise, float32, of the three's common shape. int64 each: seeds in [0, 2**63), the position at
+    which a token would stand in its sequence, and the token."""
     w = ((noise_bits(seeds, positions, tokens) // 2).float() + 0.5) * 2.0**-31
     w = w.clamp(max=GREATEST)  # in the open interval (0, 1)
     series = w * (1 + w * (1 / 2 + w * (1 / 3 + w * (1 / 4 + w * (1 / 5)))))
