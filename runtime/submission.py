@@ -69,14 +69,20 @@ class Submission:
                 self._caller.events.put(None)  # for other readers
                 self.cancel()
                 raise StopIteration
-            if isinstance(told, tuple) and told[0].finish_reason is not None:
+            if isinstance(told, BaseException):
+                raise self._failed(told)
+            request, event = told
+            if request.finish_reason is not None:
                 continue
-            event = told[1] if isinstance(told, tuple) else told
             if isinstance(event, BaseException):
-                self._error = event
-                self.cancel()
-                raise event
-            return told[0], event
+                raise self._failed(event)
+            return request, event
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """End all requests -> the error."""
+        self._error = error
+        self.cancel()
+        return error
 
     def __enter__(self) -> "Submission":
         return self
