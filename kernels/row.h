@@ -113,6 +113,17 @@ struct Logits {
 };
 
 template <class Value>
-const Value* values(const Tensor& tensor) { return static_cast<const Value*>(tensor.data_ptr()); }
+constexpr ScalarType KIND = ScalarType::Float;
+template <>
+inline constexpr ScalarType KIND<int64_t> = ScalarType::Long;
+template <>
+inline constexpr ScalarType KIND<int32_t> = ScalarType::Int;
+
+// The elements of a contiguous tensor.
+template <class Value>
+const Value* values(const Tensor& tensor) {
+  if (tensor.scalar_type() != KIND<Value>) throw std::invalid_argument("expected int64, int32 or float32 as documented");
+  return static_cast<const Value*>(tensor.data_ptr());
+}
 
 }  // namespace specstep

@@ -41,7 +41,8 @@ def one_thread():
 def own_environment(shared_folder, request):
     """What a user's own cache holds, as a tuned choice, must not change a test, nor a test the cache. One for a whole
     session. The library of our C++ kernels, named by what it was compiled from, is kept from session to session."""
-    kept, cache = request.config.cache.mkdir("native"), shared_folder / "cache"
+    cache = shared_folder / "cache"
+    kept = request.config.cache.mkdir("native") if hasattr(request.config, "cache") else cache / "specstep"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
         patch.setenv("OMP_NUM_THREADS", "1")  # ONNX Runtime's threads wait by spinning: one each is faster, too
