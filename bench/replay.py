@@ -1,4 +1,4 @@
-"""Steps of any drafter over recorded greedy answers: the target answers from the record, so a replay takes seconds.
+"""Steps of any drafter over recorded answers, greedy or sampled: the target answers from the record, so a replay takes seconds.
 
 The step and the prefill are the engine's own modules, run eagerly; only the target is replaced.
 """
@@ -31,8 +31,8 @@ class RecordedTarget(torch.nn.Module):
 
     def forward(self, tokens, where, keys, values):
         place = where.positions.expand(tokens.shape[0], -1).clamp(max=self.after.shape[1] - 1)
-        choice = self.after[self.rows].gather(1, place)
-        logits = torch.zeros(*choice.shape, self.vocabulary, dtype=torch.int8).scatter_(2, choice[:, :, None], 1)
+        self.choice = self.after[self.rows].gather(1, place)
+        logits = torch.zeros(1, 1, 1).expand(*tokens.shape, self.vocabulary)  # nobody looks at them
         if self.features is None:
             return logits, None
         captured = self.features[self.rows]
@@ -40,8 +40,9 @@ class RecordedTarget(torch.nn.Module):
 
 
 @torch.no_grad()
-def replay(source, drafter, answers, rows=12):
-    """{id: [tokens of each step]} for answers with id, prompt_token_ids, token_ids."""
+def replay(source, drafter, answers, rows=12, temperature=0.0):
+    """{id: [tokens of each step]} for answers with id, prompt_token_ids, token_ids, and seed if they were sampled. At
+    their own temperature the drafter knows the noise that they were sampled with; at 0 it is blind to it."""
     texts = [answer["prompt_token_ids"] + answer["token_ids"] for answer in answers]
     captured = dict.fromkeys(range(len(texts)))
     if drafter.scorer.feature_layers:
@@ -54,12 +55,13 @@ def replay(source, drafter, answers, rows=12):
             [texts[i] for i in some], features, source.model.get_output_embeddings().weight.shape[0]
         )
         starts = [len(answers[i]["prompt_token_ids"]) for i in some]
-        steps = _replay(target, drafter, [texts[i] for i in some], starts, next(source.model.parameters()).dtype)
+        dtype, seeds = next(source.model.parameters()).dtype, [answers[i].get("seed") or 0 for i in some]
+        steps = _replay(target, drafter, [texts[i] for i in some], starts, dtype, temperature, seeds)
         found |= {answers[i]["id"]: counts for i, counts in zip(some, steps, strict=True)}
     return found
 
 
-def _replay(target, drafter, texts, starts, dtype):
+def _replay(target, drafter, texts, starts, dtype, temperature, seeds):
     batch, slots = len(texts), target.after.shape[1]
     declared = row_state(slots, drafter.nodes, target.vocabulary) | drafter.scorer.state(drafter.shape)
     state = {name: torch.full((batch, *t.shape), t.fill, dtype=t.dtype) for name, t in declared.items()}
@@ -68,7 +70,9 @@ def _replay(target, drafter, texts, starts, dtype):
     values = [torch.zeros(batch, layer.heads, slots, layer.value_size, dtype=dtype) for layer in layers]
     if not layers:  # the step reads the slots in use from a cache
         keys = values = [torch.zeros(batch, 1, slots, 1)]
-    prefill, step = Prefill(target, drafter, slots), SpeculativeStep(target, drafter)
+    prefill = Prefill(target, drafter, slots)
+    step = SpeculativeStep(target, drafter, choice=lambda *_: target.choice)
+    state["sampling"][:, 0], state["seeds"][:] = temperature, torch.tensor(seeds)
     for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
         rows = target.rows = slice(row, row + 1)
         state["history"][row, :start] = torch.tensor(text[:start])
