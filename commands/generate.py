@@ -40,6 +40,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     style.add_argument("--raw", action="store_true", help="give the prompt to the model as it is")
     add_template_options(parser)
     add("--ignore-eos", action="store_true", help="go on past end-of-sequence tokens")
+    add(
+        "--forced-acceptance",
+        action="store_true",
+        help="run an engine that accepts drafts right or wrong, for its speed",
+    )
     add("--json", action="store_true", help="print one JSON line per text")
     add("--stats", action="store_true", help="print speed and acceptance on standard error")
     add_sampling_options(parser, choices=True)
@@ -69,6 +74,7 @@ def run(options: argparse.Namespace) -> int:
         ignore_eos=options.ignore_eos,
         chat_template_kwargs=arguments,
         sampling=sampling,
+        forced_acceptance=options.forced_acceptance,
     )
     texts = [Text(entry.id, request, at, len(choices)) for entry, choices in made for at, request in enumerate(choices)]
     started = time.perf_counter()

@@ -88,6 +88,7 @@ def make_requests(
     ignore_eos: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     sampling: Asked = NOTHING,
+    forced_acceptance: bool = False,
 ) -> list[tuple[Entry, list["Request"]]]:
     """Each usable prompt with the requests of its choices; what is wrong with the others goes to standard error, a line
     each. A prompt's own template arguments, and fields of its own sampling, win over those of all."""
@@ -103,6 +104,7 @@ def make_requests(
                 chat=chat,
                 ignore_eos=ignore_eos,
                 chat_template_kwargs={**(chat_template_kwargs or {}), **entry.chat_template_kwargs},
+                forced_acceptance=forced_acceptance,
                 name=f"prompt {entry.id}",
             )
             requests.append((entry, choices))

@@ -28,8 +28,15 @@ def make_requests(
     stop_ids: Sequence[int] = (),
     chat_template_kwargs: Mapping[str, Any] | None = None,
     allowed_tokens: AllowedTokens | None = None,
+    forced_acceptance: bool = False,
 ) -> list[Request]:
     """A request for each of the n choices of a prompt. Options as in `RequestOptions`. Raises InputError."""
+    forced = spec.config.get("forced_acceptance")
+    if forced is not None and not forced_acceptance:
+        raise InputError(
+            f"engine: expected one that says what its model says, got one that accepts {forced} drafts per step right "
+            "or wrong; to measure its speed give forced_acceptance"
+        )
     if isinstance(prompt, str) or is_conversation(prompt):
         tokens = encode(require_tokenizer(text), prompt, chat, chat_template_kwargs, name)
     else:
@@ -37,9 +44,7 @@ def make_requests(
     params = _params(sampling, recommended)
     most = _room(spec, tokens, max_new_tokens, name)
     if params.min_new_tokens > most:
-        raise InputError(
-            f"{name}: min_new_tokens: expected at most {most}, which fit, got {params.min_new_tokens}"
-        )
+        raise InputError(f"{name}: min_new_tokens: expected at most {most}, which fit, got {params.min_new_tokens}")
     if params.n > 1 and not params.temperature:
         raise InputError(f"{name}: n: expected 1 at temperature 0, where all choices are the same, got {params.n}")
     asked = controls(params, spec, len(tokens), text) | ({} if allowed_tokens is None else {"masked": 1})

@@ -29,7 +29,8 @@ class RequestOptions(TypedDict, total=False):
     chat template, as the user's turn; a conversation always goes through it. ignore_eos: go on past the model's
     end-of-sequence tokens. stop_ids: further tokens that end the output. chat_template_kwargs: variables of the chat
     template, as {"enable_thinking": False}. allowed_tokens: called before each step with the output so far and the tree
-    of the coming step -> which tokens may follow each node, see docs/sampling.md.
+    of the coming step -> which tokens may follow each node, see docs/sampling.md. forced_acceptance: take an engine
+    that was built to accept drafts right or wrong, for its speed.
     """
 
     sampling: Sampling | Sequence[Sampling | None] | None
@@ -38,6 +39,7 @@ class RequestOptions(TypedDict, total=False):
     stop_ids: Sequence[int]
     chat_template_kwargs: Mapping[str, Any] | None
     allowed_tokens: AllowedTokens | None
+    forced_acceptance: bool
 
 
 def split_prompts(prompts: Any) -> tuple[bool, list[Any]]:

@@ -1,5 +1,6 @@
 """The serialized engine: equal to the eager step, whole or not there, and refused when it does not fit."""
 
+import dataclasses
 import json
 import shutil
 
@@ -8,11 +9,12 @@ import specstep
 from models import greedy, save_eagle3, save_model, tiny_model
 from safetensors import SafetensorError
 from sessions import PROMPTS, agree
+from specstep.commands.describe import describe
 from specstep.compile import inductor
 from specstep.compile.build import build
 from specstep.errors import BuildError
 from specstep.kernels.native import CompilerError
-from specstep.runtime.engine_file import FORMAT_VERSION, MANIFEST
+from specstep.runtime.engine_file import FORMAT_VERSION, MANIFEST, read_manifest
 
 OPTIONS = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
 
@@ -197,3 +199,10 @@ def test_scalar_code_is_refused_where_there_are_vector_instructions(monkeypatch)
     monkeypatch.setattr(inductor.cpu_vec_isa, "pick_vec_isa", lambda: inductor.cpu_vec_isa.invalid_vec_isa)
     with pytest.raises(BuildError, match="compile: expected code with avx2 instructions, got none"):
         inductor.check_vector_instructions()
+
+
+def test_inspect_marks_an_engine_that_accepts_anything(engine_folder):
+    manifest = read_manifest(engine_folder)
+    forced = dataclasses.replace(manifest.spec, config=manifest.spec.config | {"forced_acceptance": 2})
+    assert "accepts 2 drafts per step whatever" in describe(dataclasses.replace(manifest, spec=forced))
+    assert "FORCED" not in describe(manifest)
