@@ -3,7 +3,7 @@
 from typing import Any
 
 STYLE = 'font-family="sans-serif" font-size="12"'
-COLOURS = {"draft": "#7eb6ff", "verify": "#ffb86b", "accept": "#8fd694", "commit": "#c9a7f5"}
+COLOURS = {"verify": "#ffb86b", "accept": "#8fd694", "commit": "#c9a7f5", "draft": "#7eb6ff"}
 STEP, LEVEL, RADIUS = 34, 54, 11
 
 

@@ -10,7 +10,7 @@ from ..graphs.static_tree import StaticTree
 from ..graphs.tree import TreeShape
 from .assemble import FlatProgram
 
-STAGES = ("draft", "verify", "accept", "commit")
+STAGES = ("verify", "accept", "commit", "draft")  # in their order
 BEGINS = {"specstep.accept": "accept", "specstep.compact": "commit"}  # ops that open a stage
 
 
