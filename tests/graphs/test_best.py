@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from plain_rank import ranked
 from specstep.graphs.drafters.best import best_of
 from specstep.graphs.drafters.drafter import Drafter, Scorer
 from specstep.graphs.drafters.shared_noise import BestTokens, Ranking
@@ -13,61 +12,7 @@ from specstep.graphs.state import row_state
 from specstep.graphs.step import SpeculativeStep
 from specstep.graphs.tree import Candidates, DynamicTree, chain
 from specstep.kernels.noise import gumbel
-from specstep.kernels.rank import op as rank_op
-from specstep.kernels.rank import reference
 from specstep.report import RUNNING, Report
-
-STEPS = 4096
-shares = st.sampled_from([0.0, 0.02, 0.1, 0.25, 0.4])
-candidates = st.lists(st.tuples(st.integers(0, 5), shares), min_size=5, max_size=5)
-rows = st.tuples(
-    st.lists(candidates, min_size=2, max_size=2), st.sampled_from([0.0, 0.6, 1.0, 3.0]), st.integers(0, 2**62)
-)
-
-
-def noise_of(seed, position, token):
-    return gumbel(*(torch.tensor(value) for value in (seed, position, token))).item()
-
-
-def ranked(given_candidates, temperature, seed, position):
-    """{token: score} of a node's candidates."""
-    first = {}
-    for token, share in given_candidates:
-        if share:
-            first.setdefault(token, share)
-    if not temperature:
-        return {token: math.log(share) for token, share in first.items()}
-    rest = math.log(max(1 - sum(first.values()), 1e-6)) / temperature
-    plain = {token: math.log(share) / temperature for token, share in first.items()}
-    noisy = {token: 2 * (score + noise_of(seed, position, token)) for token, score in plain.items()}
-    totals = [
-        math.log(sum(map(math.exp, (*parts.values(), left)))) for parts, left in ((plain, rest), (noisy, 2 * rest))
-    ]
-    return {token: (plain[token] - totals[0] + noisy[token] - totals[1]) / 2 for token in first}
-
-
-@pytest.mark.parametrize("op", [rank_op.rank, reference.rank], ids=["op", "reference"])
-@settings(max_examples=80, deadline=None)
-@given(st.lists(rows, min_size=1, max_size=3), st.integers(1, 6))
-def test_candidates_are_ranked_as_a_dict_is(op, batch, top_k):
-    nodes = torch.tensor([row for row, _, _ in batch], dtype=torch.float64)
-    tokens, log_q = nodes[..., 0].long(), nodes[..., 1].log().float()
-    heats, seeds = torch.tensor([heat for _, heat, _ in batch]), torch.tensor([seed for _, _, seed in batch])
-    positions = torch.arange(len(batch)) + 3
-    names, scores = (part.tolist() for part in op(tokens, log_q, heats, seeds, positions, top_k))
-    for row, (row_nodes, heat, seed) in enumerate(batch):
-        for node, given_candidates in enumerate(row_nodes):
-            expected = ranked(given_candidates, heat, seed, positions[row].item())
-            got = [(t, s) for t, s in zip(names[row][node], scores[row][node], strict=True) if s > -math.inf]
-            assert len({token for token, _ in got}) == len(got) == min(top_k, len(expected))
-            for token, score in got:
-                assert score == pytest.approx(expected[token], abs=2 / STEPS)
-            best = sorted(expected.values(), reverse=True)[: len(got)]
-            assert [score for _, score in got] == pytest.approx(best, abs=2 / STEPS)
-            assert names[row][node][len(got) :] == [0] * (top_k - len(got))
-            if not heat:  # the first among equals, in the scores' own bits
-                order = sorted(expected, key=lambda token: -expected[token])  # stable: in the order of their coming
-                assert [token for token, _ in got] == order[:top_k]
 
 
 def test_best_of_keeps_the_scores():

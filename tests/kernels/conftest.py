@@ -1,4 +1,4 @@
-"""One parametrised test, several backends: the reference, the ONNX function in ONNX Runtime, Triton under its
+"""One parametrised test, several backends: the reference, our C++, the ONNX function in ONNX Runtime, Triton under its
 interpreter, Triton on a GPU."""
 
 import importlib
@@ -48,7 +48,7 @@ class Backend:
         """This backend's implementation of a kernel, for tensors on `device`."""
         if self.name == "onnx":
             return getattr(importlib.import_module("onnx_kernels"), kernel)
-        file = "reference" if self.name == "reference" else "triton"
+        file = self.name if self.name in ("reference", "op") else "triton"
         module = importlib.import_module(f"specstep.kernels.{kernel}.{file}")
         function = getattr(module, kernel)
 
@@ -76,6 +76,14 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     elif request.param != "reference":
         pytest.importorskip("triton")
     return Backend(request.param, "cuda" if request.param == "gpu" else "cpu")
+
+
+@pytest.fixture(scope="session", params=["reference", "op", "onnx"])
+def host(request: pytest.FixtureRequest) -> Backend:
+    """What runs on a CPU, of kernels whose Triton code has tests of its own: `op` is our C++."""
+    if request.param == "onnx":
+        pytest.importorskip("onnxruntime")
+    return Backend(request.param, "cpu")
 
 
 def _random_trees(batch: int, nodes: int, seed: int) -> tuple[Tensor, Tensor]:
