@@ -30,7 +30,7 @@ class ModelSizes:
     def attributes(self) -> dict[str, Any]:
         """Those of every plugin."""
         logits = {"scale": self.key_size**-0.5, "window": self.window, "softcap": self.softcap}
-        return {**logits, "max_depth": self.max_depth, "top": TOP_LOGPROBS}
+        return {**logits, "max_depth": self.max_depth, "top": TOP_LOGPROBS, "top_k": 8}
 
     @property
     def inputs(self) -> dict[str, list[Sequence[int]]]:
@@ -45,6 +45,7 @@ class ModelSizes:
         logits, path = (*tree, self.vocabulary), (self.batch, self.max_depth + 1)
         biases, banned = (self.batch, BIASES), (*tree, BANNED_WORDS + STOP_IDS)
         allowed, sampling = (*tree, (self.vocabulary + 31) // 32), (self.batch, len(Sampling._fields))
+        candidates = (self.batch, 8, 20)
         asked: list[Sequence[int]] = [rows, sampling, rows, biases, biases, banned, allowed, rows]
         return {
             "tree_layout": [tree, tree],
@@ -56,6 +57,7 @@ class ModelSizes:
             "choose": [logits, tree, bits, tree, (self.batch, self.slots), rows, *asked],
             "accept": [tree, tree, tree, bits, tree, tree],
             "compact": [values, rows, path, rows],
+            "rank": [candidates, candidates, rows, rows, rows],
             "top_log_probs": [logits, path, rows, rows, rows, path, (self.vocabulary,)],
         }  # fmt: skip
 

@@ -13,4 +13,10 @@ def _cpu(*arguments: Any) -> Any:
     return torch.ops.specstep.rank_native(*arguments) if has_library() else reference.rank(*arguments)
 
 
-rank = traced_op("specstep::rank", reference.rank, cpu=_cpu)
+def _triton(*arguments: Any) -> Any:
+    from . import triton
+
+    return triton.rank(*arguments)
+
+
+rank = traced_op("specstep::rank", reference.rank, cpu=_cpu, cuda=_triton)

@@ -10,6 +10,7 @@ from specstep.kernels.cache_write.reference import cache_write
 from specstep.kernels.choose.reference import choose
 from specstep.kernels.compact.reference import compacted
 from specstep.kernels.plugin import DYNAMIC, Plugin
+from specstep.kernels.rank.reference import rank
 from specstep.kernels.top_log_probs.reference import top_log_probs
 from specstep.kernels.tree_attention.reference import tree_attention
 from specstep.kernels.tree_layout.reference import tree_layout
@@ -114,6 +115,16 @@ def test_top_log_probs(top: int) -> None:
     got, want = launch("top_log_probs", inputs, dynamic=True, top=top), top_log_probs(*inputs, top)
     assert torch.equal(got[0], want[0])
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got[1:], want[1:], strict=True))
+
+
+def test_rank() -> None:
+    generator = torch.Generator().manual_seed(8)
+    tokens, log_q = torch.randint(0, 9, (2, 3, 7), generator=generator), torch.randn(2, 3, 7, generator=generator)
+    rows = [torch.tensor([0.9, 0.0]), torch.tensor([3, 4]), torch.tensor([8, 9])]
+    inputs = [tokens, log_q.log_softmax(-1), *rows]
+    got, want = launch("rank", inputs, dynamic=True, top_k=4), rank(*inputs, 4)
+    assert torch.equal(got[0], want[0])
+    torch.testing.assert_close(got[1], want[1], rtol=1e-6, atol=1 / 4096)
 
 
 @pytest.mark.parametrize("sinks", [False, True])
