@@ -13,8 +13,9 @@ from polygraphy.common import TensorMetadata
 from polygraphy.comparator import Comparator
 from polygraphy.logger import G_LOGGER
 
+from ..controls import TOP_LOGPROBS
 from ..errors import BuildError, InputError
-from ..report import Report
+from ..report import LEAST_LOGPROB, LOGPROB_STEPS, Report
 from ..runtime.engine import Engine, load
 from ..runtime.engine_file import NEXT, EngineSpec, read_manifest
 from ..runtime.session import Session, Tensors
@@ -160,11 +161,15 @@ def within(tolerance: float, one: Mapping[str, Any], other: Mapping[str, Any]) -
 
 
 def settled(outputs: Mapping[str, Any]) -> Tensors:
-    """A step's outputs, zero where a step leaves what may be anything: behind each row's tokens, path and length."""
+    """A step's outputs, zero where a step leaves what may be anything: behind each row's tokens, path and
+    length, and log-probabilities that it did not ask for."""
     arrays = {name: np.array(values) for name, values in outputs.items()}
     for report in map(Report.split, arrays.get("report", ())):
         report.tokens[report.count :] = 0
         report.nodes[report.accepted + 1 :] = report.ranks[report.accepted + 1 :] = 0
+        asked = (report.top_logprobs[:1] > LEAST_LOGPROB * LOGPROB_STEPS).any()
+        report.logprobs[report.count * asked :] = 0
+        report.top_tokens[report.count * TOP_LOGPROBS :] = report.top_logprobs[report.count * TOP_LOGPROBS :] = 0
     for row, length in enumerate(arrays.get(f"{NEXT}lengths", ())):
         for name, array in arrays.items():
             if name.startswith((f"{NEXT}keys.", f"{NEXT}values.")):

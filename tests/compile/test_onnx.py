@@ -23,7 +23,9 @@ from specstep.compile.check import TOLERANCE, check_same_step, compare, within, 
 from specstep.compile.export import export_program
 from specstep.compile.onnx.lower import FunctionalProgram, check_readers, to_onnx
 from specstep.compile.source import load_source
+from specstep.controls import TOP_LOGPROBS
 from specstep.graphs.drafters.ngram import Ngram
+from specstep.report import LEAST_LOGPROB, LOGPROB_STEPS
 from specstep.runtime.engine_file import MANIFEST, NEXT, read_manifest
 from specstep.runtime.onnx import OnnxSession
 
@@ -152,8 +154,10 @@ def test_a_cache_that_is_not_its_own_output_is_refused(model_folder):
 def test_files_hold_our_ops_once_and_weights_once(onnx_folder):
     spec = read_manifest(onnx_folder).spec
     # A prefill has no use for what the last layer's attention says, only for its keys and values.
-    for program, expected in ((spec.step, {"tree_layout": 1, "tree_attention": 3, "accept": 1, "compact": 6}),
-                              (spec.prefill, {"tree_attention": 2})):  # fmt: skip
+    # The best tokens of each of 7 levels are ranked twice: by their scores, and with the noise to come.
+    for program, expected in ((spec.step, {"tree_layout": 1, "tree_attention": 3, "accept": 1, "compact": 6,
+                               "choose": 1, "top_log_probs": 1, "rank": 14}),
+                              (spec.prefill, {"tree_attention": 2, "rank": 14})):  # fmt: skip
         model = onnx.load(onnx_folder / program.file, load_external_data=False)
         nodes = [node for node in model.graph.node if node.domain == "specstep"]
         assert Counter(node.op_type for node in nodes) == expected
@@ -236,10 +240,13 @@ def test_worst_output_is_nan_before_all(expected, got, value):
     assert worst.name == "x" and worst.step == 0
 
 
-def step_outputs(**changes):
-    """What one step of two rows returns: two tokens and none, lengths 5 and 3."""
+def step_outputs(asked=True, **changes):
+    """What one step of two rows returns: two tokens and none, lengths 5 and 3; the log-probabilities of these tokens,
+    if asked for, with others'."""
+    lists = [7, 8, 9, 0, 2, 1, 0, 1, 1, *[-6] * 3, *[4 * asked] * 3 * TOP_LOGPROBS]
+    lists += [-5 if asked else int(LEAST_LOGPROB * LOGPROB_STEPS)] * 3 * TOP_LOGPROBS
     outputs = {
-        "report": np.array([[2, 0, 1, 7, 8, 9, 0, 2, 1, 0, 1, 1], [0, 3, 0, 7, 8, 9, 0, 2, 1, 0, 1, 1]]),
+        "report": np.array([[2, 0, 1, *lists], [0, 3, 0, *lists]]),
         "next.lengths": np.array([5, 3]),
         "next.history": np.arange(16).reshape(2, 8),
         "next.keys.0": np.ones((2, 1, 8, 4), np.float32),
@@ -259,6 +266,14 @@ def step_outputs(**changes):
         ({"report": ((0, 7), 1)}, ["report"]),  # the node of the accepted token
         ({"report": ((0, 8), 2)}, []),
         ({"report": ((1, 3), 8)}, []),  # the row took no part
+        ({"report": ((0, 13), -7)}, ["report"]),  # the second token's log-probability
+        ({"report": ((0, 14), -7)}, []),
+        ({"report": ((1, 12), -7)}, []),
+        ({"report": ((0, 14 + 2 * TOP_LOGPROBS), 9)}, ["report"]),  # the last of the likeliest in its place
+        ({"report": ((0, 15 + 2 * TOP_LOGPROBS), 9)}, []),
+        ({"report": ((0, 14 + 5 * TOP_LOGPROBS), -9)}, ["report"]),
+        ({"report": ((0, 15 + 5 * TOP_LOGPROBS), -9)}, []),
+        ({"asked": False, "report": ((0, 12), -7)}, []),
         ({"history": ((0, 5), 9)}, ["next.history"]),  # the root
         ({"history": ((0, 6), 9)}, []),
         ({"keys": ((0, 0, 4, 2), 2.0)}, ["next.keys.0"]),
@@ -270,10 +285,11 @@ def step_outputs(**changes):
 )
 def test_check_compares_what_a_step_decides(changes, differs):
     """All of it, and nothing that a step leaves to chance."""
-    same = within(0.1, step_outputs(), step_outputs(**changes))
+    expected = step_outputs(changes.get("asked", True))
+    same = within(0.1, expected, step_outputs(**changes))
     assert [name for name, equal in same.items() if not equal] == differs
     if differs:
-        assert worst_output(("a", "b"), [step_outputs()], [step_outputs(**changes)]).name in differs
+        assert worst_output(("a", "b"), [expected], [step_outputs(**changes)]).name in differs
 
 
 def test_check_takes_a_drafter_wherever_it_was(onnx_folder):
