@@ -19,7 +19,7 @@ from polygraphy.json import load_json
 from sessions import PROMPTS, agree
 from specstep.compile.assemble import FlatProgram, assemble, example_inputs
 from specstep.compile.build import build, make_config
-from specstep.compile.check import TOLERANCE, check_same_step, compare, within, worst_output
+from specstep.compile.check import TOLERANCE, check_same_step, compare, compared, within, worst_output
 from specstep.compile.export import export_program
 from specstep.compile.onnx.lower import FunctionalProgram, check_readers, to_onnx
 from specstep.compile.source import load_source
@@ -290,6 +290,14 @@ def test_check_compares_what_a_step_decides(changes, differs):
     assert [name for name, equal in same.items() if not equal] == differs
     if differs:
         assert worst_output(("a", "b"), [expected], [step_outputs(**changes)]).name in differs
+
+
+def test_check_compares_draft_trees_of_float32_alone(model_folder):
+    """Close scores, and so the order of nodes, are rounding's in half precision."""
+    spec = specstep.eager(str(model_folder), dtype="float32", drafter="ngram", **OPTIONS).spec
+    half = dataclasses.replace(spec, config=spec.config | {"dtype": "bfloat16"})
+    trees = {f"{NEXT}tree_tokens", f"{NEXT}tree_parents"}
+    assert set(compared(spec)) - set(compared(half)) == trees and set(compared(half)) < set(compared(spec))
 
 
 def test_check_takes_a_drafter_wherever_it_was(onnx_folder):
