@@ -4,6 +4,7 @@ manifest.json            format version, configuration, programs with their inpu
                          each file
 prefill.pt2, step.pt2    the compiled graphs, without weights; prefill.onnx, step.onnx for the backend onnx;
                          prefill.plan, step.plan for those of TensorRT, weights included
+libspecstep.so           our C++ kernels, for engines of AOTInductor on a CPU
 weights.safetensors      all weights once, memory-mapped and shared by both
 tokenizer.json, chat_template.jinja
 """

@@ -1,7 +1,7 @@
 """Sample from a model as transformers runs it, a batch at a time.
 
-The engine's graph chooses the likeliest token only, so what is to be varied is sampled here: a plain loop over the
-model and transformers' own cache. Letters: B rows, T prompt tokens, V vocabulary.
+A plain loop over the model and transformers' own cache: it needs no engine, and takes as many rows as memory holds.
+Letters: B rows, T prompt tokens, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
