@@ -62,13 +62,15 @@ def preceding_tokens(tree: DraftTree, state: State, count: int) -> Tensor:
     int64."""
     node, tokens = torch.zeros_like(tree.tokens), []
     node = node + torch.arange(node.shape[1], device=node.device)
+    index = node  # of the node, for look-ups; TensorRT clamps no constant
     place = state["lengths"][:, None].expand_as(node)  # in the history, once a path has passed the root
     for _ in range(count):
         inside = node >= 0
-        drafted = tree.tokens.gather(1, node.clamp(min=0))
+        drafted = tree.tokens.gather(1, index)
         earlier = state["history"].gather(1, place.clamp(min=0)).where(place >= 0, -1)
         tokens.append(drafted.where(inside, earlier))
-        node = tree.parents.gather(1, node.clamp(min=0)).where(inside, -1)
+        node = tree.parents.gather(1, index).where(inside, -1)
+        index = node.clamp(min=0)
         place = place - (node < 0).long()  # the root's own place is taken by node 0
     return torch.stack(tokens[::-1], 2)
 

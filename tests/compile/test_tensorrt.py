@@ -64,10 +64,12 @@ def plan_of(folder: Path, name: str) -> dict[str, Any]:
     return plan
 
 
-def expected(passes: int, own_layers: int, own_passes: int, compacted: bool) -> dict[str, int]:
-    """Plugins of a step: `passes` of the target, `own_passes` through the drafter's own layers."""
+def expected(passes: int, own_layers: int, own_passes: int, compacted: bool, ranks: int = 14) -> dict[str, int]:
+    """Plugins of a step: `passes` of the target, `own_passes` through the drafter's own layers. Tables rank twice a
+    level: what they found, and that with the noise."""
     attentions = passes * LAYERS + own_passes * own_layers
     counts = {"tree_layout": 1, "accept": 1, "cache_write": 2 * attentions, "compact": 2 * LAYERS * compacted}
+    counts |= {"choose": 1, "top_log_probs": 1, "rank": ranks}
     counts |= {"tree_attention_split": attentions, "tree_attention_merge": attentions}
     return {name: count for name, count in counts.items() if count}
 
@@ -78,7 +80,8 @@ def test_engine_of_a_plan_for_two_gpus(model: Path, tmp_path: Path) -> None:
     folder = build(str(model), tmp_path / "engine", drafter="ngram", report=lines.append, **OPTIONS)
     step, prefill = plan_of(folder, "step"), plan_of(folder, "prefill")
     assert step["plugins"] == expected(1, 0, 0, True)
-    assert prefill["plugins"] == {"cache_write": 2}  # the last layer's attention is nobody's: its output is not read
+    # The last layer's attention is nobody's: its output is not read. The last chunk drafts the first tree.
+    assert prefill["plugins"] == {"cache_write": 2, "rank": 14}
     assert step["layers"] > 100
     assert sorted(path.name for path in folder.iterdir()) == [
         "chat_template.jinja", "manifest.json", "prefill.plan", "step.plan", "tokenizer.json"
@@ -97,8 +100,8 @@ def test_engine_of_a_plan_for_two_gpus(model: Path, tmp_path: Path) -> None:
 
 
 CASES = {
-    "none": ("none", {}, expected(1, 0, 0, False)),
-    "ngram chain": ("ngram", {"tree": "chain", "nodes": 3}, expected(1, 0, 0, True)),
+    "none": ("none", {}, expected(1, 0, 0, False, ranks=0)),
+    "ngram chain": ("ngram", {"tree": "chain", "nodes": 3}, expected(1, 0, 0, True, ranks=6)),
     "model": ("model", {"tree": "dynamic", "depth": 2, "top_k": 2, "nodes": 4}, None),
     "eagle3 dynamic": ("eagle3", {"tree": "dynamic", "depth": 2, "top_k": 2, "nodes": 4}, None),
     "eagle3 static": ("eagle3", {"tree": "static", "depth": 2, "top_k": 2, "nodes": 4}, None),
@@ -121,7 +124,7 @@ def test_every_drafter_and_tree(case: str, model: Path, tmp_path: Path) -> None:
     folder = build(str(model), tmp_path / "engine", drafter=drafter(name, tmp_path), **tree, **OPTIONS)
     found = plan_of(folder, "step")["plugins"]
     assert plugins is None or found == plugins
-    assert found["tree_layout"] == found["accept"] == 1
+    assert found["tree_layout"] == found["choose"] == found["accept"] == 1
     assert found["cache_write"] == 2 * found["tree_attention_split"] == 2 * found["tree_attention_merge"]
 
 
@@ -169,7 +172,7 @@ def test_smollm2(tmp_path: Path) -> None:
     options = OPTIONS | {"compute_capability": ("8.9",), "max_batch": 1, "max_seq_len": 2048, "prefill_chunk": 512}
     folder = build("smollm2-135m", tmp_path / "engine", drafter="ngram", **options)
     assert plan_of(folder, "step")["plugins"] == {
-        "tree_layout": 1, "accept": 1, "cache_write": 60, "compact": 60,
+        "tree_layout": 1, "choose": 1, "accept": 1, "top_log_probs": 1, "rank": 14, "cache_write": 60, "compact": 60,
         "tree_attention_split": 30, "tree_attention_merge": 30,
     }  # fmt: skip
     assert (folder / "step.plan").stat().st_size > 250e6
