@@ -34,7 +34,7 @@ def test_slots_follow_the_longest_row(onnx_folder):
     session.admit([5, 6, 7], 190, [])
     session.step()
     assert session.state["keys.0"].shape[2] == 64
-    session.admit(list(range(2, 102)), 190, [])
+    session.admit(list(range(2, 82)), 190, [])
     session.step()
     assert session.state["keys.0"].shape[2] == 128
     session.release(1)
