@@ -18,6 +18,7 @@ from onnxscript import INT64, optimizer, script
 from onnxscript import opset18 as onnx_op
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
+from ...kernels.noise_onnx import noise_key
 from ...kernels.onnx_domain import OPS
 from ...kernels.plugin import NAMESPACE
 from ...kernels.plugins import PLUGINS
@@ -55,6 +56,25 @@ def noise_round(x: INT64) -> INT64:
     word = onnx_op.Mod(low * (word + word - low) * 2 + word, 4294967296)
     high = word / 65536
     return high + (word - high * 65536) * 65536
+
+
+@script(OPS, default_opset=onnx_op)
+def noise_bits(seeds: INT64, positions: INT64, tokens: INT64) -> INT64:
+    """See `noise.noise_bits`. The rounds of all tokens are a loop: TensorRT for RTX builds for many minutes where it
+    joins them with what adds the noise."""
+    low, high = onnx_op.Mod(seeds, 4294967296), seeds / 4294967296
+    second = noise_key(low + 0x85EBCA6B, high, positions)
+    word = noise_key(low + 0x9E3779B9, high, positions) + tokens
+    done = onnx_op.Constant(value_int=0)
+    go_on = done < 3
+    while go_on:
+        word = noise_round(word + onnx_op.Where(done == 1, second, 0))
+        done = done + 1
+        go_on = done < 3
+    return word
+
+
+NOISE = (noise_round, noise_bits)
 
 
 def use_plugins(model: ModelProto) -> Counter[str]:
@@ -132,10 +152,10 @@ def _is_identity(node: NodeProto) -> bool:
 def without_functions(model: ModelProto, folder: Path) -> ModelProto:
     """Put what our ops' functions say in place of their nodes, and the first branch in place of each If: not all that
     hold constants can be built by TensorRT for RTX, nor any inside another one. `folder` holds the weights."""
-    others = [function for function in model.functions if function.name != noise_round.name]
-    if len(others) < len(model.functions):
-        del model.functions[:]
-        model.functions.extend([*others, noise_round.to_function_proto()])
+    noise = {function.name: function.to_function_proto() for function in NOISE}
+    functions = [noise.get(function.name, function) for function in model.functions]
+    del model.functions[:]
+    model.functions.extend(functions)
     inlined = onnx_ir.from_proto(inline_local_functions(model))
     onnx_ir.external_data.set_base_dir(inlined.graph, folder)
     optimizer.fold_constants(inlined)  # branches on attributes, of which one alone holds

@@ -12,13 +12,16 @@ from typing import Any
 import onnx
 import pytest
 import specstep
+import torch
 from models import save_eagle3, save_model
 from onnx import TensorProto, helper
 from specstep.commands.describe import describe
 from specstep.compile.build import build, make_config
 from specstep.compile.tensorrt import builder
-from specstep.compile.tensorrt.graph import fix_sizes, load_graph, use_plugins
+from specstep.compile.tensorrt.graph import NOISE, fix_sizes, load_graph, use_plugins
 from specstep.compile.tensorrt.lower import make_target, prefill_profiles, step_profiles
+from specstep.kernels.noise import noise_bits
+from specstep.kernels.noise_onnx import HELPERS as NOISE_HELPERS
 from specstep.runtime.engine_file import read_manifest
 from specstep.runtime.tensorrt.library import LibraryError, load_library
 
@@ -328,3 +331,19 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
 def test_targets_that_cannot_be_are_refused(capabilities: Any, message: str) -> None:
     with pytest.raises(specstep.BuildError, match=message):
         make_target({"backend": "tensorrt-rtx", "compute_capability": capabilities, "plugins": True})
+
+
+def test_noise_is_the_same_as_a_loop() -> None:
+    """Of the functions that TensorRT gets in place of ours."""
+    seeds, positions = torch.tensor([5, 2**62 + 7])[:, None, None], torch.tensor([[3, 2**20], [0, 9]])[:, :, None]
+    tokens = torch.tensor([0, 1, 319, 200000])
+    functions = {function.name: function.to_function_proto() for function in (*NOISE_HELPERS, *NOISE)}
+    info = helper.make_tensor_value_info
+    inputs = [info(name, TensorProto.INT64, [None] * rank) for name, rank in (("s", 3), ("p", 3), ("t", 1))]
+    node = helper.make_node("noise_bits", ["s", "p", "t"], ["bits"], domain="specstep")
+    graph = helper.make_graph([node], "noise", inputs, [info("bits", TensorProto.INT64, None)])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("specstep", 1)]
+    model = helper.make_model(graph, functions=functions.values(), opset_imports=opsets, ir_version=10)
+    session = pytest.importorskip("onnxruntime").InferenceSession(model.SerializeToString())
+    (got,) = session.run(None, {"s": seeds.numpy(), "p": positions.numpy(), "t": tokens.numpy()})
+    assert got.tolist() == noise_bits(seeds, positions, tokens).tolist()
