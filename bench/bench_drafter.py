@@ -3,8 +3,8 @@
     specstep generate ENGINE --prompts FILE --json > answers.jsonl   (ids as CATEGORY/NUMBER give a column per category)
     python bench/bench_drafter.py answers.jsonl --model MODEL --drafter default --tree 7,4,7 --tree 8,4,15
 
-Answers that were sampled, with `--temperature T --seed N`, are replayed with the same `--temperature`, and without it to
-see what drafts would give that are blind to the noise.
+Answers that were sampled, with `--temperature T --seed N`, are replayed with the same `--temperature`, and without it
+to see what drafts would give that are blind to the noise.
 
 What it costs is another matter: `specstep tune` and bench_step.py time whole engines.
 """

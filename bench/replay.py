@@ -1,4 +1,4 @@
-"""Steps of any drafter over recorded answers, greedy or sampled: the target answers from the record, so a replay takes seconds.
+"""Steps of any drafter over recorded answers, greedy or sampled: the target answers from the record, in seconds.
 
 The step and the prefill are the engine's own modules, run eagerly; only the target is replaced.
 """
