@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from specstep.runtime.tensorrt.driver import Driver
 
-KINDS = {"int64": "INT64", "bool": "BOOL", "float": "FLOAT", "float16": "HALF"}
+KINDS = {"int64": "INT64", "int32": "INT32", "bool": "BOOL", "float": "FLOAT", "float16": "HALF"}
 
 
 def fake_driver(folder: Path) -> Driver:

@@ -7,7 +7,9 @@ from typing import Any
 from ...errors import EngineError
 from ..engine_file import REBUILD, Manifest, ProgramSpec
 
-PLAN_DTYPES = {"INT64": "int64", "BOOL": "bool", "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
+PLAN_DTYPES = {
+    "INT64": "int64", "INT32": "int32", "BOOL": "bool", "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"
+}  # fmt: skip
 
 Shape = tuple[int, ...]
 
