@@ -4,6 +4,7 @@ import ctypes
 import gc
 import json
 import shutil
+import time
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -163,7 +164,10 @@ def test_an_engine_gives_its_memory_back(engine: Path) -> None:
         loaded.generate(PROMPTS, 24)
         assert all(variable(kept, name).value > count for name, count in zip(names, before, strict=True))
         del loaded
-        gc.collect()
+        deadline = time.monotonic() + 20
+        while [variable(kept, name).value for name in names] != before and time.monotonic() < deadline:
+            time.sleep(0.05)  # the worker's thread may still be on its way out
+            gc.collect()
         assert [variable(kept, name).value for name in names] == before
 
 
@@ -245,7 +249,7 @@ def test_reads_and_writes_what_a_step_reads(engine: Path, onnx_engine: Path) -> 
     held = session.read(2, 128)
     other.write(held)
     assert all(np.array_equal(held[name], array) for name, array in other.read(2, 128).items())
-    assert session.replay(2, 128) == other.replay(2, 128)
+    assert np.array_equal(session.replay(2, 128), other.replay(2, 128))
     expected = other.read(2, 128)
     got = session.read(2, 128)
     assert all(np.array_equal(got[name], array) for name, array in expected.items())
