@@ -88,6 +88,14 @@ def switches():
     sys.setswitchinterval(before)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def small_heap():
+    """Collecting garbage after every example would walk all that other tests of the process left behind: minutes."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(visits, max_size=4), min_size=1, max_size=4), st.integers(1, 4))
 def test_threads_notice_nobody(scripts, rows):

@@ -4,9 +4,9 @@ import ctypes
 import gc
 import json
 import shutil
-import time
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from importlib.util import find_spec
