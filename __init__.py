@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .errors import BuildError, EngineError, InputError, MissingPackageError, SpecstepError
     from .graphs.attention import Pass
     from .graphs.drafters.drafter import Scorer
+    from .graphs.drafters.shared_noise import BestTokens
     from .graphs.state import State, StateTensor
     from .graphs.target import CacheLayer
     from .graphs.tree import Candidates, Expand, TreeShape
@@ -39,6 +40,7 @@ _HOMES = {
     "BuildOptions": "compile.config",
     "Source": "compile.source",
     "Scorer": "graphs.drafters.drafter",
+    "BestTokens": "graphs.drafters.shared_noise",
     "Candidates": "graphs.tree",
     "Expand": "graphs.tree",
     "TreeShape": "graphs.tree",
@@ -67,6 +69,7 @@ _HOMES = {
 
 __all__ = [
     "AllowedTokens",
+    "BestTokens",
     "BuildError",
     "BuildOptions",
     "CacheLayer",

@@ -91,9 +91,8 @@ def _stages(stages: dict[str, dict[str, int]]) -> list[str]:
 
 
 def _forced(count: int | None) -> list[str]:
-    return (
-        [] if count is None else [f"FORCED      accepts {count} drafts per step whatever the target says: to measure"]
-    )
+    said = f"FORCED      accepts {count} drafts per step whatever the target says: to measure"
+    return [] if count is None else [said]
 
 
 def _short(value: object) -> str:

@@ -118,19 +118,9 @@ def _find_compiler(compiler: str | None) -> str:
 
 def _arguments(instruction_set: str) -> list[str]:
     root = Path(torch.__file__).parent
-    flags = [
-        "-O3",
-        "-std=c++17",
-        "-shared",
-        "-fPIC",
-        "-fvisibility=hidden",
-        "-ffp-contract=fast",
-        "-Wno-psabi",
-        "-fno-math-errno",
-        "-fno-trapping-math",
-        "-fno-signed-zeros",
-    ]
-    flags += INSTRUCTION_SETS[instruction_set]
+    flags = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-Wno-psabi"]
+    # What nobody looks at keeps loops of comparisons scalar.
+    flags += ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", *INSTRUCTION_SETS[instruction_set]]
     flags += [f"-DTORCH_TARGET_VERSION={STABLE_INTERFACE}", "-isystem", str(root / "include")]
     # No search path is stored: libtorch is always loaded by then, and is found by its name.
     return [*flags, "-L", str(root / "lib"), "-ltorch_cpu"]

@@ -18,7 +18,7 @@ class NativeOp(NamedTuple):
     def declaration(self, name: str) -> str:
         """The C function, as AOTInductor's convention names it."""
         kinds = {"*": "AtenTensorHandle* ", "#": "int64_t "}
-        inputs = [kinds.get(name[-1], "AtenTensorHandle ") + name.rstrip("*#") for name in self.inputs]
+        inputs = [kinds.get(given[-1], "AtenTensorHandle ") + given.rstrip("*#") for given in self.inputs]
         outputs = [f"AtenTensorHandle* out{index}" for index in range(self.outputs)]
         return f"AOTITorchError aoti_torch_cpu_{name}({', '.join([*inputs, *outputs])})"
 
@@ -52,15 +52,9 @@ def _choose(logits: Tensor, tokens: Tensor, *_: Tensor) -> Tensor:
 
 
 def _top_log_probs(
-    logits: Tensor,
-    nodes: Tensor,
-    wanted: Tensor,
-    temperature: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-    ids: Tensor | None,
-    top: int,
+    logits: Tensor, nodes: Tensor, wanted: Tensor, temperature: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
+    top = others[-1]
     log_probs = temperature.new_empty((*nodes.shape, top))
     return nodes.new_empty((*nodes.shape, top)), log_probs, temperature.new_empty(nodes.shape)
 

@@ -1,8 +1,8 @@
 """Gumbel noise as a function of (seed, position, token): a counter-based hash, so that draft and target share it.
 
 32-bit arithmetic on int64, by products, sums, quotients and remainders alone, which every backend has; `noise.h` and
-`noise.triton` are the same in uint32. A round is that of RC6 (Rivest et al., 1998): the quadratic permutation x (2x +
-1) and a rotation by half a word. Shifts and sums in place of the usual shifts and xors would not do: sums are linear
+`noise_triton.py` are the same in uint32. A round is that of RC6 (Rivest et al., 1998): the quadratic permutation x (2x
++ 1) and a rotation by half a word. Shifts and sums in place of the usual shifts and xors would not do: sums are linear
 but for their carries, so the noise of neighbouring tokens would be related. Sources: the Gumbel-max trick; Daliri et
 al. 2024 (arXiv 2408.07978) for drafts.
 """

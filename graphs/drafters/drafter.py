@@ -56,7 +56,7 @@ class Scorer(nn.Module):
         further frontier, and own next state.
 
         state["history"] [B, S] is cut to the slots in use; the root is its token at state["lengths"] [B]. A scorer with
-        a whole distribution hands on `shared_noise.BestTokens`, which also drafts well for rows that are sampled.
+        a whole distribution takes its candidates from `BestTokens`, which knows what suits a row that is sampled.
         """
         raise NotImplementedError
 
