@@ -26,7 +26,7 @@ SOURCES = (
     "linear/linear.cpp", "linear/experts.cpp", "rank/rank.cpp", "choose/choose.cpp",
     "top_log_probs/top_log_probs.cpp",
 )  # fmt: skip
-HEADERS = ("tensor.h", "noise.h", "row.h", "linear/small_linear.h", "linear/tile.h", "choose/filter.h")
+HEADERS = ("tensor.h", "parallel.h", "noise.h", "row.h", "linear/small_linear.h", "linear/tile.h", "choose/filter.h")
 # The oldest PyTorch whose stable C interface the library uses; it then loads in that version and every later one.
 STABLE_INTERFACE = "0x020b000000000000"
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma")

@@ -3,6 +3,7 @@
 
 #include <unordered_map>
 
+#include "../parallel.h"
 #include "filter.h"
 
 namespace specstep {
@@ -183,7 +184,7 @@ Tensor choose(
   auto* chosen = static_cast<int64_t*>(out.data_ptr());
   std::vector<Row> rows;
   for (int64_t row = 0; row < batch; row++) rows.emplace_back(call, row);
-  torch::stable::parallel_for(0, batch * nodes, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(batch * nodes, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) chosen[i] = rows[i / nodes].choose(i % nodes);
   });
   return out;

@@ -5,13 +5,14 @@
 // ROWS x COLUMNS outputs keeps one vector accumulator per output and loads each weight vector once.
 //
 // Only PyTorch's stable C interface is used, so that the library outlives the PyTorch version it was built with. The
-// threads are PyTorch's own (torch_parallel_for). Letters: M rows, N columns, K depth.
+// threads are those of parallel.h. Letters: M rows, N columns, K depth.
 #include <torch/csrc/stable/library.h>
 
 #include <cstdlib>
 #include <memory>
 #include <new>
 
+#include "../parallel.h"
 #include "small_linear.h"
 #include "tile.h"
 
@@ -137,7 +138,7 @@ void multiply_tiles(const Plan<Step, ROWS>& plan, const void* x, const void* wei
   pack(plan, static_cast<const Element*>(x), packed);
   const int64_t width = plan.groups * COLUMNS;
   const int64_t grain = divide_up(TASK_BYTES, plan.groups * std::max<int64_t>(1, plan.group_bytes()));
-  torch::stable::parallel_for(0, divide_up(plan.columns, width), grain, [&](int64_t begin, int64_t end) {
+  parallel_for(divide_up(plan.columns, width), grain, [&](int64_t begin, int64_t end) {
     for (int64_t first = begin * width; first < std::min(end * width, plan.columns); first += width)
       block(plan, packed, static_cast<const Element*>(weight), static_cast<const Element*>(bias),
             static_cast<Element*>(out), first, std::min(width, plan.columns - first));

@@ -4,6 +4,7 @@
 #include <optional>
 #include <tuple>
 
+#include "../parallel.h"
 #include "../row.h"
 
 namespace specstep {
@@ -129,7 +130,7 @@ std::tuple<Tensor, Tensor, Tensor> top_log_probs(
   call.log_probs = static_cast<float*>(log_probs.data_ptr());
   call.total = static_cast<float*>(total.data_ptr());
   const bool any = std::any_of(call.wanted, call.wanted + batch, [](int64_t row) { return row != 0; });
-  torch::stable::parallel_for(0, batch * places, any ? 1 : batch * places + 1, [&](int64_t begin, int64_t end) {
+  parallel_for(batch * places, any ? 1 : batch * places + 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) call.one(i);
   });
   return {tokens, log_probs, total};
