@@ -17,6 +17,7 @@ from ..errors import BuildError
 from ..kernels.native import LIBRARY_NAME, build_library, c_shims, detect_instruction_set
 from ..runtime.engine_file import ProgramSpec
 from ..runtime.inductor.aoti import machine
+from . import exact
 from .assemble import Graphs
 from .export import export_program
 from .lowered import Lowered
@@ -27,8 +28,6 @@ CONFIG: dict[str, Any] = {
     # The weights stay out of the package and keep their names: both programs are lent the same mapped file.
     "always_keep_tensor_constants": True,
     "aot_inductor.package_constants_in_so": False,
-    # The thread count is the machine's that runs the engine, not the builder's.
-    "cpp.dynamic_threads": True,
 }
 
 
@@ -57,9 +56,9 @@ def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Low
 def compile_programs(exported: dict[str, ExportedProgram], directory: Path, device: str) -> None:
     """Compile each program to `directory/NAME.pt2`: the graph, without weights. Raises BuildError.
 
-    On a CPU layers share their masks, the linear layers become ours (`kernels.linear`), and each program is compiled in
-    a process of its own, at the same time: compiling is one thread of Python, then one of g++. The processes are forked
-    and share the weights.
+    On a CPU layers share their masks, the linear layers become ours (`kernels.linear`), elements get one result
+    (`compile.exact`), and each program is compiled in a process of its own, at the same time: compiling is one thread
+    of Python, then one of g++. The processes are forked and share the weights.
     """
     config, paths = dict(CONFIG), {name: directory / f"{name}.pt2" for name in exported}
     if device == "cuda":  # CUDA does not survive a fork
@@ -69,7 +68,8 @@ def compile_programs(exported: dict[str, ExportedProgram], directory: Path, devi
     for program in exported.values():
         share_masks(program)
         use_small_linear(program)
-    config["aot_inductor.custom_ops_to_c_shims"] = c_shims()
+        exact.use_exact(program)
+    config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
     check_vector_instructions()
     children = [_Child(name, program, paths[name], config) for name, program in exported.items()]
     try:

@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+EXACT_FUNCTIONS = ("silu", "sigmoid", "tanh", "gelu", "gelu_tanh", "cos", "sin")  # of single elements
+
 
 class NativeOp(NamedTuple):
-    """inputs: the C function's parameters, each a tensor's handle, a pointer to one where it is optional, or an
-    integer. outputs: how many tensors it returns. fake: the operator on tensors without data."""
+    """inputs: the C function's parameters, each a tensor's handle, a pointer to one where it is optional, an integer or
+    a float. outputs: how many tensors it returns. fake: the operator on tensors without data."""
 
     inputs: tuple[str, ...]
     outputs: int
@@ -17,10 +19,14 @@ class NativeOp(NamedTuple):
 
     def declaration(self, name: str) -> str:
         """The C function, as AOTInductor's convention names it."""
-        kinds = {"*": "AtenTensorHandle* ", "#": "int64_t "}
-        inputs = [kinds.get(given[-1], "AtenTensorHandle ") + given.rstrip("*#") for given in self.inputs]
+        kinds = {"*": "AtenTensorHandle* ", "#": "int64_t ", "~": "double "}
+        inputs = [kinds.get(given[-1], "AtenTensorHandle ") + given.rstrip("*#~") for given in self.inputs]
         outputs = [f"AtenTensorHandle* out{index}" for index in range(self.outputs)]
         return f"AOTITorchError aoti_torch_cpu_{name}({', '.join([*inputs, *outputs])})"
+
+
+def _like(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
 
 
 def _small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -59,7 +65,7 @@ def _top_log_probs(
     return nodes.new_empty((*nodes.shape, top)), log_probs, temperature.new_empty(nodes.shape)
 
 
-NATIVE_OPS = {  # "*": optional, "#": an integer
+NATIVE_OPS = {  # "*": optional, "#": an integer, "~": a float
     "small_linear": NativeOp(("x", "weight", "bias*"), 1, _small_linear),
     "small_expert_linear": NativeOp(("x", "weight", "experts"), 1, _small_expert_linear),
     "rank_native": NativeOp(("tokens", "log_probs", "temperature", "seeds", "positions", "top_k#"), 2, _rank),
@@ -70,4 +76,8 @@ NATIVE_OPS = {  # "*": optional, "#": an integer
     "top_log_probs_native": NativeOp(
         ("logits", "nodes", "wanted", "temperature", "seeds", "positions", "ids*", "top#"), 3, _top_log_probs
     ),
+    **{f"exact_{name}": NativeOp(("x",), 1, _like) for name in EXACT_FUNCTIONS},
+    "exact_softmax": NativeOp(("x",), 1, _like),
+    "exact_mean": NativeOp(("x",), 1, lambda x: x.new_empty((*x.shape[:-1], 1))),
+    "exact_layer_norm": NativeOp(("x", "weight*", "bias*", "epsilon~"), 1, _like),
 }  # fmt: skip

@@ -1,0 +1,88 @@
+"""Gives each element of a CPU graph the same bits, whatever is computed beside it.
+
+PyTorch's compiler takes one approximation of exp for whole vectors and another for what is left over, and adds a single
+row in another order than one of eight. So a token that is verified in a tree could differ from the same token decoded
+alone. Here functions and reductions are replaced by ops of ours, and CONFIG makes the compiler round where the model
+says so, in one thread. What it generates then is sums, products and quotients of elements, which have one result.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ..kernels.native import load_library
+
+aten = torch.ops.aten
+DTYPES = (torch.float32, torch.bfloat16)
+CONFIG: dict[str, Any] = {"emulate_precision_casts": True, "cpp.threads": 1}
+
+_FUNCTIONS = {
+    aten.silu.default: "exact_silu",
+    aten.sigmoid.default: "exact_sigmoid",
+    aten.tanh.default: "exact_tanh",
+    aten.cos.default: "exact_cos",
+    aten.sin.default: "exact_sin",
+}
+
+
+def use_exact(exported: ExportedProgram) -> int:
+    """Replaces functions and reductions over the last dimension, in place, and returns how many were replaced.
+
+    Those of float32 and bfloat16 on the CPU are. Call this before `run_decompositions`.
+    """
+    load_library()
+    graph, count = exported.graph_module.graph, 0
+    for node in graph.nodes:
+        replacement = _REPLACEMENTS.get(node.target)
+        found = replacement(node) if replacement and _fits(node) else None
+        if found is not None:
+            name, arguments = found
+            node.target, node.args, node.kwargs = getattr(torch.ops.specstep, name).default, arguments, {}
+            count += 1
+    exported.graph_module.recompile()
+    return count
+
+
+def _fits(node: Node) -> bool:
+    value = node.args[0].meta["val"]  # type: ignore[union-attr]
+    return value.device.type == "cpu" and value.dtype in DTYPES and node.meta["val"].dtype == value.dtype
+
+
+Replacement = tuple[str, tuple[Any, ...]] | None
+
+
+def _function(node: Node) -> Replacement:
+    return _FUNCTIONS[node.target], node.args[:1]  # type: ignore[index]
+
+
+def _gelu(node: Node) -> Replacement:
+    approximate = node.kwargs.get("approximate", "none")
+    return "exact_gelu_tanh" if approximate == "tanh" else "exact_gelu", node.args[:1]
+
+
+def _mean(node: Node) -> Replacement:
+    x, dims, *keep = node.args
+    last = x.meta["val"].dim() - 1  # type: ignore[union-attr]
+    return ("exact_mean", (x,)) if list(dims) in ([-1], [last]) and keep[:1] == [True] else None  # type: ignore[arg-type]
+
+
+def _softmax(node: Node) -> Replacement:
+    x, dim = node.args[:2]
+    return ("exact_softmax", (x,)) if dim in (-1, x.meta["val"].dim() - 1) else None  # type: ignore[union-attr]
+
+
+def _layer_norm(node: Node) -> Replacement:
+    x, shape, weight, bias, epsilon = (*node.args, *(None, None, 1e-5)[len(node.args) - 2 :])[:5]
+    return ("exact_layer_norm", (x, weight, bias, epsilon)) if len(shape) == 1 else None  # type: ignore[arg-type]
+
+
+_REPLACEMENTS: dict[Any, Callable[[Node], Replacement]] = {
+    **dict.fromkeys(_FUNCTIONS, _function),
+    aten.gelu.default: _gelu,
+    aten.mean.dim: _mean,
+    aten.softmax.int: _softmax,
+    aten.layer_norm.default: _layer_norm,
+}

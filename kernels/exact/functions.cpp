@@ -1,0 +1,122 @@
+// Functions of single elements. PyTorch and its compiler take one approximation for whole vectors and another for what
+// is left at the end of a loop, so that an element's bits depend on how many others there are. Here all elements pass
+// through the same code, in blocks that are padded.
+#include <torch/csrc/stable/library.h>
+
+#include <cmath>
+#include <stdexcept>
+
+#include "../parallel.h"
+#include "element.h"
+
+namespace specstep {
+namespace {
+
+constexpr int64_t GRAIN = 64;  // blocks per thread at least: some microseconds
+
+inline float power_of_two(int32_t exponent) {
+  const int32_t word = (exponent + 127) << 23;
+  float power;
+  std::memcpy(&power, &word, sizeof power);
+  return power;
+}
+
+// e^x, relative error below 2e-7; 0 below -87, infinity above 88.7.
+inline float exponential(float x) {
+  const float bounded = x < -87.0f ? -87.0f : (x > 89.0f ? 89.0f : x);
+  const float n = (bounded * 1.44269504f + 12582912.0f) - 12582912.0f;  // to the nearest integer
+  const float r = (bounded - n * 0.693145752f) - n * 1.42860677e-6f;
+  const float p =
+      1 + r * (1 + r * (0.5f + r * (1.6666667e-1f + r * (4.1666662e-2f + r * (8.3335e-3f + r * 1.3888e-3f)))));
+  const int32_t half = static_cast<int32_t>(n) >> 1, rest = static_cast<int32_t>(n) - half;  // 2^128 is no float
+  const float value = p * power_of_two(half) * power_of_two(rest);
+  return x != x ? x : (x <= -87.0f ? 0.0f : value);
+}
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// Relative error below 3e-7. Source of the polynomial: Cephes' tanhf.
+inline float hyperbolic_tangent(float x) {
+  const float size = x < 0 ? -x : x, square = x * x;
+  const float near = x + x * square * (-3.33332819422e-1f + square * (1.33314422036e-1f + square * (-5.37397155531e-2f +
+                     square * (2.06390887954e-2f + square * -5.70498872745e-3f))));
+  const float far = 1.0f - 2.0f / (exponential(2.0f * size) + 1.0f);
+  return size < 0.625f ? near : (x < 0 ? -far : far);
+}
+
+struct Silu {
+  static float value(float x) { return x / (1.0f + exponential(-x)); }
+};
+struct Sigmoid {
+  static float value(float x) { return sigmoid(x); }
+};
+struct Tanh {
+  static float value(float x) { return hyperbolic_tangent(x); }
+};
+struct GeluTanh {
+  static float value(float x) {
+    return 0.5f * x * (1.0f + hyperbolic_tangent(0.7978845608f * (x + 0.044715f * x * x * x)));
+  }
+};
+struct Gelu {
+  static float value(float x) { return 0.5f * x * (1.0f + std::erf(x * 0.7071067812f)); }
+};
+struct Cos {
+  static float value(float x) { return std::cos(x); }
+};
+struct Sin {
+  static float value(float x) { return std::sin(x); }
+};
+
+template <class Function>
+__attribute__((noinline)) void apply_to_block(const float* __restrict x, float* __restrict out) {
+  for (int64_t i = 0; i < BLOCK; i++) out[i] = Function::value(x[i]);
+}
+
+template <class Function, class Element>
+void apply_to_all(const void* from, void* to, int64_t count) {
+  parallel_for((count + BLOCK - 1) / BLOCK, GRAIN, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin * BLOCK; first < std::min(end * BLOCK, count); first += BLOCK) {
+      float x[BLOCK], out[BLOCK];
+      const int64_t here = std::min(BLOCK, count - first);
+      load_block(static_cast<const Element*>(from) + first, here, x);
+      apply_to_block<Function>(x, out);
+      store_block(out, here, static_cast<Element*>(to) + first);
+    }
+  });
+}
+
+template <class Function>
+Tensor apply(const Tensor& x) {
+  const ScalarType type = x.scalar_type();
+  if (type != ScalarType::Float && type != ScalarType::BFloat16)
+    throw std::invalid_argument("x: expected float32 or bfloat16");
+  const Tensor plain = torch::stable::contiguous(x);
+  int32_t dtype;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+  Tensor out = empty({x.sizes().begin(), x.sizes().end()}, dtype);
+  const auto run = type == ScalarType::Float ? apply_to_all<Function, float> : apply_to_all<Function, Bfloat16>;
+  run(plain.data_ptr(), out.data_ptr(), x.numel());
+  return out;
+}
+
+}  // namespace
+}  // namespace specstep
+
+// What compiled models call, and what torch calls: see linear.cpp.
+#define SPECSTEP_FUNCTION(NAME, FUNCTION)                                                                          \
+  extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_##NAME(AtenTensorHandle x,       \
+                                                                                         AtenTensorHandle* out) {  \
+    using namespace specstep;                                                                                      \
+    return guarded(#NAME, [&] { return aoti_torch_new_tensor_handle(apply<FUNCTION>(borrowed(x)).get(), out); });  \
+  }                                                                                                                \
+  STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) { library.def(#NAME "(Tensor x) -> Tensor"); }                  \
+  STABLE_TORCH_LIBRARY_IMPL(specstep, CPU, library) { library.impl(#NAME, TORCH_BOX(&specstep::apply<specstep::FUNCTION>)); }
+
+SPECSTEP_FUNCTION(exact_silu, Silu)
+SPECSTEP_FUNCTION(exact_sigmoid, Sigmoid)
+SPECSTEP_FUNCTION(exact_tanh, Tanh)
+SPECSTEP_FUNCTION(exact_gelu, Gelu)
+SPECSTEP_FUNCTION(exact_gelu_tanh, GeluTanh)
+SPECSTEP_FUNCTION(exact_cos, Cos)
+SPECSTEP_FUNCTION(exact_sin, Sin)

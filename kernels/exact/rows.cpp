@@ -1,0 +1,178 @@
+// Reductions over the last dimension. PyTorch's compiler adds in another order where there is one row, or where rows are
+// shared between threads. Here a row is added the same way whatever else is computed: lane by lane, then over the lanes.
+#include <torch/csrc/stable/library.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+
+#include "../parallel.h"
+#include "element.h"
+
+namespace specstep {
+namespace {
+
+constexpr int64_t LANES = 16;
+constexpr int64_t GRAIN = 8192;  // elements per thread at least
+
+// A row as floats, padded with zeros to whole blocks.
+struct Row {
+  std::vector<float> values;
+  int64_t count;
+
+  explicit Row(int64_t size) : values((size + BLOCK - 1) / BLOCK * BLOCK), count(size) {}
+
+  template <class Element>
+  void load(const Element* from) {
+    for (int64_t i = 0; i < count; i += BLOCK) load_block(from + i, std::min(BLOCK, count - i), values.data() + i);
+  }
+  template <class Element>
+  void store(Element* to) const {
+    for (int64_t i = 0; i < count; i += BLOCK) store_block(values.data() + i, std::min(BLOCK, count - i), to + i);
+  }
+};
+
+__attribute__((noinline)) float sum(const Row& row) {
+  float lanes[LANES] = {}, total = 0;
+  for (int64_t i = 0; i < static_cast<int64_t>(row.values.size()); i += LANES)
+    for (int64_t lane = 0; lane < LANES; lane++) lanes[lane] += row.values[i + lane];
+  for (const float lane : lanes) total += lane;
+  return total;
+}
+
+__attribute__((noinline)) float sum_of_squares(const Row& row, float center) {
+  float lanes[LANES] = {}, total = 0;
+  for (int64_t i = 0; i < row.count; i += LANES)
+    for (int64_t lane = 0; lane < LANES; lane++) {
+      const float away = i + lane < row.count ? row.values[i + lane] - center : 0.0f;
+      lanes[lane] += away * away;
+    }
+  for (const float lane : lanes) total += lane;
+  return total;
+}
+
+struct Mean {
+  static int64_t columns(int64_t) { return 1; }
+  void operator()(Row& row) const { row.values[0] = sum(row) / static_cast<float>(row.count); }
+};
+
+struct Softmax {
+  static int64_t columns(int64_t count) { return count; }
+  void operator()(Row& row) const {
+    float greatest = -std::numeric_limits<float>::infinity(), total = 0;
+    for (int64_t i = 0; i < row.count; i++) greatest = std::max(greatest, row.values[i]);
+    for (int64_t i = 0; i < row.count; i++) row.values[i] = std::exp(row.values[i] - greatest);
+    for (int64_t i = 0; i < row.count; i++) total += row.values[i];
+    for (int64_t i = 0; i < row.count; i++) row.values[i] /= total;
+  }
+};
+
+struct LayerNorm {
+  std::optional<Row> weight, bias;
+  float epsilon;
+
+  static int64_t columns(int64_t count) { return count; }
+  __attribute__((noinline)) void operator()(Row& row) const {
+    const float size = static_cast<float>(row.count), mean = sum(row) / size;
+    const float scale = 1.0f / std::sqrt(sum_of_squares(row, mean) / size + epsilon);
+    for (int64_t i = 0; i < row.count; i++) {
+      const float normed = (row.values[i] - mean) * scale;
+      row.values[i] = (weight ? normed * weight->values[i] : normed) + (bias ? bias->values[i] : 0.0f);
+    }
+  }
+};
+
+template <class Element, class Function>
+void each_row(const Tensor& x, Tensor& out, const Function& function) {
+  const int64_t count = x.size(-1), columns = Function::columns(count), rows = count ? x.numel() / count : 0;
+  parallel_for(rows, std::max<int64_t>(1, GRAIN / std::max<int64_t>(count, 1)), [&](int64_t begin, int64_t end) {
+    Row row(count), result(columns);
+    for (int64_t i = begin; i < end; i++) {
+      row.load(static_cast<const Element*>(x.data_ptr()) + i * count);
+      function(row);
+      std::copy_n(row.values.begin(), columns, result.values.begin());
+      result.store(static_cast<Element*>(out.data_ptr()) + i * columns);
+    }
+  });
+}
+
+template <class Function>
+Tensor reduce(const Tensor& x, const Function& function) {
+  const ScalarType type = x.scalar_type();
+  if ((type != ScalarType::Float && type != ScalarType::BFloat16) || x.dim() == 0 || x.size(-1) == 0)
+    throw std::invalid_argument("x: expected float32 or bfloat16 with a last dimension that is not empty");
+  const Tensor plain = torch::stable::contiguous(x);
+  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  sizes.back() = Function::columns(sizes.back());
+  int32_t dtype;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+  Tensor out = empty(sizes, dtype);
+  (type == ScalarType::Float ? each_row<float, Function> : each_row<Bfloat16, Function>)(plain, out, function);
+  return out;
+}
+
+std::optional<Row> whole(const std::optional<Tensor>& tensor, int64_t count) {
+  if (!tensor) return std::nullopt;
+  if (tensor->dim() != 1 || tensor->size(0) != count) throw std::invalid_argument("weight, bias: expected a row of x");
+  const Tensor plain = torch::stable::contiguous(*tensor);
+  Row row(count);
+  if (plain.scalar_type() == ScalarType::Float)
+    row.load(static_cast<const float*>(plain.data_ptr()));
+  else if (plain.scalar_type() == ScalarType::BFloat16)
+    row.load(static_cast<const Bfloat16*>(plain.data_ptr()));
+  else
+    throw std::invalid_argument("weight, bias: expected float32 or bfloat16");
+  return row;
+}
+
+Tensor exact_mean(const Tensor& x) { return reduce(x, Mean{}); }
+
+Tensor exact_softmax(const Tensor& x) { return reduce(x, Softmax{}); }
+
+Tensor exact_layer_norm(const Tensor& x, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                        double epsilon) {
+  const int64_t count = x.dim() ? x.size(-1) : 0;
+  return reduce(x, LayerNorm{whole(weight, count), whole(bias, count), static_cast<float>(epsilon)});
+}
+
+std::optional<Tensor> borrowed_or_none(AtenTensorHandle* handle) {
+  return handle ? std::optional<Tensor>(borrowed(*handle)) : std::nullopt;
+}
+
+}  // namespace
+}  // namespace specstep
+
+// What compiled models call: see linear.cpp.
+extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_exact_mean(AtenTensorHandle x,
+                                                                                           AtenTensorHandle* out) {
+  using namespace specstep;
+  return guarded("exact_mean", [&] { return aoti_torch_new_tensor_handle(exact_mean(borrowed(x)).get(), out); });
+}
+
+extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_exact_softmax(AtenTensorHandle x,
+                                                                                              AtenTensorHandle* out) {
+  using namespace specstep;
+  return guarded("exact_softmax", [&] { return aoti_torch_new_tensor_handle(exact_softmax(borrowed(x)).get(), out); });
+}
+
+extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_exact_layer_norm(
+    AtenTensorHandle x, AtenTensorHandle* weight, AtenTensorHandle* bias, double epsilon, AtenTensorHandle* out) {
+  using namespace specstep;
+  return guarded("exact_layer_norm", [&] {
+    const Tensor result = exact_layer_norm(borrowed(x), borrowed_or_none(weight), borrowed_or_none(bias), epsilon);
+    return aoti_torch_new_tensor_handle(result.get(), out);
+  });
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) {
+  library.def("exact_mean(Tensor x) -> Tensor");
+  library.def("exact_softmax(Tensor x) -> Tensor");
+  library.def("exact_layer_norm(Tensor x, Tensor? weight, Tensor? bias, float epsilon) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(specstep, CPU, library) {
+  library.impl("exact_mean", TORCH_BOX(&specstep::exact_mean));
+  library.impl("exact_softmax", TORCH_BOX(&specstep::exact_softmax));
+  library.impl("exact_layer_norm", TORCH_BOX(&specstep::exact_layer_norm));
+}

@@ -1,0 +1,154 @@
+// A pool of threads for regions of microseconds, on machines where others work too.
+//
+// OpenMP waits at the end of a region for every thread, also for one that had no core yet: a busy neighbour on one of
+// two cores makes a step four times slower. Here a region ends when its work is done. Threads take part after part from
+// a counter, so a slow one does less, and one that comes late finds the region closed. Between regions a thread looks
+// out for work for a short time, and then sleeps.
+#include "parallel.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+namespace specstep {
+namespace {
+
+constexpr int64_t PARTS_PER_THREAD = 8;                            // a late thread holds up an eighth of its share at most
+constexpr std::chrono::microseconds LOOK_OUT{50}, PATIENCE{200};  // for work before sleep; for a thread that has its last part
+constexpr uint64_t OPEN = 1 << 16, NEXT_REGION = 2 * OPEN;         // of `state`; below OPEN: how many threads are inside
+
+inline void pause() {
+#ifdef __x86_64__
+  _mm_pause();
+#endif
+}
+
+// Looks for `found` for a time; whether it came.
+template <class Found>
+bool spin(std::chrono::microseconds time, const Found& found) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  do {
+    for (int i = 0; i < 64; i++, pause())
+      if (found()) return true;
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
+}
+
+struct Region {
+  Part part;
+  const void* body;
+  int64_t count, size;
+  int helpers;
+};
+
+class Pool {
+ public:
+  void run(const Region& region) {
+    start(region.helpers);
+    region_ = region;
+    taken_.store(0, std::memory_order_relaxed);
+    failure_ = nullptr;
+    state_.store((state_.load() & ~(NEXT_REGION - 1)) + NEXT_REGION + OPEN);
+    if (asleep_.load() > 0) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      wake_.notify_all();
+    }
+    take_parts();
+    state_.fetch_and(~OPEN);
+    const auto left = [&] { return (state_.load(std::memory_order_acquire) & (OPEN - 1)) == 0; };
+    while (!spin(PATIENCE, left)) sched_yield();  // it may be waiting for this very core
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  void start(int helpers) {
+    for (; started_ < helpers; started_++) std::thread(&Pool::help, this, started_).detach();
+  }
+
+  [[noreturn]] void help(int index) {
+    for (uint64_t served = 0;;) {
+      uint64_t state = 0;
+      const auto found = [&] {
+        state = state_.load(std::memory_order_acquire);
+        return (state & OPEN) != 0 && state / NEXT_REGION != served;
+      };
+      if (!spin(LOOK_OUT, found)) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        asleep_++;
+        wake_.wait(lock, found);
+        asleep_--;
+      }
+      served = state / NEXT_REGION;
+      while ((state & OPEN) != 0 && state / NEXT_REGION == served)
+        if (state_.compare_exchange_weak(state, state + 1)) {  // inside: the region stays until this thread has left
+          if (index < region_.helpers) take_parts();
+          state_.fetch_sub(1, std::memory_order_release);
+          break;
+        }
+    }
+  }
+
+  void take_parts() {
+    const Region region = region_;
+    for (int64_t begin; (begin = taken_.fetch_add(region.size, std::memory_order_relaxed)) < region.count;) {
+      try {
+        region.part(region.body, begin, std::min(begin + region.size, region.count));
+      } catch (...) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        failure_ = std::current_exception();
+      }
+    }
+  }
+
+  Region region_{};
+  std::atomic<uint64_t> state_{0};
+  std::atomic<int64_t> taken_{0};
+  std::atomic<int> asleep_{0};
+  std::exception_ptr failure_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  int started_ = 0;
+};
+
+// Never destroyed: its threads may outlive all else. A forked process has none of them, and gets a pool of its own.
+Pool* pool = nullptr;
+std::atomic_flag in_use = ATOMIC_FLAG_INIT;
+
+void forget_pool() {
+  pool = nullptr;
+  in_use.clear();
+}
+
+struct InUse {
+  ~InUse() { in_use.clear(); }
+};
+
+}  // namespace
+
+void run_parts(int64_t count, int64_t grain, Part part, const void* body) {
+  if (count <= 0) return;
+  const int64_t most = (count + std::max<int64_t>(grain, 1) - 1) / std::max<int64_t>(grain, 1);
+  const int64_t threads = most > 1 ? std::min<int64_t>(torch::stable::get_num_threads(), most) : 1;
+  if (threads == 1 || in_use.test_and_set()) return part(body, 0, count);
+  const InUse until_return;
+  if (pool == nullptr) {
+    static const int registered = pthread_atfork(nullptr, nullptr, forget_pool);
+    static_cast<void>(registered);
+    pool = new Pool;
+  }
+  const int64_t parts = std::min(most, threads * PARTS_PER_THREAD);
+  pool->run({part, body, count, (count + parts - 1) / parts, static_cast<int>(threads - 1)});
+}
+
+}  // namespace specstep
