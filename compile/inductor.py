@@ -21,7 +21,7 @@ from . import exact
 from .assemble import Graphs
 from .export import export_program
 from .lowered import Lowered
-from .rewrites import share_masks, use_small_linear
+from .rewrites import share_masks
 from .writer import write_weights
 
 CONFIG: dict[str, Any] = {
@@ -67,7 +67,6 @@ def compile_programs(exported: dict[str, ExportedProgram], directory: Path, devi
         return
     for program in exported.values():
         share_masks(program)
-        use_small_linear(program)
         exact.use_exact(program)
     config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
     check_vector_instructions()

@@ -23,19 +23,13 @@ from .native_ops import NATIVE_OPS
 LIBRARY_NAME = "libspecstep.so"
 FOLDER = Path(__file__).parent
 SOURCES = (
-    "linear/linear.cpp", "linear/experts.cpp", "rank/rank.cpp", "choose/choose.cpp",
+    "linear/linear.cpp", "linear/experts.cpp", "linear/embedding.cpp", "rank/rank.cpp", "choose/choose.cpp",
     "top_log_probs/top_log_probs.cpp", "exact/functions.cpp", "exact/rows.cpp", "parallel.cpp",
 )  # fmt: skip
 HEADERS = (
-    "tensor.h",
-    "parallel.h",
-    "exact/element.h",
-    "noise.h",
-    "row.h",
-    "linear/small_linear.h",
-    "linear/tile.h",
-    "choose/filter.h",
-)
+    "tensor.h", "parallel.h", "noise.h", "row.h", "exact/element.h", "linear/linear.h", "linear/block.h",
+    "linear/tile.h", "linear/plan.h", "choose/filter.h",
+)  # fmt: skip
 # The oldest PyTorch whose stable C interface the library uses; it then loads in that version and every later one.
 STABLE_INTERFACE = "0x020b000000000000"
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma")

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .linear.packing import OUTPUTS, STEPS
+
 EXACT_FUNCTIONS = ("silu", "sigmoid", "tanh", "gelu", "gelu_tanh", "cos", "sin")  # of single elements
 
 
@@ -29,21 +31,31 @@ def _like(x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    torch._check(x.dim() >= 1 and weight.dim() == 2, lambda: f"x {tuple(x.shape)}, weight {tuple(weight.shape)}")
-    torch._check(
-        x.shape[-1] == weight.shape[1],
-        lambda: f"specstep::small_linear: x has depth {x.shape[-1]}, weight has {weight.shape[1]}",
-    )
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> Tensor:
+    torch._check(x.dtype == weight.dtype, lambda: f"x is {x.dtype}, the weight {weight.dtype}")
+    _check_packed(weight, (), columns, x.shape[-1])
+    return x.new_empty((*x.shape[:-1], columns))
 
 
-def _small_expert_linear(x: Tensor, weight: Tensor, experts: Tensor) -> Tensor:
+def _packed_expert_linear(x: Tensor, weight: Tensor, experts: Tensor, columns: int) -> Tensor:
+    torch._check(x.dtype == weight.dtype, lambda: f"x is {x.dtype}, the weight {weight.dtype}")
+    _check_packed(weight, weight.shape[:1], columns, x.shape[-1])
+    return x.new_empty((x.shape[0], columns))
+
+
+def _packed_embedding(weight: Tensor, ids: Tensor, columns: int, depth: int) -> Tensor:
+    _check_packed(weight, (), columns, depth)
+    return weight.new_empty((*ids.shape, depth))
+
+
+def _check_packed(weight: Tensor, leading: tuple[int, ...], columns: int, depth: int) -> None:
+    torch._check(weight.dtype in STEPS, lambda: f"packed weight: expected one of {list(STEPS)}, got {weight.dtype}")
+    step = STEPS[weight.dtype]
+    expected = (*leading, -(-columns // OUTPUTS), -(-depth // step), OUTPUTS, *([step] if step > 1 else []))
     torch._check(
-        x.dim() == 2 and weight.dim() == 3 and x.shape[1] == weight.shape[2] and experts.shape == x.shape[:1],
-        lambda: f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, experts {tuple(experts.shape)}",
+        weight.shape == expected,
+        lambda: f"packed weight of {columns} columns and depth {depth}: expected {expected}, got {tuple(weight.shape)}",
     )
-    return x.new_empty((x.shape[0], weight.shape[1]))
 
 
 def _rank(
@@ -66,8 +78,9 @@ def _top_log_probs(
 
 
 NATIVE_OPS = {  # "*": optional, "#": an integer, "~": a float
-    "small_linear": NativeOp(("x", "weight", "bias*"), 1, _small_linear),
-    "small_expert_linear": NativeOp(("x", "weight", "experts"), 1, _small_expert_linear),
+    "packed_linear": NativeOp(("x", "weight", "bias*", "columns#"), 1, _packed_linear),
+    "packed_expert_linear": NativeOp(("x", "weight", "experts", "columns#"), 1, _packed_expert_linear),
+    "packed_embedding": NativeOp(("weight", "ids", "columns#", "depth#"), 1, _packed_embedding),
     "rank_native": NativeOp(("tokens", "log_probs", "temperature", "seeds", "positions", "top_k#"), 2, _rank),
     "choose_native": NativeOp(
         ("logits", "tokens", "ancestors", "depths", "history", "lengths", "prompt_lengths", "sampling", "seeds",

@@ -1,5 +1,1 @@
-"""Linear layers for a few rows on the CPU, at the speed at which memory delivers the weight."""
-
-from .op import small_expert_linear, small_linear
-
-__all__ = ["small_expert_linear", "small_linear"]
+"""Linear layers over packed weights on the CPU: the same bits for any number of rows, fast for few and for many."""

@@ -1,208 +1,169 @@
-// specstep::small_linear on the CPU: y = x @ weight.T + bias for up to MAX_ROWS rows of x, reading the weight once.
+// specstep::packed_linear on the CPU: y = x @ weight.T + bias for any number of rows, each output with the same bits
+// whatever is computed with it.
 //
-// With few rows a linear layer costs what reading its weight costs. So the weight [N, K] stays plain row-major and is
-// streamed, with software prefetch; x is packed once per call into the order in which it is read. A tile of
-// ROWS x COLUMNS outputs keeps one vector accumulator per output and loads each weight vector once.
+// The weight is interleaved by 16 outputs (packing.py), so that one register holds a step along K of a whole panel and
+// x is broadcast from memory. With few rows the weight is streamed once, at the speed of memory. With many, a panel
+// stays in the first-level cache, a chunk of K at a time, while block after block of rows goes by.
 //
 // Only PyTorch's stable C interface is used, so that the library outlives the PyTorch version it was built with. The
 // threads are those of parallel.h. Letters: M rows, N columns, K depth.
+#include "linear.h"
+
 #include <torch/csrc/stable/library.h>
 
+#include <array>
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <stdexcept>
+#include <utility>
 
 #include "../parallel.h"
-#include "small_linear.h"
-#include "tile.h"
+#include "plan.h"
 
 namespace specstep {
 namespace {
 
-constexpr int64_t MAX_ROWS = 32;             // with 16 or more arithmetic counts; oneDNN is faster from 48 on
-constexpr int64_t PACKED_CHUNK = 32 * 1024;  // bytes of x used at a time: they stay in the first-level cache
-constexpr int64_t WEIGHT_BLOCK = 64 * 1024;  // bytes of weight per block when K is cut in chunks: second-level cache
-constexpr int64_t TASK_BYTES = 32 * 1024;    // least weight per thread: takes about as long as waking the thread
-constexpr int64_t PREFETCH_BEYOND = 4 * 1024;  // bytes beyond the next block; the next block alone comes 20% too late
-constexpr int64_t MAX_GROUPS = 16;
+constexpr int64_t PACK_TERMS = 32 * 1024;  // of x, least per thread
 
-inline int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
+template <class Block>
+using Tile = void (*)(const typename Block::Term*, const char*, int64_t, float*);
 
-// How M, N and K are cut. x is packed as [chunk][tile][step][row of the tile][STEP], zero beyond M and K.
-template <class Step, int ROWS>
-struct Plan {
-  int64_t rows, columns, depth, tiles, steps, chunk, groups;
+template <class Block, int... ROWS>
+constexpr std::array<Tile<Block>, MAX_ROWS> tiles(std::integer_sequence<int, ROWS...>) {
+  return {tile<Block, ROWS + 1>...};
+}
 
-  Plan(int64_t m, int64_t n, int64_t k) : rows(m), columns(n), depth(k) {
-    tiles = divide_up(m, ROWS);
-    steps = divide_up(k, Step::STEP);
-    const int64_t step_bytes = tiles * ROWS * Step::STEP * sizeof(typename Step::Packed);
-    const int64_t chunks = std::max<int64_t>(1, divide_up(steps * step_bytes, PACKED_CHUNK));
-    chunk = std::max<int64_t>(1, divide_up(steps, chunks));
-    const int64_t fitting = WEIGHT_BLOCK / std::max<int64_t>(1, group_bytes());
-    groups = chunk >= steps ? 1 : std::clamp<int64_t>(fitting, 1, MAX_GROUPS);
-  }
-  int64_t group_bytes() const { return COLUMNS * depth * static_cast<int64_t>(sizeof(typename Step::Element)); }
-  int64_t packed_at(int64_t first_step, int64_t tile_index, int64_t steps_here) const {
-    return (first_step * tiles + tile_index * steps_here) * ROWS * Step::STEP;
-  }
-};
+template <class Block>
+constexpr std::array<Tile<Block>, MAX_ROWS> TILES = tiles<Block>(std::make_integer_sequence<int, MAX_ROWS>());
 
-template <class Step, int ROWS>
-void pack(const Plan<Step, ROWS>& plan, const typename Step::Element* x, typename Step::Packed* packed) {
-  for (int64_t first = 0; first < plan.steps; first += plan.chunk) {
-    const int64_t steps = std::min(plan.chunk, plan.steps - first);
-    for (int64_t row = 0; row < plan.tiles * ROWS; row++) {
-      auto* to = packed + plan.packed_at(first, row / ROWS, steps) + row % ROWS * Step::STEP;
-      for (int64_t step = first; step < first + steps; step++, to += ROWS * Step::STEP) {
-        const int64_t k = step * Step::STEP;
-        const int64_t count = row < plan.rows ? std::min<int64_t>(Step::STEP, plan.depth - k) : 0;
-        copy_padded<Step>(x + row * plan.depth + k, count, to);
+// x as [block][step][row of the block], so that a tile reads it in one stream.
+template <class Block>
+void pack(const Plan<Block>& plan, const typename Block::Element* x, int64_t depth, typename Block::Term* to) {
+  const int64_t block_terms = divide_up(plan.rows, plan.blocks) * std::max<int64_t>(1, plan.steps);
+  parallel_for(plan.blocks, divide_up(PACK_TERMS, block_terms), [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; block++) {
+      const int64_t first = plan.first_row(block), rows = plan.rows_of(block);
+      auto* term = to + first * plan.steps;
+      for (int64_t step = 0; step < plan.steps; step++) {
+        const auto* from = x + first * depth + step * Block::STEP;
+        const int64_t count = depth - step * Block::STEP;
+        for (int64_t row = 0; row < rows; row++, from += depth) *term++ = Block::term(from, count);
       }
     }
-  }
-}
-
-// One group of columns times all rows over [step, step + steps) of K.
-template <class Step, int ROWS>
-void group_of_columns(const Plan<Step, ROWS>& plan, const typename Step::Packed* packed, int64_t step, int64_t steps,
-                      const typename Step::Element* const* weight, const char*& ahead, float* sums) {
-  using Element = typename Step::Element;
-  const int64_t whole = std::min(steps, plan.depth / Step::STEP - step);
-  const int64_t stride = COLUMNS * Step::STEP * static_cast<int64_t>(sizeof(Element)) / plan.tiles;
-  for (int64_t t = 0; t < plan.tiles; t++, ahead += stride * steps)
-    tile<Step, ROWS>(packed + plan.packed_at(step, t, steps), weight, whole,
-                     Prefetch{ahead, stride, divide_up(stride, 64)}, sums + t * ROWS * COLUMNS);
-  if (whole == steps) return;
-  Element last[COLUMNS][Step::STEP] = {};  // K ends within a step
-  const Element* from[COLUMNS];
-  for (int c = 0; c < COLUMNS; c++) {
-    from[c] = last[c];
-    std::memcpy(last[c], weight[c] + whole * Step::STEP, plan.depth % Step::STEP * sizeof(Element));
-  }
-  for (int64_t t = 0; t < plan.tiles; t++)
-    tile<Step, ROWS>(packed + plan.packed_at(step, t, steps) + whole * ROWS * Step::STEP, from, 1, Prefetch{},
-                     sums + t * ROWS * COLUMNS);
-}
-
-// Sums [rows][COLUMNS] plus bias to `count` outputs per row, a vector of whole rows at a time.
-template <class Element>
-void store(const float* sums, int64_t rows, int64_t count, const Element* bias, Element* out, int64_t stride) {
-  constexpr int64_t TOGETHER = LANES / COLUMNS;
-  float shift[LANES] = {};
-  for (int64_t i = 0; bias && i < LANES; i++) shift[i] = i % COLUMNS < count ? to_float(bias[i % COLUMNS]) : 0.0f;
-  for (int64_t row = 0; row < rows; row += TOGETHER) {
-    Element results[LANES];
-    rounded(load<Floats>(sums + row * COLUMNS) + load<Floats>(shift), results);
-    for (int64_t r = 0; r < std::min(TOGETHER, rows - row); r++, out += stride) {
-      if (count == COLUMNS)
-        std::memcpy(out, results + r * COLUMNS, COLUMNS * sizeof(Element));  // a constant size is one instruction
-      else
-        std::memcpy(out, results + r * COLUMNS, count * sizeof(Element));
-    }
-  }
-}
-
-// All rows times the columns [first, first + count) with count <= groups * COLUMNS.
-template <class Step, int ROWS>
-void block(const Plan<Step, ROWS>& plan, const typename Step::Packed* packed, const typename Step::Element* weight,
-           const typename Step::Element* bias, typename Step::Element* out, int64_t first, int64_t count) {
-  float sums[MAX_GROUPS * COLUMNS * MAX_ROWS + LANES];  // store() may read past the last row
-  const int64_t groups = divide_up(count, COLUMNS), group_sums = plan.tiles * ROWS * COLUMNS;
-  std::fill_n(sums, groups * group_sums + LANES, 0.0f);
-  const char* ahead = reinterpret_cast<const char*>(weight + (first + count) * plan.depth) + PREFETCH_BEYOND;
-  for (int64_t step = 0; step < plan.steps; step += plan.chunk) {
-    for (int64_t group = 0; group < groups; group++) {
-      const typename Step::Element* from[COLUMNS];
-      for (int64_t c = 0; c < COLUMNS; c++)  // beyond N: the last column again, its sums unused
-        from[c] = weight + (first + std::min(group * COLUMNS + c, count - 1)) * plan.depth + step * Step::STEP;
-      group_of_columns(plan, packed, step, std::min(plan.chunk, plan.steps - step), from, ahead,
-                       sums + group * group_sums);
-    }
-  }
-  for (int64_t group = 0; group < groups; group++) {
-    const int64_t n = first + group * COLUMNS;
-    store(sums + group * group_sums, plan.rows, std::min<int64_t>(COLUMNS, first + count - n), bias ? bias + n : nullptr,
-          out + n, plan.columns);
-  }
-}
-
-template <class Step, int ROWS>
-void multiply_tiles(const Plan<Step, ROWS>& plan, const void* x, const void* weight, const void* bias, void* out) {
-  using Element = typename Step::Element;
-  using Packed = typename Step::Packed;
-  const size_t bytes = (plan.steps * plan.tiles * ROWS * Step::STEP * sizeof(Packed) + 63) / 64 * 64;
-  const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(64, std::max<size_t>(bytes, 64)), &std::free);
-  if (!memory) throw std::bad_alloc();
-  auto* packed = static_cast<Packed*>(memory.get());
-  pack(plan, static_cast<const Element*>(x), packed);
-  const int64_t width = plan.groups * COLUMNS;
-  const int64_t grain = divide_up(TASK_BYTES, plan.groups * std::max<int64_t>(1, plan.group_bytes()));
-  parallel_for(divide_up(plan.columns, width), grain, [&](int64_t begin, int64_t end) {
-    for (int64_t first = begin * width; first < std::min(end * width, plan.columns); first += width)
-      block(plan, packed, static_cast<const Element*>(weight), static_cast<const Element*>(bias),
-            static_cast<Element*>(out), first, std::min(width, plan.columns - first));
   });
 }
 
-template <class Step>
-void multiply(int64_t m, int64_t n, int64_t k, const void* x, const void* weight, const void* bias, void* out) {
-  if (m == 1) return multiply_tiles(Plan<Step, 1>(m, n, k), x, weight, bias, out);
-  if (m == 2) return multiply_tiles(Plan<Step, 2>(m, n, k), x, weight, bias, out);
-  multiply_tiles(Plan<Step, 4>(m, n, k), x, weight, bias, out);
+// Sums [rows][OUTPUTS] plus bias, rounded, to the `count` first outputs of each row.
+template <class Element>
+void store(const float* sums, int64_t rows, int64_t count, const Element* bias, Element* out, int64_t stride) {
+  float shift[OUTPUTS] = {};
+  for (int64_t i = 0; bias && i < count; i++) shift[i] = to_float(bias[i]);
+  for (int64_t row = 0; row < rows; row++, sums += OUTPUTS, out += stride) {
+    Element results[OUTPUTS];
+    for (int i = 0; i < OUTPUTS; i += LANES) rounded(load<Lanes>(sums + i) + load<Lanes>(shift + i), results + i);
+    if (count == OUTPUTS)
+      std::memcpy(out, results, sizeof results);  // a constant size is a few instructions
+    else
+      std::memcpy(out, results, count * sizeof(Element));
+  }
 }
 
-Tensor aten_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
-  StableIValue stack[] = {torch::stable::detail::from(x), torch::stable::detail::from(weight),
-                          torch::stable::detail::from(bias)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack, TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
+// All rows, packed, times one panel.
+template <class Block>
+void multiply_panel(const Plan<Block>& plan, const Layer& layer, const typename Block::Term* x, int64_t panel,
+                    typename Block::Element* out) {
+  alignas(64) float sums[SUM_ROWS * OUTPUTS];
+  const char* weight = static_cast<const char*>(layer.weight) + panel * plan.panel_bytes();
+  const auto* bias = static_cast<const typename Block::Element*>(layer.bias);
+  const int64_t n = panel * OUTPUTS;
+  for (int64_t first = 0; first < plan.blocks; first += SUM_ROWS / MAX_ROWS) {
+    const int64_t end = std::min(plan.blocks, first + SUM_ROWS / MAX_ROWS), row = plan.first_row(first);
+    const int64_t rows = plan.first_row(end) - row;
+    std::fill_n(sums, rows * OUTPUTS, 0.0f);
+    for (int64_t step = 0; step < plan.steps; step += CHUNK_STEPS) {
+      const int64_t steps = std::min(CHUNK_STEPS, plan.steps - step);
+      for (int64_t block = first; block < end; block++) {
+        const int64_t at = plan.first_row(block), count = plan.rows_of(block);
+        TILES<Block>[count - 1](x + at * plan.steps + step * count, weight + step * Block::BYTES, steps,
+                                sums + (at - row) * OUTPUTS);
+      }
+    }
+    store(sums, rows, std::min<int64_t>(OUTPUTS, layer.columns - n), bias ? bias + n : nullptr,
+          out + row * layer.columns + n, layer.columns);
+  }
+}
+
+template <class Block>
+void multiply_blocks(const Layer& layer, int64_t rows, const void* x, void* out) {
+  using Term = typename Block::Term;
+  const Plan<Block> plan(rows, layer.columns, layer.depth);
+  const size_t bytes = divide_up(rows * plan.steps * sizeof(Term) + 1, 64) * 64;
+  const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(64, bytes), &std::free);
+  if (!memory) throw std::bad_alloc();
+  auto* packed = static_cast<Term*>(memory.get());
+  pack(plan, static_cast<const typename Block::Element*>(x), layer.depth, packed);
+  parallel_for(plan.panels, plan.grain(), [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; panel++)
+      multiply_panel(plan, layer, packed, panel, static_cast<typename Block::Element*>(out));
+  });
 }
 
 }  // namespace
 
-static bool streams(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
-  const ScalarType type = x.scalar_type();
-  return (type == ScalarType::Float || type == ScalarType::BFloat16) && weight.scalar_type() == type &&
-         weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1) && weight.is_contiguous() &&
-         (!bias || (bias->scalar_type() == type && bias->is_contiguous() && bias->dim() == 1 &&
-                    bias->size(0) == weight.size(0)));
+void multiply(const Layer& layer, int64_t rows, const void* x, void* out) {
+  if (rows == 0 || layer.columns == 0) return;
+  const auto run = layer.type == ScalarType::Float ? multiply_blocks<Float32Block> : multiply_blocks<Bfloat16Block>;
+  run(layer, rows, x, out);
 }
 
-Tensor small_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
-  if (!streams(x, weight, bias)) return aten_linear(x, weight, bias);  // which also reports wrong shapes and types
-  const int64_t n = weight.size(0), k = weight.size(1);
+bool is_packed(const Tensor& packed, const std::vector<int64_t>& leading, int64_t columns, int64_t depth) {
+  const bool narrow = packed.scalar_type() == ScalarType::BFloat16;
+  std::vector<int64_t> sizes = leading;
+  sizes.insert(sizes.end(), {divide_up(columns, OUTPUTS), narrow ? divide_up(depth, 2) : depth, OUTPUTS});
+  if (narrow) sizes.push_back(2);
+  return (narrow || packed.scalar_type() == ScalarType::Float) && columns >= 0 && depth >= 0 &&
+         packed.is_contiguous() &&
+         std::equal(sizes.begin(), sizes.end(), packed.sizes().begin(), packed.sizes().end());
+}
+
+static Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t columns) {
+  const ScalarType type = x.scalar_type();
+  if (x.dim() < 1 || weight.scalar_type() != type || !is_packed(weight, {}, columns, x.size(-1)) ||
+      (bias && (bias->scalar_type() != type || bias->dim() != 1 || bias->size(0) != columns)))
+    throw std::invalid_argument(
+        "specstep::packed_linear: expected x [..., K], a weight packed from [columns, K] and a bias [columns] or none, "
+        "all float32 or all bfloat16");
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
-  sizes.back() = n;
-  int64_t m = 1;
-  for (size_t d = 0; d + 1 < sizes.size(); d++) m *= sizes[d];
-  if (m > MAX_ROWS) return aten_linear(x, weight, bias);
-  const Tensor rows = x.is_contiguous() ? x : torch::stable::contiguous(x);
+  sizes.back() = columns;
+  int64_t rows = 1;
+  for (size_t d = 0; d + 1 < sizes.size(); d++) rows *= sizes[d];
+  const Tensor from = torch::stable::contiguous(x);
+  const auto shift = bias ? std::optional<Tensor>(torch::stable::contiguous(*bias)) : std::nullopt;
   int32_t dtype;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
   Tensor out = empty(sizes, dtype);
-  if (m == 0 || n == 0) return out;
-  const auto run = x.scalar_type() == ScalarType::Float ? multiply<FloatStep> : multiply<Bfloat16Step>;
-  run(m, n, k, rows.data_ptr(), weight.data_ptr(), bias ? bias->data_ptr() : nullptr, out.data_ptr());
+  multiply({type, weight.data_ptr(), shift ? shift->data_ptr() : nullptr, columns, x.size(-1)}, rows, from.data_ptr(),
+           out.data_ptr());
   return out;
 }
 
 }  // namespace specstep
 
-// What compiled models call: the name is AOTInductor's convention for an operator named small_linear on the CPU.
-extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_small_linear(
-    AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle* bias, AtenTensorHandle* out) {
+// What compiled models call: the name is AOTInductor's convention for an operator named packed_linear on the CPU.
+extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_packed_linear(
+    AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle* bias, int64_t columns, AtenTensorHandle* out) {
   using namespace specstep;
-  return guarded("small_linear", [&] {
-    const auto optional_bias = bias ? std::optional<Tensor>(borrowed(*bias)) : std::nullopt;
-    return aoti_torch_new_tensor_handle(small_linear(borrowed(x), borrowed(weight), optional_bias).get(), out);
+  return guarded("packed_linear", [&] {
+    const auto shift = bias ? std::optional<Tensor>(borrowed(*bias)) : std::nullopt;
+    return aoti_torch_new_tensor_handle(packed_linear(borrowed(x), borrowed(weight), shift, columns).get(), out);
   });
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) {
-  library.def("small_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
+  library.def("packed_linear(Tensor x, Tensor weight, Tensor? bias, int columns) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specstep, CPU, library) {
-  library.impl("small_linear", TORCH_BOX(&specstep::small_linear));
+  library.impl("packed_linear", TORCH_BOX(&specstep::packed_linear));
 }

@@ -1,205 +1,279 @@
+"""Packed linear layers: they mean what the reference says, and the bits of an output depend on nothing but its own row
+and column."""
+
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from specstep.compile.rewrites import use_small_linear
-from specstep.kernels.expert_linear.op import expert_linear
-from specstep.kernels.linear import reference, small_linear
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specstep.kernels.linear import reference
+from specstep.kernels.linear.op import packed_embedding, packed_expert_linear, packed_linear
+from specstep.kernels.linear.packing import pack, unpack
 from specstep.kernels.native import (
     INSTRUCTION_SETS,
     CompilerError,
     build_library,
-    c_shims,
     detect_instruction_set,
     load_library,
 )
-from torch import Tensor, nn
+from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16)
-SHAPES = ((1, 1), (3, 5), (17, 33), (64, 64), (65, 577), (130, 1536), (7, 5001))  # N, K
 # Rounding once to bfloat16 may land on the neighbour when the fp32 sums differ in their last bits.
 TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-3}}
 
 
-class Network(nn.Module):
-    """Two linears of odd sizes, one with a bias, and one whose weight is computed, which must stay."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(37, 75)
-        self.second = nn.Linear(75, 37, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.second(torch.relu(self.first(x)))
-        return torch.nn.functional.linear(hidden, self.first.weight * 2)
-
-
-class Mixture(Network):
-    """The same, then a linear layer of each row's own expert."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.experts = nn.Parameter(torch.randn(3, 41, 37))
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = super().forward(x)[0]
-        chosen = (hidden[:, 0] > 0).long() + (hidden[:, 1] > 0)
-        return expert_linear(hidden[:, :37].contiguous(), self.experts, chosen, False)
-
-
 def operands(rows: int, columns: int, depth: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """x, a plain weight and a bias."""
     generator = torch.Generator().manual_seed(rows * 7919 + columns * 31 + depth)
     shapes = ((rows, depth), (columns, depth), (columns,))
     x, weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
-    return x, weight * depth**-0.5, bias
+    return x, weight * max(depth, 1) ** -0.5, bias
 
 
-def exported(dtype: torch.dtype, kind: type[Network] = Network) -> tuple[Network, torch.export.ExportedProgram]:
-    network = kind().to(dtype).eval()
-    shapes = ({1: torch.export.Dim("T", min=2, max=64)},)
-    return network, torch.export.export(network, (torch.randn(1, 8, 37).to(dtype),), dynamic_shapes=shapes)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_matches_reference_for_every_number_of_rows(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    for rows in range(41):
-        x, weight, bias = operands(rows, *shape, dtype)
-        for optional in (None, bias):
-            expected = reference.small_linear(x, weight, optional)
-            torch.testing.assert_close(small_linear(x, weight, optional), expected, **TOLERANCES[dtype])
+@settings(deadline=None, max_examples=150)
+@given(
+    rows=st.integers(0, 70), columns=st.integers(0, 70), depth=st.integers(0, 90), dtype=st.sampled_from(DTYPES),
+    biased=st.booleans(),
+)  # fmt: skip
+def test_matches_reference(rows: int, columns: int, depth: int, dtype: torch.dtype, biased: bool) -> None:
+    x, weight, bias = operands(rows, columns, depth, dtype)
+    packed, shift = pack(weight), bias if biased else None
+    result = packed_linear(x, packed, shift, columns)
+    assert result.dtype == dtype and result.shape == (rows, columns)
+    torch.testing.assert_close(result, reference.packed_linear(x, packed, shift, columns), **TOLERANCES[dtype])
+    plain = torch.nn.functional.linear(x.double(), weight.double(), None if shift is None else shift.double())
+    torch.testing.assert_close(result, plain.to(dtype), **TOLERANCES[dtype])  # the reference unpacks
 
 
 def test_float32_is_as_accurate_as_aten() -> None:
     x, weight, _ = operands(16, 65, 4099, torch.float32)
     exact = torch.nn.functional.linear(x.double(), weight.double())
-    error = (small_linear(x, weight).double() - exact).abs().max()
+    error = (packed_linear(x, pack(weight), None, 65).double() - exact).abs().max()
     assert error <= 4 * (torch.nn.functional.linear(x, weight).double() - exact).abs().max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("columns", "depth"), ((1, 1), (17, 33), (48, 577), (33, 1536)))
+def test_bits_of_a_row_do_not_depend_on_its_company(columns: int, depth: int, dtype: torch.dtype) -> None:
+    x, weight, bias = operands(521, columns, depth, dtype)
+    packed = pack(weight)
+    whole = packed_linear(x, packed, bias, columns)
+    for rows in (*range(1, 65), 256, 257):
+        assert torch.equal(packed_linear(x[:rows], packed, bias, columns), whole[:rows]), rows
+        assert torch.equal(packed_linear(x[521 - rows :], packed, bias, columns), whole[521 - rows :]), rows
+
+
+def test_bits_of_a_column_do_not_depend_on_its_place() -> None:
+    x, weight, bias = operands(9, 80, 577, torch.bfloat16)
+    whole = packed_linear(x, pack(weight), bias, 80)
+    for first, last in ((0, 16), (16, 33), (48, 80)):
+        assert torch.equal(
+            packed_linear(x, pack(weight[first:last]), bias[first:last], last - first), whole[:, first:last]
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", (1, 7, 33, 300))
+def test_bits_do_not_depend_on_the_threads(rows: int, dtype: torch.dtype) -> None:
+    x, weight, bias = operands(rows, 1000, 577, dtype)
+    packed = pack(weight)
+    alone = packed_linear(x, packed, bias, 1000)
+    torch.set_num_threads(2)
+    assert torch.equal(packed_linear(x, packed, bias, 1000), alone)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_leading_dimensions_and_strides(dtype: torch.dtype) -> None:
     x, weight, bias = operands(24, 65, 96, dtype)
+    packed = pack(weight)
     wide = torch.randn(2, 5, 192).to(dtype)
     strided = (x[::2], x.t().contiguous().t(), wide[..., ::2], wide.transpose(0, 1)[..., :96])
-    inputs = (x.view(2, 3, 4, 96), x[0], x[:0], *strided)
-    for value in inputs:
-        result = small_linear(value, weight, bias)
+    for value in (x.view(2, 3, 4, 96), x[0], x[:0], *strided):
+        result = packed_linear(value, packed, bias, 65)
         assert result.shape == (*value.shape[:-1], 65) and result.is_contiguous()
-        torch.testing.assert_close(result, reference.small_linear(value, weight, bias), **TOLERANCES[dtype])
-    unaligned = torch.cat([weight.new_zeros(1), weight.flatten()])[1:].view_as(weight)
-    torch.testing.assert_close(small_linear(x, unaligned), small_linear(x, weight), rtol=0, atol=0)
+        rows = value.reshape(-1, 96).contiguous()
+        assert torch.equal(result.view(-1, 65), packed_linear(rows, packed, bias, 65))
+        torch.testing.assert_close(result, reference.packed_linear(value, packed, bias, 65), **TOLERANCES[dtype])
+    unaligned = torch.cat([packed.new_zeros(1), packed.flatten()])[1:].view_as(packed)
+    assert torch.equal(packed_linear(x, unaligned, bias, 65), packed_linear(x, packed, bias, 65))
 
 
-@pytest.mark.parametrize("dtype", (torch.float16, torch.float64))
-def test_other_dtypes_and_transposed_weights_go_to_aten(dtype: torch.dtype) -> None:
-    x, weight, bias = operands(4, 65, 96, dtype)
-    assert torch.equal(small_linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
-    x, weight, bias = operands(4, 65, 96, torch.float32)
-    transposed = weight.t().contiguous().t()
-    torch.testing.assert_close(small_linear(x, transposed, bias), small_linear(x, weight, bias))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("depth", (1, 2, 33))
+def test_infinities_and_nan_stay_in_their_row(depth: int, dtype: torch.dtype) -> None:
+    x, weight, _ = operands(5, 19, depth, dtype)
+    packed = pack(weight.abs() + 1)
+    whole = packed_linear(x, packed, None, 19)
+    for bad, found in ((float("nan"), torch.isnan), (float("inf"), torch.isinf)):
+        for place in (0, depth - 1):
+            spoilt = x.clone()
+            spoilt[2, place] = bad
+            result = packed_linear(spoilt, packed, None, 19)
+            assert found(result[2]).all()
+            assert torch.equal(result[[0, 1, 3, 4]], whole[[0, 1, 3, 4]])
 
 
-def test_infinities_and_nan_pass_through() -> None:
-    x = torch.tensor([[1.0, float("inf")], [float("nan"), 1.0], [3e38, 3e38]]).bfloat16()
-    result = small_linear(x, torch.eye(2).bfloat16())
-    assert result[0, 1] == float("inf") and result[1, 0].isnan() and result[2, 0] == x[2, 0]
+def test_bfloat16_is_rounded_once_to_nearest_even() -> None:
+    """Sums 1 + 2^-8 and 1 + 3 * 2^-8 lie between two numbers each; NaN of any bits stays NaN, the largest overflow."""
+    x = torch.tensor([[1.0, 2**-8], [1.0, 3 * 2**-8], [3.3895313892515355e38, 2e38], [1.0, float("nan")]]).bfloat16()
+    result = packed_linear(x, pack(torch.ones(1, 2).bfloat16()), None, 1)[:, 0]
+    assert result[:3].tolist() == [1.0, 1 + 2**-6, float("inf")] and result[3].isnan()
+    all_ones = torch.full((1, 1), -1, dtype=torch.int16).view(torch.bfloat16)  # rounding up would carry into the sign
+    assert packed_linear(all_ones, pack(torch.ones(1, 1).bfloat16()), None, 1).isnan().all()
 
 
-def test_rows_do_not_influence_one_another() -> None:
-    x, weight, _ = operands(32, 65, 577, torch.bfloat16)
-    whole = small_linear(x, weight)
-    for rows in (3, 8, 13, 31):
-        assert torch.equal(small_linear(x[:rows], weight), whole[:rows])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ((1, 1), (16, 2), (17, 33), (3, 0), (0, 3), (2, 33, 5)))
+def test_unpack_is_the_inverse_of_pack(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    weight = torch.randn(shape).to(dtype)
+    packed = pack(weight)
+    assert packed.is_contiguous() and packed.data_ptr() % 4 == 0
+    assert torch.equal(unpack(packed, *shape[-2:]), weight)
 
 
-def test_wrong_shapes_are_refused() -> None:
-    with pytest.raises(RuntimeError):
-        small_linear(torch.zeros(2, 5), torch.zeros(3, 4))
-    with pytest.raises(RuntimeError):
-        small_linear(torch.zeros(2, 4), torch.zeros(3, 4, dtype=torch.bfloat16))
+def test_layout_of_a_packed_weight() -> None:
+    """Step k of output n is at panel n / 16, place n % 16; bfloat16 keeps pairs along K together."""
+    weight = torch.arange(17.0 * 3).view(17, 3)
+    wide, narrow = pack(weight), pack(weight.bfloat16())
+    assert wide.shape == (2, 3, 16) and narrow.shape == (2, 2, 16, 2)
+    assert wide[1, 2, 0] == weight[16, 2] and wide[0, 1, 5] == weight[5, 1]
+    assert narrow[1, 1, 0].tolist() == [50.0, 0.0] and narrow[0, 0, 5].tolist() == weight[5, :2].tolist()
+    assert not wide[1, :, 1:].any() and not narrow[1, :, 1:].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embedding_takes_rows_of_a_packed_weight(dtype: torch.dtype) -> None:
+    for columns, depth in ((1, 1), (37, 33), (64, 576)):
+        weight = torch.randn(columns, depth).to(dtype)
+        for ids in (torch.arange(columns), torch.randint(0, columns, (2, 3, 5))[:, ::2], torch.zeros(0, 2).long()):
+            result = packed_embedding(pack(weight), ids, columns, depth)
+            assert torch.equal(result, torch.nn.functional.embedding(ids, weight))
+            assert torch.equal(result, reference.packed_embedding(pack(weight), ids, columns, depth))
+
+
+@pytest.mark.parametrize("wrong", (-1, 37, 47, 2**40))
+def test_ids_that_are_not_there_are_refused(wrong: int) -> None:
+    """Also those that lie in the padding of the last panel."""
+    with pytest.raises(IndexError, match=f"expected ids below 37, got {wrong}"):
+        packed_embedding(pack(torch.zeros(37, 4)), torch.tensor([[3, wrong]]), 37, 4)
+
+
+@pytest.mark.parametrize(
+    ("x", "packed", "bias", "columns"),
+    [
+        (torch.zeros(2, 5), torch.zeros(3, 4), None, 3),
+        (torch.zeros(2, 5), torch.zeros(3, 4), None, 17),
+        (torch.zeros(2, 4).bfloat16(), torch.zeros(3, 4), None, 3),
+        (torch.zeros(2, 4).double(), torch.zeros(3, 4), None, 3),
+        (torch.zeros(2, 4), torch.zeros(3, 4), torch.zeros(4), 3),
+        (torch.zeros(2, 4), torch.zeros(3, 4), torch.zeros(3).bfloat16(), 3),
+        (torch.tensor(1.0), torch.zeros(3, 4), None, 3),
+    ],
+)
+def test_what_does_not_fit_is_refused(x: Tensor, packed: Tensor, bias: Tensor | None, columns: int) -> None:
+    with pytest.raises(ValueError, match=r"expected x \[..., K\], a weight packed from \[columns, K\]"):
+        packed_linear(x, pack(packed), bias, columns)
+    with pytest.raises(ValueError, match=r"expected a weight packed from \[columns, depth\]"):
+        packed_embedding(pack(packed), torch.zeros(1), columns, 4)
+
+
+def test_another_dtype_is_not_packed() -> None:
+    with pytest.raises(KeyError):
+        pack(torch.zeros(3, 4).half())
 
 
 @pytest.mark.parametrize("rows", (1, 8, 40))
 def test_opcheck(rows: int) -> None:
     load_library()
     x, weight, bias = operands(rows, 17, 33, torch.bfloat16)
-    torch.library.opcheck(torch.ops.specstep.small_linear.default, (x, weight, bias))
-    torch.library.opcheck(torch.ops.specstep.small_linear.default, (x.view(1, rows, 33), weight))
+    packed, ops = pack(weight), torch.ops.specstep
+    torch.library.opcheck(ops.packed_linear.default, (x, packed, bias, 17))
+    torch.library.opcheck(ops.packed_linear.default, (x.view(1, rows, 33), packed, None, 17))
+    torch.library.opcheck(ops.packed_embedding.default, (packed, torch.arange(17).view(1, 17), 17, 33))
+    experts = pack(torch.randn(3, 17, 33).bfloat16())
+    torch.library.opcheck(ops.packed_expert_linear.default, (x, experts, torch.arange(rows) % 3, 17))
 
 
 def test_torch_compile() -> None:
     x, weight, bias = operands(8, 65, 96, torch.float32)
-    compiled = torch.compile(lambda value: torch.relu(small_linear(value, weight, bias)), fullgraph=True)
-    torch.testing.assert_close(compiled(x), torch.relu(small_linear(x, weight, bias)))
+    packed = pack(weight)
+    compiled = torch.compile(lambda value: torch.relu(packed_linear(value, packed, bias, 65)), fullgraph=True)
+    assert torch.equal(compiled(x), torch.relu(packed_linear(x, packed, bias, 65)))
 
 
-def test_pass_replaces_linears_with_stored_weights_only() -> None:
-    network, program = exported(torch.float32)
-    assert use_small_linear(program) == 2
-    targets = [node.target for node in program.graph_module.graph.nodes]
-    assert targets.count(torch.ops.specstep.small_linear.default) == 2
-    assert targets.count(torch.ops.aten.linear.default) == 1
-    x = torch.randn(1, 5, 37)
-    torch.testing.assert_close(program.module()(x), network(x))
+@settings(deadline=None, max_examples=60)
+@given(
+    pairs=st.integers(0, 90), count=st.integers(1, 9), columns=st.integers(1, 70), depth=st.integers(1, 70),
+    dtype=st.sampled_from(DTYPES),
+)  # fmt: skip
+def test_experts_match_reference_and_each_row_alone(
+    pairs: int, count: int, columns: int, depth: int, dtype: torch.dtype
+) -> None:
+    x, weight, _ = operands(pairs, columns * count, depth, dtype)
+    weight = weight.view(count, columns, depth)
+    experts = torch.randint(0, count, (pairs,), generator=torch.Generator().manual_seed(pairs))
+    packed = pack(weight)
+    result = packed_expert_linear(x, packed, experts, columns)
+    expected = reference.packed_expert_linear(x, packed, experts, columns)
+    torch.testing.assert_close(result, expected, **TOLERANCES[dtype])
+    for pair in range(min(pairs, 5)):
+        own = packed_linear(x[pair], pack(weight[experts[pair]]), None, columns)
+        assert torch.equal(result[pair], own)
 
 
-RUN_PACKAGE = """
-import ctypes, sys, torch
-library, package, data = sys.argv[1:]
-ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-model = torch._inductor.aoti_load_package(package)
-inputs, expected = torch.load(data)
-for value, wanted in zip(inputs, expected):
-    assert torch.equal(model(value), wanted)
-assert not any(name.startswith("specstep") for name in sys.modules)
-"""
-
-
-def test_compiled_package_runs_without_python_operator(tmp_path: Path) -> None:
-    _, program = exported(torch.bfloat16, Mixture)
-    use_small_linear(program)
-    package = torch._inductor.aoti_compile_and_package(
-        program,
-        package_path=str(tmp_path / "model.pt2"),
-        inductor_configs={"aot_inductor.custom_ops_to_c_shims": c_shims()},
-    )
-    inputs = [torch.randn(1, rows, 37).bfloat16() for rows in (2, 8, 33)]
-    model = torch._inductor.aoti_load_package(package)
-    expected = [model(value) for value in inputs]
-    for value, result in zip(inputs, expected, strict=True):
-        torch.testing.assert_close(result, program.module()(value), rtol=2**-6, atol=1e-2)
-    torch.save((inputs, expected), tmp_path / "data.pt")
-    # The library moves with the engine: another folder, another process, nothing of ours imported.
-    library = tmp_path / "engine" / "renamed.so"
-    library.parent.mkdir()
-    library.write_bytes(build_library().read_bytes())
-    command = [sys.executable, "-c", RUN_PACKAGE, str(library), package, str(tmp_path / "data.pt")]
-    subprocess.run(command, check=True, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("x", "weight", "experts", "message"),
+    [
+        ((2, 5), (3, 4, 6), [0, 1], r"expected x \[P, K\], a weight packed from \[E, columns, K\]"),
+        ((2, 5), (3, 4, 5), [0], "both float32 or both bfloat16"),
+        ((2, 5), (4, 5), [0, 1], "both float32 or both bfloat16"),
+        ((2, 5), (3, 4, 5), [0, 3], "expected experts below 3, got 3"),
+        ((2, 5), (3, 4, 5), [0, -1], "expected experts below 3, got -1"),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused(
+    x: tuple[int, ...], weight: tuple[int, ...], experts: list[int], message: str
+) -> None:
+    with pytest.raises((ValueError, IndexError), match=message):
+        packed_expert_linear(torch.zeros(x), pack(torch.zeros(weight)), torch.tensor(experts), 4)
 
 
 CHECK_LIBRARY = """
 import sys, torch
 from pathlib import Path
-from specstep.kernels.linear import reference, small_linear
+from specstep.kernels.linear import reference
+from specstep.kernels.linear.op import packed_embedding, packed_linear
+from specstep.kernels.linear.packing import pack
 from specstep.kernels.native import load_library
 load_library(Path(sys.argv[1]))
 for dtype in (torch.float32, torch.bfloat16):
-    for rows in (1, 2, 3, 9, 32):
-        for columns, depth in ((5, 7), (65, 577), (33, 1536)):
-            x, weight = torch.randn(rows, depth).to(dtype), torch.randn(columns, depth).div(depth**0.5).to(dtype)
-            expected = reference.small_linear(x, weight)
-            torch.testing.assert_close(small_linear(x, weight), expected, rtol=2**-7, atol=1e-3)
+    for columns, depth in ((5, 7), (65, 577), (33, 1536), (16, 0)):
+        weight = torch.randn(columns, depth).div(max(depth, 1) ** 0.5).to(dtype)
+        x, bias, packed = torch.randn(300, depth).to(dtype), torch.randn(columns).to(dtype), pack(weight)
+        whole = packed_linear(x, packed, bias, columns)
+        expected = reference.packed_linear(x, packed, bias, columns)
+        torch.testing.assert_close(whole, expected, rtol=2**-7, atol=1e-3)
+        for rows in (*range(1, 40), 64):
+            assert torch.equal(packed_linear(x[:rows], packed, bias, columns), whole[:rows]), (dtype, columns, rows)
+        assert torch.equal(packed_embedding(packed, torch.arange(columns), columns, depth), weight)
+spoilt = torch.ones(3, 3).bfloat16()
+spoilt[1] = float("nan")
+result = packed_linear(spoilt, pack(torch.ones(2, 3).bfloat16()), None, 2)
+assert result[1].isnan().all() and torch.equal(result[[0, 2]], torch.full((2, 2), 3.0).bfloat16())
 """
 
 
-def test_narrower_instruction_sets(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", list(INSTRUCTION_SETS))
+def test_every_instruction_set_of_this_machine(name: str) -> None:
     names = list(INSTRUCTION_SETS)
-    for name in names[names.index(detect_instruction_set()) + 1 :]:
-        library = build_library(instruction_set=name)
-        subprocess.run([sys.executable, "-c", CHECK_LIBRARY, str(library)], check=True)
+    if names.index(name) < names.index(detect_instruction_set()):
+        pytest.skip(f"needs {name}")
+    library = build_library(instruction_set=name)
+    subprocess.run([sys.executable, "-c", CHECK_LIBRARY, str(library)], check=True)
 
 
 def test_build_errors_name_what_is_missing(tmp_path: Path) -> None:

@@ -1,0 +1,28 @@
+"""Packs weights as the C++ kernels read them: the same step along K of 16 outputs lies together."""
+
+import torch
+from torch import Tensor
+
+OUTPUTS = 16  # of a panel
+STEPS = {torch.float32: 1, torch.bfloat16: 2}  # elements of K that lie together
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Interleave a weight [..., N, K] by 16 outputs, zeros beyond N and K.
+
+    float32 -> [..., ceil(N / 16), K, 16]; bfloat16 -> [..., ceil(N / 16), ceil(K / 2), 16, 2]. Contiguous. Raises
+    KeyError for another dtype.
+    """
+    step = STEPS[weight.dtype]
+    *leading, columns, depth = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, -depth % step, 0, -columns % OUTPUTS))
+    panels = padded.reshape(*leading, -(-columns // OUTPUTS), OUTPUTS, -(-depth // step), step).transpose(-2, -3)
+    return (panels.squeeze(-1) if step == 1 else panels).contiguous()
+
+
+def unpack(packed: Tensor, columns: int, depth: int) -> Tensor:
+    """The weight [..., columns, depth] that was packed."""
+    panels = packed.unsqueeze(-1) if STEPS[packed.dtype] == 1 else packed
+    *leading, count, steps, outputs, step = panels.shape
+    whole = panels.transpose(-2, -3).reshape(*leading, count * outputs, steps * step)
+    return whole[..., :columns, :depth].contiguous()
