@@ -16,7 +16,7 @@ from .drafters.validate import check_traceable
 from .faithful import check_faithful
 from .lowered import Lowered
 from .source import Source, load_source, model_summary
-from .stages import describe_tree, stage_shares
+from .stages import describe_tree
 from .try_drafts import try_drafts
 from .tuned import with_tuned
 from .writer import engine_directory, write_manifest, write_tokenizer
@@ -71,7 +71,7 @@ def _about(source: Source, graphs: Graphs, lowered: Lowered) -> dict[str, Any]:
     return {
         "model": model_summary(source),
         "tree": describe_tree(graphs.step),
-        "stages": stage_shares(lowered.step),
+        "stages": lowered.stages,
         "versions": {"torch": torch.__version__} | versions | lowered.versions,
         "built_on": {key: value for key, value in machine().items() if key != "instructions"},
         "special_tokens": {name: token for name, token in special.items() if isinstance(token, str)},

@@ -21,7 +21,9 @@ from . import exact
 from .assemble import Graphs
 from .export import export_program
 from .lowered import Lowered
+from .packed_weights import pack_weights
 from .rewrites import share_masks
+from .stages import stage_shares
 from .writer import write_weights
 
 CONFIG: dict[str, Any] = {
@@ -38,6 +40,7 @@ def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Low
         report(f"tracing the {name}")
         exported[name] = export_program(program, graphs.spec)
     report(f"compiling {' and '.join(f'{name} ({len(e.graph.nodes)} nodes)' for name, e in exported.items())}")
+    stages = stage_shares(exported["step"])  # before its weights are packed
     device = graphs.spec.device
     compile_programs(exported, directory, device)
 
@@ -50,14 +53,14 @@ def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Low
     for name in exported:
         spec: ProgramSpec = getattr(graphs.spec, name)
         programs[name] = dataclasses.replace(spec, file=f"{name}.pt2", constants=constants[name])
-    return Lowered(programs, exported["step"], requires(device), {})
+    return Lowered(programs, stages, requires(device), {})
 
 
 def compile_programs(exported: dict[str, ExportedProgram], directory: Path, device: str) -> None:
     """Compile each program to `directory/NAME.pt2`: the graph, without weights. Raises BuildError.
 
-    On a CPU layers share their masks, the linear layers become ours (`kernels.linear`), elements get one result
-    (`compile.exact`), and each program is compiled in a process of its own, at the same time: compiling is one thread
+    On a CPU layers share their masks, elements get one result (`compile.exact`), linear layers get packed weights
+    (`kernels.linear`), and each program is compiled in a process of its own, at the same time: compiling is one thread
     of Python, then one of g++. The processes are forked and share the weights.
     """
     config, paths = dict(CONFIG), {name: directory / f"{name}.pt2" for name in exported}
@@ -68,6 +71,7 @@ def compile_programs(exported: dict[str, ExportedProgram], directory: Path, devi
     for program in exported.values():
         share_masks(program)
         exact.use_exact(program)
+    pack_weights(exported.values())
     config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
     check_vector_instructions()
     children = [_Child(name, program, paths[name], config) for name, program in exported.items()]

@@ -4,18 +4,17 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from torch.export import ExportedProgram
-
 from ..runtime.engine_file import ProgramSpec
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """What a backend made of the graphs, its files written: the programs, the exported step, and what a machine needs
-    to run them (see `engine_file.check_machine`). details: more of what the manifest says about the engine."""
+    """What a backend made of the graphs, its files written: the programs, the stages of the step (see `stage_shares`),
+    and what a machine needs to run them (see `engine_file.check_machine`). details: more of what the manifest says
+    about the engine."""
 
     programs: dict[str, ProgramSpec]
-    step: ExportedProgram
+    stages: dict[str, dict[str, int]]
     requires: dict[str, Any]
     versions: dict[str, str]
     details: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -51,17 +51,18 @@ def write_weights(directory: Path, programs: dict[str, dict[str, Tensor]]) -> di
     for program, constants in programs.items():
         for constant, held in constants.items():
             tensor = held.detach()
-            key = (
-                (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-                if tensor.numel()
-                else (constant, program)
-            )
+            key = identity(tensor) if tensor.numel() else (constant, program)
             if key not in stored:
                 stored[key] = f"{program}/{constant}" if constant in tensors else constant
                 tensors[stored[key]] = tensor.cpu().contiguous()
             names[program][constant] = stored[key]
     save_file(tensors, str(directory / WEIGHTS))
     return names
+
+
+def identity(tensor: Tensor) -> tuple[Any, ...]:
+    """What two tensors have in common when they are the same data, read in the same way."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def write_tokenizer(directory: Path, source: Source) -> None:

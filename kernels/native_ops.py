@@ -43,6 +43,14 @@ def _packed_expert_linear(x: Tensor, weight: Tensor, experts: Tensor, columns: i
     return x.new_empty((x.shape[0], columns))
 
 
+def _expert_linear(x: Tensor, weight: Tensor, experts: Tensor) -> Tensor:
+    torch._check(
+        x.dim() == 2 and weight.dim() == 3 and x.shape[1] == weight.shape[2] and experts.shape == x.shape[:1],
+        lambda: f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, experts {tuple(experts.shape)}",
+    )
+    return x.new_empty((x.shape[0], weight.shape[1]))
+
+
 def _packed_embedding(weight: Tensor, ids: Tensor, columns: int, depth: int) -> Tensor:
     _check_packed(weight, (), columns, depth)
     return weight.new_empty((*ids.shape, depth))
@@ -80,6 +88,7 @@ def _top_log_probs(
 NATIVE_OPS = {  # "*": optional, "#": an integer, "~": a float
     "packed_linear": NativeOp(("x", "weight", "bias*", "columns#"), 1, _packed_linear),
     "packed_expert_linear": NativeOp(("x", "weight", "experts", "columns#"), 1, _packed_expert_linear),
+    "expert_linear_native": NativeOp(("x", "weight", "experts"), 1, _expert_linear),
     "packed_embedding": NativeOp(("weight", "ids", "columns#", "depth#"), 1, _packed_embedding),
     "rank_native": NativeOp(("tokens", "log_probs", "temperature", "seeds", "positions", "top_k#"), 2, _rank),
     "choose_native": NativeOp(

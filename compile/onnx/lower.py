@@ -23,6 +23,7 @@ from ..assemble import FlatProgram, Graphs
 from ..export import export_program
 from ..lowered import Lowered
 from ..rewrites import copy_compacted
+from ..stages import stage_shares
 from ..writer import write_weights
 from .ops import add_functions, translations
 
@@ -74,7 +75,7 @@ def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Low
     write_models(models, directory)
     versions = {name: version(name) for name in ("onnx", "onnxscript")}
     described = {name: {"opset": OPSET, "tensors": _describe(model)} for name, model in models.items()}
-    return Lowered(programs, exported["step"], {"providers": [PROVIDER]}, versions, {"models": described})
+    return Lowered(programs, stage_shares(exported["step"]), {"providers": [PROVIDER]}, versions, {"models": described})
 
 
 def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Model:

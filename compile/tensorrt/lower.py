@@ -38,7 +38,7 @@ def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Low
     library = {target.backend: version.split()[1]}
     capabilities = [f"{capability // 10}.{capability % 10}" for capability in target.capabilities]
     details = {"plans": plans, "compute_capability": capabilities}
-    return Lowered(programs, lowered.step, {"libraries": [version]}, lowered.versions | library, details)
+    return Lowered(programs, lowered.stages, {"libraries": [version]}, lowered.versions | library, details)
 
 
 def make_target(config: dict[str, Any]) -> Target:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..native import has_library
 from ..registration import traced_op
 from . import reference
 
@@ -10,13 +11,10 @@ ALIGNED = 8  # elements: rows of 16 bytes, as torch's grouped product wants them
 
 
 def _cpu(x: Tensor, weight: Tensor, experts: Tensor, transposed: bool) -> Tensor:
-    """A grouped product, of sizes that it takes. Engines have packed weights instead (`kernels.linear`)."""
-    depth, columns = weight.shape[1:] if transposed else weight.shape[:0:-1]
-    missing = [-size % ALIGNED for size in weight.shape[1:]]
-    if any(missing):
-        weight = torch.nn.functional.pad(weight, (0, missing[1], 0, missing[0]))
-        x = torch.nn.functional.pad(x, (0, -depth % ALIGNED))
-    return grouped(x, weight, experts, transposed)[:, :columns].contiguous()
+    """Each expert's weight as it is. Engines have it packed instead (`kernels.linear`)."""
+    if not has_library():
+        return reference.expert_linear(x, weight, experts, transposed)
+    return torch.ops.specstep.expert_linear_native(x, weight.transpose(1, 2) if transposed else weight, experts)
 
 
 def _cuda(x: Tensor, weight: Tensor, experts: Tensor, transposed: bool) -> Tensor:
@@ -28,7 +26,7 @@ def _cuda(x: Tensor, weight: Tensor, experts: Tensor, transposed: bool) -> Tenso
 
 
 def grouped(x: Tensor, weight: Tensor, experts: Tensor, transposed: bool) -> Tensor:
-    """The op over torch's grouped product, on a GPU bfloat16 only: rows sorted by expert, and back."""
+    """The op over torch's grouped product, bfloat16 only: rows sorted by expert, and back."""
     chosen, order = experts.sort(stable=True)
     numbers = torch.arange(weight.shape[0], device=x.device)
     ends = torch.searchsorted(chosen, numbers, right=True).to(torch.int32)

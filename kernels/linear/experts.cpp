@@ -1,5 +1,5 @@
-// specstep::packed_expert_linear on the CPU: each row of x times the packed weight of its own expert. Rows of one
-// expert are gathered and multiplied together, so that each weight in use is read once.
+// Linear layers of a mixture of experts on the CPU: each row of x times the weight of its own expert, packed or plain.
+// Rows of one expert are gathered and multiplied together, so that each weight in use is read once.
 #include <torch/csrc/stable/library.h>
 
 #include <cstring>
@@ -11,51 +11,82 @@
 namespace specstep {
 namespace {
 
-void check(const Tensor& x, const Tensor& weight, const Tensor& experts, int64_t columns) {
-  if (x.dim() != 2 || weight.dim() < 1 || experts.dim() != 1 || experts.size(0) != x.size(0) ||
-      x.scalar_type() != weight.scalar_type() || experts.scalar_type() != ScalarType::Long ||
-      !is_packed(weight, {weight.size(0)}, columns, x.size(1)))
-    throw std::invalid_argument(
-        "specstep::packed_expert_linear: expected x [P, K], a weight packed from [E, columns, K], both float32 or both "
-        "bfloat16, and experts [P] int64");
+// The numbers of the rows of each of `count` experts.
+std::vector<std::vector<int64_t>> rows_of_experts(const Tensor& experts, int64_t count) {
+  const Tensor chosen = torch::stable::contiguous(experts);
+  const auto* expert = static_cast<const int64_t*>(chosen.data_ptr());
+  std::vector<std::vector<int64_t>> groups(count);
+  for (int64_t row = 0; row < chosen.numel(); row++) {
+    if (expert[row] < 0 || expert[row] >= count)
+      throw std::out_of_range("specstep::expert_linear: expected experts below " + std::to_string(count) + ", got " +
+                              std::to_string(expert[row]));
+    groups[expert[row]].push_back(row);
+  }
+  return groups;
 }
 
-Tensor packed_expert_linear(const Tensor& x, const Tensor& weight, const Tensor& experts, int64_t columns) {
-  check(x, weight, experts, columns);
-  const int64_t pairs = x.size(0), depth = x.size(1);
-  const Tensor rows = torch::stable::contiguous(x), chosen = torch::stable::contiguous(experts);
-  const auto* expert = static_cast<const int64_t*>(chosen.data_ptr());
-  std::vector<std::vector<int64_t>> groups(weight.size(0));
-  for (int64_t pair = 0; pair < pairs; pair++) {
-    if (expert[pair] < 0 || expert[pair] >= weight.size(0))
-      throw std::out_of_range("specstep::packed_expert_linear: expected experts below " +
-                              std::to_string(weight.size(0)) + ", got " + std::to_string(expert[pair]));
-    groups[expert[pair]].push_back(pair);
-  }
+// out [P, columns], where multiply(expert, x, out) fills the rows of one expert, gathered and contiguous.
+template <class Multiply>
+Tensor by_expert(const Tensor& x, const Tensor& experts, int64_t count, int64_t columns, const Multiply& multiply) {
+  const Tensor rows = torch::stable::contiguous(x);
   int32_t dtype;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
-  Tensor out = empty({pairs, columns}, dtype);
-  const size_t in_bytes = depth * x.element_size(), out_bytes = columns * x.element_size();
-  const size_t weight_bytes = weight.size(0) == 0 ? 0 : weight.numel() / weight.size(0) * weight.element_size();
-  for (size_t e = 0; e < groups.size(); e++) {
-    const auto& group = groups[e];
+  Tensor out = empty({x.size(0), columns}, dtype);
+  const size_t in_bytes = x.size(1) * x.element_size(), out_bytes = columns * x.element_size();
+  const auto groups = rows_of_experts(experts, count);
+  for (int64_t expert = 0; expert < count; expert++) {
+    const auto& group = groups[expert];
     if (group.empty()) continue;
-    const Tensor gathered = empty({static_cast<int64_t>(group.size()), depth}, dtype);
+    const Tensor gathered = empty({static_cast<int64_t>(group.size()), x.size(1)}, dtype);
     auto* to = static_cast<char*>(gathered.data_ptr());
-    for (const int64_t pair : group) {
-      std::memcpy(to, static_cast<const char*>(rows.data_ptr()) + pair * in_bytes, in_bytes);
+    for (const int64_t row : group) {
+      std::memcpy(to, static_cast<const char*>(rows.data_ptr()) + row * in_bytes, in_bytes);
       to += in_bytes;
     }
-    const Tensor result = empty({static_cast<int64_t>(group.size()), columns}, dtype);
-    const char* panels = static_cast<const char*>(weight.data_ptr()) + e * weight_bytes;
-    multiply({x.scalar_type(), panels, nullptr, columns, depth}, group.size(), gathered.data_ptr(), result.data_ptr());
+    const Tensor result = multiply(expert, gathered);
     const auto* from = static_cast<const char*>(result.data_ptr());
-    for (const int64_t pair : group) {
-      std::memcpy(static_cast<char*>(out.data_ptr()) + pair * out_bytes, from, out_bytes);
+    for (const int64_t row : group) {
+      std::memcpy(static_cast<char*>(out.data_ptr()) + row * out_bytes, from, out_bytes);
       from += out_bytes;
     }
   }
   return out;
+}
+
+bool fits(const Tensor& x, const Tensor& weight, const Tensor& experts) {
+  return x.dim() == 2 && weight.dim() >= 1 && experts.dim() == 1 && experts.size(0) == x.size(0) &&
+         x.scalar_type() == weight.scalar_type() && experts.scalar_type() == ScalarType::Long;
+}
+
+Tensor packed_expert_linear(const Tensor& x, const Tensor& weight, const Tensor& experts, int64_t columns) {
+  if (!fits(x, weight, experts) || !is_packed(weight, {weight.size(0)}, columns, x.size(1)))
+    throw std::invalid_argument(
+        "specstep::packed_expert_linear: expected x [P, K], a weight packed from [E, columns, K], both float32 or both "
+        "bfloat16, and experts [P] int64");
+  const int64_t count = weight.size(0);
+  const int64_t bytes = count == 0 ? 0 : weight.numel() / count * static_cast<int64_t>(weight.element_size());
+  return by_expert(x, experts, count, columns, [&](int64_t expert, const Tensor& rows) {
+    int32_t dtype;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+    Tensor out = empty({rows.size(0), columns}, dtype);
+    const char* panels = static_cast<const char*>(weight.data_ptr()) + expert * bytes;
+    multiply({x.scalar_type(), panels, nullptr, columns, x.size(1)}, rows.size(0), rows.data_ptr(), out.data_ptr());
+    return out;
+  });
+}
+
+Tensor expert_linear(const Tensor& x, const Tensor& weight, const Tensor& experts) {
+  if (!fits(x, weight, experts) || weight.dim() != 3 || x.size(1) != weight.size(2))
+    throw std::invalid_argument(
+        "specstep::expert_linear_native: expected x [P, K], weight [E, N, K] of one dtype, experts [P] int64");
+  return by_expert(x, experts, weight.size(0), weight.size(1), [&](int64_t expert, const Tensor& rows) {
+    const std::optional<Tensor> no_bias;
+    StableIValue stack[] = {torch::stable::detail::from(rows),
+                            torch::stable::detail::from(torch::stable::select(weight, 0, expert)),
+                            torch::stable::detail::from(no_bias)};
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack, TORCH_ABI_VERSION));
+    return torch::stable::contiguous(torch::stable::detail::to<Tensor>(stack[0]));
+  });
 }
 
 }  // namespace
@@ -71,10 +102,20 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
   });
 }
 
+extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_expert_linear_native(
+    AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle experts, AtenTensorHandle* out) {
+  using namespace specstep;
+  return guarded("expert_linear_native", [&] {
+    return aoti_torch_new_tensor_handle(expert_linear(borrowed(x), borrowed(weight), borrowed(experts)).get(), out);
+  });
+}
+
 STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) {
+  library.def("expert_linear_native(Tensor x, Tensor weight, Tensor experts) -> Tensor");
   library.def("packed_expert_linear(Tensor x, Tensor weight, Tensor experts, int columns) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specstep, CPU, library) {
+  library.impl("expert_linear_native", TORCH_BOX(&specstep::expert_linear));
   library.impl("packed_expert_linear", TORCH_BOX(&specstep::packed_expert_linear));
 }

@@ -51,7 +51,8 @@ def test_weights_are_written_once(engine_folder):
     spec = specstep.load(engine_folder).spec
     assert set(spec.prefill.constants.items()) & set(spec.step.constants.items())
     stored = (engine_folder / "weights.safetensors").stat().st_size
-    assert stored < 1.01 * sum(p.numel() * 4 for p in tiny_model("Llama").parameters()) + 4096
+    # Keys and values of 24 columns are padded to 32.
+    assert stored < 1.04 * sum(p.numel() * 4 for p in tiny_model("Llama").parameters()) + 4096
 
 
 def test_capacity_ends_a_row_with_length(engine_folder):

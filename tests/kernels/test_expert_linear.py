@@ -1,4 +1,4 @@
-"""Linear layers of experts: torch's grouped product and the ONNX function mean the same."""
+"""Linear layers of experts: the C++ operator, torch's grouped product and the ONNX function mean the same."""
 
 import onnx_kernels
 import pytest
@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from specstep.kernels.expert_linear import reference
 from specstep.kernels.expert_linear.op import expert_linear, grouped
+from specstep.kernels.native import load_library
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -59,3 +60,27 @@ def test_each_row_takes_its_own_expert() -> None:
     x, weight = torch.eye(3), torch.arange(18.0).view(2, 3, 3)
     got = expert_linear(x, weight, torch.tensor([1, 0, 1]), False)
     assert torch.equal(got, torch.stack([weight[1, :, 0], weight[0, :, 1], weight[1, :, 2]]))
+
+
+def test_opcheck() -> None:
+    load_library()
+    inputs = operands(9, 4, 17, 33, torch.float32, False)
+    torch.library.opcheck(torch.ops.specstep.expert_linear_native.default, tuple(inputs))
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "experts", "message"),
+    [
+        ((2, 5), (3, 4, 6), [0, 1], r"expected x \[P, K\], weight \[E, N, K\]"),
+        ((2, 5), (3, 4, 5), [0], "of one dtype"),
+        ((2, 5), (4, 5), [0, 1], "of one dtype"),
+        ((2, 5), (3, 4, 5), [0, 3], "expected experts below 3, got 3"),
+        ((2, 5), (3, 4, 5), [0, -1], "expected experts below 3, got -1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    x: tuple[int, ...], weight: tuple[int, ...], experts: list[int], message: str
+) -> None:
+    load_library()
+    with pytest.raises((ValueError, IndexError), match=message):
+        torch.ops.specstep.expert_linear_native(torch.zeros(x), torch.zeros(weight), torch.tensor(experts))
