@@ -22,7 +22,6 @@ from .assemble import Graphs
 from .export import export_program
 from .lowered import Lowered
 from .packed_weights import pack_weights
-from .rewrites import share_masks
 from .stages import stage_shares
 from .writer import write_weights
 
@@ -59,9 +58,9 @@ def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Low
 def compile_programs(exported: dict[str, ExportedProgram], directory: Path, device: str) -> None:
     """Compile each program to `directory/NAME.pt2`: the graph, without weights. Raises BuildError.
 
-    On a CPU layers share their masks, elements get one result (`compile.exact`), linear layers get packed weights
-    (`kernels.linear`), and each program is compiled in a process of its own, at the same time: compiling is one thread
-    of Python, then one of g++. The processes are forked and share the weights.
+    On a CPU elements get one result (`compile.exact`), linear layers get packed weights (`kernels.linear`), and each
+    program is compiled in a process of its own, at the same time: compiling is one thread of Python, then one of g++.
+    The processes are forked and share the weights.
     """
     config, paths = dict(CONFIG), {name: directory / f"{name}.pt2" for name in exported}
     if device == "cuda":  # CUDA does not survive a fork
@@ -69,7 +68,6 @@ def compile_programs(exported: dict[str, ExportedProgram], directory: Path, devi
             _compile(program, paths[name], config)
         return
     for program in exported.values():
-        share_masks(program)
         exact.use_exact(program)
     pack_weights(exported.values())
     config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}

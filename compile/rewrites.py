@@ -9,29 +9,6 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..kernels.compact.op import compact, compacted
-from ..kernels.tree_attention.op import masked_attention, tree_attention, visible_slots
-
-
-def share_masks(exported: ExportedProgram) -> None:
-    """Replaces `specstep::tree_attention` on the CPU by its two halves, in place, with one mask for all layers of a
-    pass that have the same window: the compiler does not merge equal subgraphs and would rebuild it in each layer.
-    """
-    graph = exported.graph_module.graph
-    masks: dict[tuple[Any, ...], Node] = {}
-    for node in graph.find_nodes(op="call_function", target=tree_attention._opoverload):
-        left_out = tree_attention._opoverload._schema.arguments[len(node.args) :]
-        arguments: list[Any] = [*node.args, *(argument.default_value for argument in left_out)]
-        q, k, v, *where, scale, window, softcap, sinks = arguments
-        if q.meta["val"].device.type != "cpu":
-            continue
-        with graph.inserting_before(node):
-            if (*where, window) not in masks:  # all layers have the same slots
-                slots = insert_call(node, torch.ops.aten.sym_size.int, (k, 2))
-                masks[*where, window] = insert_call(node, visible_slots._opoverload, (*where, slots, window))
-            halves = (q, k, v, masks[*where, window], scale, softcap, sinks)
-            node.replace_all_uses_with(insert_call(node, masked_attention._opoverload, halves))
-        graph.erase_node(node)
-    exported.graph_module.recompile()
 
 
 def copy_compacted(exported: ExportedProgram) -> None:

@@ -24,11 +24,13 @@ LIBRARY_NAME = "libspecstep.so"
 FOLDER = Path(__file__).parent
 SOURCES = (
     "linear/linear.cpp", "linear/experts.cpp", "linear/embedding.cpp", "rank/rank.cpp", "choose/choose.cpp",
-    "top_log_probs/top_log_probs.cpp", "exact/functions.cpp", "exact/rows.cpp", "parallel.cpp",
+    "top_log_probs/top_log_probs.cpp", "tree_attention/tree_attention.cpp", "exact/functions.cpp", "exact/rows.cpp",
+    "parallel.cpp",
 )  # fmt: skip
 HEADERS = (
     "tensor.h", "parallel.h", "noise.h", "row.h", "exact/element.h", "linear/linear.h", "linear/block.h",
-    "linear/tile.h", "linear/plan.h", "choose/filter.h",
+    "linear/tile.h", "linear/plan.h", "choose/filter.h", "tree_attention/vector.h", "tree_attention/element.h",
+    "tree_attention/block.h", "tree_attention/seen.h", "tree_attention/parts.h",
 )  # fmt: skip
 # The oldest PyTorch whose stable C interface the library uses; it then loads in that version and every later one.
 STABLE_INTERFACE = "0x020b000000000000"

@@ -85,6 +85,10 @@ def _top_log_probs(
     return nodes.new_empty((*nodes.shape, top)), log_probs, temperature.new_empty(nodes.shape)
 
 
+def _tree_attention(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]))
+
+
 NATIVE_OPS = {  # "*": optional, "#": an integer, "~": a float
     "packed_linear": NativeOp(("x", "weight", "bias*", "columns#"), 1, _packed_linear),
     "packed_expert_linear": NativeOp(("x", "weight", "experts", "columns#"), 1, _packed_expert_linear),
@@ -102,4 +106,8 @@ NATIVE_OPS = {  # "*": optional, "#": an integer, "~": a float
     "exact_softmax": NativeOp(("x",), 1, _like),
     "exact_mean": NativeOp(("x",), 1, lambda x: x.new_empty((*x.shape[:-1], 1))),
     "exact_layer_norm": NativeOp(("x", "weight*", "bias*", "epsilon~"), 1, _like),
+    "tree_attention_native": NativeOp(
+        ("q", "k", "v", "lengths", "depths", "ancestors", "key_depths", "scale~", "window#", "softcap~", "sinks*"), 1,
+        _tree_attention,
+    ),
 }  # fmt: skip

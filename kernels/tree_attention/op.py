@@ -1,20 +1,22 @@
-"""`specstep::tree_attention`, and the two halves of it that a CPU graph calls. See `reference.tree_attention`.
-
-The compiler puts the halves in place of the op, so that one mask serves all layers (`compile/rewrites.py`).
-"""
+"""`specstep::tree_attention`. See `reference.tree_attention`."""
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..native import has_library
 from ..registration import traced_op
 from ..tree_layout.reference import word_count
 from . import reference
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 def _check(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, depths: Tensor, ancestors: Tensor, key_depths: Tensor, *_: Any
-) -> None:
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, depths: Tensor, ancestors: Tensor, key_depths: Tensor,
+    scale: float, *_: Any,
+) -> None:  # fmt: skip
     if q.shape[1] % k.shape[1] != 0:
         raise ValueError(f"q: expected a multiple of the {k.shape[1]} key heads, got {q.shape[1]} heads")
     if q.shape[3] != k.shape[3]:
@@ -24,6 +26,19 @@ def _check(
         raise ValueError(f"ancestors: expected >= {words} words for {keys} tree keys, got {ancestors.shape[2]}")
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v: expected one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if scale < 0:
+        raise ValueError(f"scale: expected >= 0, got {scale}")
+
+
+def _cpu(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, depths: Tensor, ancestors: Tensor, key_depths: Tensor,
+    scale: float, window: int = 0, softcap: float = 0.0, sinks: Tensor | None = None,
+) -> Any:  # fmt: skip
+    where = (lengths, depths, ancestors, key_depths)
+    if not has_library() or q.dtype not in DTYPES:
+        return reference.tree_attention(q, k, v, *where, scale, window, softcap, sinks)
+    sinks = None if sinks is None else sinks.float().contiguous()
+    return torch.ops.specstep.tree_attention_native(q, k, v, *where, scale, window, softcap, sinks)
 
 
 def _triton(*arguments: Any) -> Any:
@@ -32,6 +47,4 @@ def _triton(*arguments: Any) -> Any:
     return triton.tree_attention(*arguments)
 
 
-tree_attention = traced_op("specstep::tree_attention", reference.tree_attention, cuda=_triton, check=_check)
-visible_slots = traced_op("specstep::visible_slots", reference.visible_slots)
-masked_attention = traced_op("specstep::masked_attention", reference.masked_attention)
+tree_attention = traced_op("specstep::tree_attention", reference.tree_attention, cpu=_cpu, cuda=_triton, check=_check)

@@ -63,7 +63,7 @@ class Backend:
 
 
 @pytest.fixture(
-    scope="session", params=["reference", "onnx", "interpreter", pytest.param("gpu", marks=pytest.mark.gpu)]
+    scope="session", params=["reference", "op", "onnx", "interpreter", pytest.param("gpu", marks=pytest.mark.gpu)]
 )
 def backend(request: pytest.FixtureRequest) -> Backend:
     has_gpu = torch.cuda.is_available()
@@ -73,7 +73,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
         pytest.skip("the kernels run on the GPU here; one process cannot do both")
     if request.param == "onnx":
         pytest.importorskip("onnxruntime")
-    elif request.param != "reference":
+    elif request.param not in ("reference", "op"):
         pytest.importorskip("triton")
     return Backend(request.param, "cuda" if request.param == "gpu" else "cpu")
 

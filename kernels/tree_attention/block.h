@@ -1,0 +1,209 @@
+// Attention of some queries over one block of 64 positions, and how the results of blocks are merged.
+//
+// A query's result for a block is a sum over its positions in their order, in which what the query does not see adds a
+// zero: no bit of it depends on what else is computed with it. So does none of what merges it.
+#pragma once
+
+#include <limits>
+
+#include "element.h"
+
+namespace specstep::attention {
+
+constexpr int64_t BLOCK = 64;  // positions
+constexpr int64_t ROWS = 6;    // queries whose sums are in registers at a time
+constexpr int64_t MOST_SIZE = 256;
+constexpr float LOWEST = -3e38f;  // below every score; finite, so that differences are
+
+inline int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
+inline int64_t round_up(int64_t value, int64_t by) { return divide_up(value, by) * by; }
+
+// What the score of a query and a key means: exp of it is 2 ** (factor * score), after what `capped` does to it.
+struct Scores {
+  float factor, least;
+  float before;  // 0, or the factor of scores whose hyperbolic tangent is taken
+
+  Scores(double scale, double softcap) {
+    factor = static_cast<float>((softcap > 0 ? softcap : scale) * 1.4426950408889634);
+    before = softcap > 0 ? static_cast<float>(scale / softcap) : 0.0f;
+    least = least_power(factor);
+  }
+  // The weight of a sink relative to a score.
+  float sink(float logit, float score) const {
+    const Floats power_of_2 = multiply_add(splat(-score), splat(factor), splat(logit) * splat(1.44269504f));
+    return power(power_of_2 < 126.0f ? power_of_2 : splat(126.0f), 1.0f, least_power(1.0f))[0];
+  }
+  Floats capped(Floats scores) const { return hyperbolic_tangent(scores * splat(before)); }
+};
+
+// Results of some queries, a row each: the greatest score, the sum of weights relative to its own, and the values'.
+struct Partial {
+  float *greatest, *total, *out;
+  int64_t stride;  // of `out`
+
+  Partial from(int64_t row) const { return {greatest + row, total + row, out + row * stride, stride}; }
+  void clear(int64_t rows) const {
+    std::fill_n(greatest, rows, LOWEST);
+    std::fill_n(total, rows, 0.0f);
+    std::fill_n(out, rows * stride, 0.0f);
+  }
+};
+
+// Adds later results to earlier ones. One that saw nothing changes no bit.
+inline void merge(int64_t rows, int64_t columns, const Scores& scores, const Partial& later, const Partial& sum) {
+  for (int64_t row = 0; row < rows; row++) {
+    const float before = sum.greatest[row], after = later.greatest[row], greatest = before > after ? before : after;
+    const Floats factors = power(Floats{before - greatest, after - greatest}, scores.factor, scores.least);
+    const Floats keep = splat(factors[0]), add = splat(factors[1]);
+    sum.greatest[row] = greatest;
+    sum.total[row] = multiply_add(splat(sum.total[row]), keep, splat(later.total[row]) * add)[0];
+    float* to = sum.out + row * sum.stride;
+    const float* from = later.out + row * later.stride;
+    for (int64_t c = 0; c < columns; c += LANES)
+      store(to + c, multiply_add(load<Floats>(to + c), keep, load<Floats>(from + c) * add));
+  }
+}
+
+// c[r] = sum over k, in its order, of a[r][k] * b[k], for R rows and N vectors of columns; or that is added to c.
+template <class Kind, int R, int N>
+inline void multiply_tile(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, int64_t steps,
+                          bool add, float* c, int64_t c_stride) {
+  Floats sum[R][N] = {};
+  for (int64_t k = 0; k < steps; k++, b += b_stride) {
+    Words column[N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) column[n] = load<Words>(b + n * LANES);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+      const Words value = Words{} + a[r * a_stride + k];
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) sum[r][n] = Kind::multiply_add(sum[r][n], value, column[n]);
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) {
+      float* to = c + r * c_stride + n * LANES;
+      store(to, add ? load<Floats>(to) + sum[r][n] : sum[r][n]);
+    }
+  }
+}
+
+// Steps are summed 64 at a time: one long sum would be less accurate.
+template <class Kind, int R = ROWS>
+void multiply(int64_t rows, const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, int64_t steps,
+              int64_t columns, float* c, int64_t c_stride) {
+  if constexpr (R > 1)
+    if (rows < R) return multiply<Kind, R - 1>(rows, a, a_stride, b, b_stride, steps, columns, c, c_stride);
+  for (int64_t k = 0; k < steps; k += 64, a += 64, b += 64 * b_stride) {
+    const int64_t count = std::min<int64_t>(64, steps - k);
+    int64_t first = 0;
+    for (; first + VECTORS * LANES <= columns; first += VECTORS * LANES)
+      multiply_tile<Kind, R, VECTORS>(a, a_stride, b + first, b_stride, count, k > 0, c + first, c_stride);
+    for (; first < columns; first += LANES)
+      multiply_tile<Kind, R, 1>(a, a_stride, b + first, b_stride, count, k > 0, c + first, c_stride);
+  }
+}
+
+// The weights of 64 scores relative to the greatest that is seen (bit i of `seen`: score i), packed; their sum.
+template <class Values>
+inline float weigh(const float* given, uint64_t seen, const Scores& scores, float* greatest, uint32_t* weights) {
+  constexpr int COUNT = BLOCK / LANES;
+  Floats each[COUNT], most = splat(LOWEST);
+#pragma GCC unroll 16
+  for (int i = 0; i < COUNT; i++) {
+    const Ints lanes = lanes_of_bits(static_cast<uint32_t>(seen >> (i * LANES)), std::make_index_sequence<LANES>());
+    each[i] = load<Floats>(given + i * LANES);
+    if (scores.before != 0) each[i] = scores.capped(each[i]);
+    each[i] = lanes ? each[i] : splat(LOWEST);
+    most = each[i] > most ? each[i] : most;
+  }
+  most = greatest_of_lanes(most);
+#pragma GCC unroll 16
+  for (int i = 0; i < COUNT; i++) {
+    const Ints lanes = lanes_of_bits(static_cast<uint32_t>(seen >> (i * LANES)), std::make_index_sequence<LANES>());
+    const Floats below = each[i] - most;
+    const Floats weight = power(below, scores.factor, scores.least);
+    const Ints none = ~lanes | (below < scores.least);
+    each[i] = none ? Floats{} : weight;
+  }
+  *greatest = most[0];
+  return Values::pack_weights(each, weights)[0];
+}
+
+// The sizes of heads, and how they are packed. Keys are packed [word][position], values [positions of a word][column].
+template <class Keys, class Values>
+struct Sizes {
+  using Element = typename Keys::Element;
+  int64_t key, value;
+
+  int64_t key_words() const { return divide_up(key, Keys::PER_WORD); }
+  int64_t key_stride() const { return round_up(key_words(), LANES); }
+  int64_t columns() const { return round_up(value, LANES); }
+  int64_t value_stride() const { return round_up(value, LANES * Values::PER_WORD); }
+
+  // Words `first` to `first + LANES` of a key or a query, zeros beyond its end.
+  Words words(const Element* from, int64_t first) const {
+    const int64_t at = first * Keys::PER_WORD, count = key - at;
+    if (count >= LANES * Keys::PER_WORD) return Keys::words(from + at);
+    Element padded[LANES * Keys::PER_WORD] = {};
+    std::copy_n(from + at, count, padded);
+    return Keys::words(padded);
+  }
+  void pack_query(const Element* from, uint32_t* to) const {
+    for (int64_t word = 0; word < key_stride(); word += LANES) store(to + word, words(from, word));
+  }
+  // The keys of positions `first` to `end` of a block and those that share a vector with them; row(i) is position i's.
+  // `ahead` elements further lies what is packed next.
+  template <class Row>
+  void pack_keys(int64_t first, int64_t end, const Row& row, int64_t ahead, uint32_t* to) const {
+    for (int64_t lane = first / LANES * LANES; lane < end; lane += LANES) {
+      for (int64_t word = 0; word < key_stride(); word += LANES) {
+        Words group[LANES];
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < LANES; i++) {
+          const Element* from = row(std::min(lane + i, end - 1));
+          __builtin_prefetch(from + word * Keys::PER_WORD + ahead);
+          group[i] = words(from, word);
+        }
+        transpose(group);
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < LANES; i++) store(to + (word + i) * BLOCK + lane, group[i]);
+      }
+    }
+  }
+  template <class Row>
+  void pack_values(int64_t first, int64_t end, const Row& row, int64_t ahead, uint32_t* to) const {
+    constexpr int64_t PER_WORD = Values::PER_WORD, STEP = LANES * PER_WORD;
+    const Element zeros[STEP] = {};
+    for (int64_t position = first / PER_WORD * PER_WORD; position < end; position += PER_WORD) {
+      const bool pair = position + PER_WORD <= end;
+      const Element *a = row(position), *b = pair ? row(position + PER_WORD - 1) : a;
+      uint32_t* packed = to + position / PER_WORD * value_stride();
+      for (int64_t column = 0; column < value; column += STEP) {
+        Element last[2][STEP] = {};
+        __builtin_prefetch(a + column + ahead), __builtin_prefetch(b + column + ahead);
+        const bool whole = column + STEP <= value;
+        if (!whole) std::copy_n(a + column, value - column, last[0]), std::copy_n(b + column, value - column, last[1]);
+        Values::pack_values(whole ? a + column : last[0], !pair ? zeros : whole ? b + column : last[1],
+                            packed + column);
+      }
+    }
+  }
+
+  // At most ROWS queries over the first `end` positions of a packed block, merged into `sum`.
+  void attend(int64_t rows, const uint32_t* queries, const uint32_t* keys, const uint32_t* values, int64_t end,
+              const uint64_t* seen, const Scores& scores, const Partial& sum) const {
+    alignas(64) float score[ROWS * BLOCK], out[ROWS * MOST_SIZE], greatest[ROWS], total[ROWS];
+    alignas(64) uint32_t weights[ROWS * BLOCK];
+    multiply<Keys>(rows, queries, key_stride(), keys, BLOCK, key_words(), round_up(end, LANES), score, BLOCK);
+    for (int64_t row = 0; row < rows; row++)
+      total[row] = weigh<Values>(score + row * BLOCK, seen[row], scores, greatest + row, weights + row * BLOCK);
+    multiply<Values>(rows, weights, BLOCK, values, value_stride(), divide_up(end, Values::PER_WORD), columns(), out,
+                     MOST_SIZE);
+    merge(rows, columns(), scores, {greatest, total, out, MOST_SIZE}, sum);
+  }
+};
+
+}  // namespace specstep::attention

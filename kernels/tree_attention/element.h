@@ -1,0 +1,103 @@
+// How rows of a cache are packed into 32-bit words, and how two words are multiplied: a word is one element as a float,
+// or, where the machine multiplies them, two bfloat16.
+#pragma once
+
+#include <algorithm>
+
+#include "vector.h"
+
+namespace specstep::attention {
+
+struct Bfloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+inline Words widened(const uint16_t* from) { return __builtin_convertvector(load<Halves>(from), Words); }
+
+inline Floats floats(const float* from) { return load<Floats>(from); }
+inline Floats floats(const Bfloat16* from) { return as_floats(widened(&from->bits) << 16); }
+inline Floats floats(const Float16* from) {
+  const Words half = widened(&from->bits), special = reinterpret_cast<Words>((half & 0x7c00) == 0x7c00);
+  const Floats finite = as_floats((half & 0x7fff) << 13) * 0x1p112f;  // the exponent's other bias; exact
+  return as_floats(as_words(finite) | ((half & 0x8000) << 16) | (special & 0x7f800000));
+}
+
+// Floats rounded to nearest, ties to even; NaN stays NaN.
+inline Words upper_halves(Floats values) {
+  const Words bits = as_words(values), nan = reinterpret_cast<Words>(values != values);
+  return (((bits + 0x7fff + ((bits >> 16) & 1)) & ~nan) | (nan & 0x7fc00000)) >> 16;
+}
+inline void store_rounded(Floats values, float* to) { store(to, values); }
+inline void store_rounded(Floats values, Bfloat16* to) {
+  store(to, __builtin_convertvector(upper_halves(values), Halves));
+}
+inline void store_rounded(Floats values, Float16* to) {
+  const Words bits = as_words(values), size = bits & 0x7fffffff, sign = (bits >> 16) & 0x8000;
+  const Words normal = (size + 0xfff + ((size >> 13) & 1) - (112u << 23)) >> 13;
+  const Words small = as_words(as_floats(size) + 0.5f) - 0x3f000000;  // 0.5 has 2 ** -24 as its last place
+  Words half = reinterpret_cast<Words>(size < 0x38800000u) & small;
+  half |= reinterpret_cast<Words>((size >= 0x38800000u) & (size < 0x47800000u)) & normal;
+  half |= reinterpret_cast<Words>(size >= 0x47800000u) & 0x7c00;
+  half |= reinterpret_cast<Words>(size > 0x7f800000u) & 0x0200;
+  store(to, __builtin_convertvector(half | sign, Halves));
+}
+
+// One element a word.
+template <class Given>
+struct Wide {
+  using Element = Given;
+  static constexpr int PER_WORD = 1;
+  static Words words(const Element* from) { return as_words(floats(from)); }
+  static Floats multiply_add(Floats sum, Words x, Words y) {
+    return attention::multiply_add(as_floats(x), as_floats(y), sum);
+  }
+  // The words of a vector of weights [64] in place, and their sum.
+  static Floats pack_weights(const Floats* weights, uint32_t* to) {
+    Floats total = weights[0];
+    store(to, weights[0]);
+#pragma GCC unroll 16
+    for (int i = 1; i < 64 / LANES; i++) {
+      store(to + i * LANES, weights[i]);
+      total = total + weights[i];
+    }
+    return sum_of_lanes(total);
+  }
+  // LANES columns of a position as they are multiplied with its weight.
+  static void pack_values(const Element* first, const Element*, uint32_t* to) { store(to, words(first)); }
+};
+
+#ifdef __AVX512BF16__
+// Two bfloat16 a word, as vdpbf16ps takes them.
+struct Pairs {
+  using Element = Bfloat16;
+  static constexpr int PER_WORD = 2;
+  static Words words(const Element* from) { return load<Words>(from); }
+  static Floats multiply_add(Floats sum, Words x, Words y) {
+    return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(x),
+                                                     reinterpret_cast<__m512bh>(y)));
+  }
+  static Floats pack_weights(const Floats* weights, uint32_t* to) {
+    const Words ones = Words{} + 0x3f803f80;
+    Floats total = {};
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      const auto packed = reinterpret_cast<Words>(_mm512_cvtne2ps_pbh(
+          reinterpret_cast<__m512>(weights[2 * i + 1]), reinterpret_cast<__m512>(weights[2 * i])));
+      store(to + i * LANES, packed);
+      total = multiply_add(total, packed, ones);  // of the rounded weights: their error cancels in the quotient
+    }
+    return sum_of_lanes(total);
+  }
+  // 2 * LANES columns of two positions.
+  static void pack_values(const Element* first, const Element* second, uint32_t* to) {
+    const auto a = load<HalvesOfPairs>(first), b = load<HalvesOfPairs>(second);
+    store(to, interleaved<0>(a, b));
+    store(to + LANES, interleaved<LANES>(a, b));
+  }
+};
+#endif
+
+}  // namespace specstep::attention

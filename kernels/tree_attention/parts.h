@@ -1,0 +1,235 @@
+// Tree attention as parts of work for several threads, and how their results come together.
+//
+// Each query adds over blocks of 64 positions, which are merged in their order into spans of 256, and those in theirs.
+// A part is one row of the batch, one key head, some nodes with all query heads of that key head, and all spans or one.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <stdexcept>
+
+#include "../parallel.h"
+#include "../tensor.h"
+#include "seen.h"
+
+namespace specstep::attention {
+
+constexpr int64_t SPAN = 4 * BLOCK;   // positions
+constexpr int64_t TILE_ROWS = 96;     // queries that share a packed block
+constexpr int64_t ENOUGH_PARTS = 16;  // with fewer, spans are parts of their own
+
+// Memory of a thread, aligned and kept from call to call.
+template <class Value>
+Value* scratch(int which, int64_t count) {
+  static thread_local std::vector<uint32_t> buffers[6];
+  const auto most = static_cast<size_t>(count) + 16;
+  if (buffers[which].size() < most) buffers[which].resize(most);
+  const auto address = reinterpret_cast<uintptr_t>(buffers[which].data());
+  return reinterpret_cast<Value*>((address + 63) / 64 * 64);
+}
+enum Buffer { QUERIES, KEYS, VALUES, SPAN_RESULT, RESULT, RESULTS };
+
+// A tensor [B, heads, N, size].
+struct Heads {
+  Tensor held;
+  const void* data;
+  int64_t strides[3], batch, heads, count, size;
+
+  explicit Heads(const Tensor& given) : held(given) {
+    if (given.dim() != 4) throw std::invalid_argument("specstep::tree_attention: expected q, k and v of 4 dimensions");
+    if (given.stride(3) != 1) held = torch::stable::contiguous(given);
+    data = held.data_ptr();
+    for (int d = 0; d < 3; d++) strides[d] = held.stride(d);
+    batch = held.size(0), heads = held.size(1), count = held.size(2), size = held.size(3);
+  }
+  template <class Element>
+  const Element* at(int64_t row, int64_t head, int64_t index) const {
+    return static_cast<const Element*>(data) + row * strides[0] + head * strides[1] + index * strides[2];
+  }
+};
+
+struct Call {
+  Heads q, k, v;
+  std::vector<Row> rows;
+  Scores scores;
+  const float* sinks;  // [H], or none
+  void* out;
+};
+
+// Some nodes of one row and one key head, and the spans that they see.
+struct Tile {
+  int64_t row, head, first, last, begin, end;  // nodes, spans
+  int64_t results;                             // where its spans' results lie, when they are parts
+};
+
+struct Part {
+  int64_t tile, begin, end;  // spans
+};
+
+template <class Keys, class Values>
+class Attention {
+  using Element = typename Keys::Element;
+
+ public:
+  explicit Attention(const Call& call)
+      : call_(call), sizes_{call.k.size, call.v.size}, group_(call.q.heads / call.k.heads) {
+    const int64_t nodes = std::max<int64_t>(1, TILE_ROWS / group_);
+    for (int64_t row = 0; row < call.q.batch; row++)
+      for (int64_t first = 0; first < call.q.count; first += nodes)
+        for (int64_t head = 0; head < call.k.heads; head++)
+          tiles_.push_back(tile(row, head, first, std::min(first + nodes, call.q.count)));
+  }
+
+  void run() {
+    const bool split = static_cast<int64_t>(tiles_.size()) < ENOUGH_PARTS;
+    std::vector<Part> parts;
+    int64_t results = 0;
+    for (size_t i = 0; i < tiles_.size(); i++) {
+      const int64_t step = split ? 1 : tiles_[i].end - tiles_[i].begin;
+      tiles_[i].results = results;
+      if (step < tiles_[i].end - tiles_[i].begin) results += (tiles_[i].end - tiles_[i].begin) * floats(tiles_[i]);
+      for (int64_t span = tiles_[i].begin; span < tiles_[i].end; span += step)
+        parts.push_back({static_cast<int64_t>(i), span, span + step});
+    }
+    results_ = scratch<float>(RESULTS, results);
+    done_ = std::make_unique<std::atomic<int64_t>[]>(tiles_.size());
+    for (size_t i = 0; i < tiles_.size(); i++) done_[i] = 0;
+    parallel_for(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++) run(parts[i]);
+    });
+  }
+
+ private:
+  const Call& call_;
+  const Sizes<Keys, Values> sizes_;
+  const int64_t group_;
+  std::vector<Tile> tiles_;
+  float* results_ = nullptr;
+  std::unique_ptr<std::atomic<int64_t>[]> done_;  // parts of each tile
+
+  int64_t rows(const Tile& tile) const { return (tile.last - tile.first) * group_; }
+  int64_t floats(const Tile& tile) const { return round_up(rows(tile) * (sizes_.columns() + 2), LANES); }
+  Partial partial(const Tile& tile, float* memory) const {
+    const int64_t outs = rows(tile) * sizes_.columns();
+    return {memory + outs, memory + outs + rows(tile), memory, sizes_.columns()};
+  }
+
+  Tile tile(int64_t row, int64_t head, int64_t first, int64_t last) const {
+    int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
+    for (int64_t i = first; i < last; i++) {
+      const Node& node = call_.rows[row].nodes[i];
+      begin = std::min(begin, std::min(node.direct < node.end ? node.direct : node.end, node.first));
+      end = std::max(end, node.end);
+    }
+    begin = std::max<int64_t>(begin, 0) / SPAN;
+    return {row, head, first, last, begin, std::max(begin + 1, divide_up(end, SPAN)), 0};
+  }
+
+  void run(const Part& part) {
+    const Tile& tile = tiles_[part.tile];
+    const int64_t spans = tile.end - tile.begin, size = floats(tile);
+    auto* queries = scratch<uint32_t>(QUERIES, rows(tile) * sizes_.key_stride());
+    for (int64_t row = 0; row < rows(tile); row++) {
+      const int64_t head = tile.head * group_ + row % group_;
+      sizes_.pack_query(call_.q.template at<Element>(tile.row, head, tile.first + row / group_),
+                        queries + row * sizes_.key_stride());
+    }
+    const Partial sum = partial(tile, scratch<float>(RESULT, size));
+    if (part.end - part.begin == spans) {
+      const Partial one = partial(tile, scratch<float>(SPAN_RESULT, size));
+      sum.clear(rows(tile));
+      for (int64_t span = part.begin; span < part.end; span++) {
+        attend(tile, span, queries, one);
+        merge(rows(tile), sizes_.columns(), call_.scores, one, sum);
+      }
+      return finish(tile, sum);
+    }
+    float* results = results_ + tile.results;
+    attend(tile, part.begin, queries, partial(tile, results + (part.begin - tile.begin) * size));
+    if (++done_[part.tile] < spans) return;
+    sum.clear(rows(tile));
+    for (int64_t i = 0; i < spans; i++)
+      merge(rows(tile), sizes_.columns(), call_.scores, partial(tile, results + i * size), sum);
+    finish(tile, sum);
+  }
+
+  // One span.
+  void attend(const Tile& tile, int64_t span, const uint32_t* queries, const Partial& sum) const {
+    const Row& row = call_.rows[tile.row];
+    sum.clear(rows(tile));
+    for (int64_t start = span * SPAN; start < (span + 1) * SPAN; start += BLOCK) {
+      int64_t shared = 0, own = start + BLOCK;  // positions that lie in the cache as they are; the first that do not
+      for (int64_t i = tile.first; i < tile.last; i++) {
+        const Node& node = row.nodes[i];
+        if (!node.sees(start)) continue;
+        shared = std::max(shared, std::min({node.direct, node.end, start + BLOCK}) - start);
+        if (node.mixed(start)) own = std::min(own, node.direct);
+      }
+      if (shared > 0) pack(tile, start, 0, shared, [](int64_t position) { return position; });
+      attend_direct(tile, start, queries, sum);
+      for (int64_t i = tile.first; own < start + BLOCK && i < tile.last; i++) {
+        const Node& node = row.nodes[i];
+        if (!node.mixed(start)) continue;
+        const int64_t first = std::max(own, start) - start, end = std::min(node.end, start + BLOCK) - start;
+        pack(tile, start, first, end, [&](int64_t position) { return row.slot(node, position); });
+        attend(tile, start, i, i + 1, queries, sum);
+      }
+    }
+  }
+
+  // The nodes all of whose positions in the block lie in the cache as they are, whole runs of them at a time.
+  void attend_direct(const Tile& tile, int64_t start, const uint32_t* queries, const Partial& sum) const {
+    const std::vector<Node>& nodes = call_.rows[tile.row].nodes;
+    const auto fits = [&](int64_t i) { return nodes[i].sees(start) && !nodes[i].mixed(start); };
+    for (int64_t i = tile.first, last; i < tile.last; i = last + 1) {
+      for (last = i; last < tile.last && fits(last);) last++;
+      if (last > i) attend(tile, start, i, last, queries, sum);
+    }
+  }
+
+  template <class Slot>
+  void pack(const Tile& tile, int64_t start, int64_t first, int64_t end, const Slot& slot) const {
+    const auto row_of = [&](const Heads& heads) {
+      return [&](int64_t i) { return heads.template at<Element>(tile.row, tile.head, slot(start + i)); };
+    };
+    sizes_.pack_keys(first, end, row_of(call_.k), BLOCK * call_.k.strides[2], keys());
+    sizes_.pack_values(first, end, row_of(call_.v), BLOCK * call_.v.strides[2], values());
+  }
+  uint32_t* keys() const { return scratch<uint32_t>(KEYS, sizes_.key_stride() * BLOCK); }
+  uint32_t* values() const { return scratch<uint32_t>(VALUES, sizes_.value_stride() * BLOCK); }
+
+  // The nodes `first` to `last` over the packed block.
+  void attend(const Tile& tile, int64_t start, int64_t first, int64_t last, const uint32_t* queries,
+              const Partial& sum) const {
+    const Row& row = call_.rows[tile.row];
+    const int64_t end_row = (last - tile.first) * group_;
+    for (int64_t at = (first - tile.first) * group_; at < end_row; at += ROWS) {
+      const int64_t count = std::min(ROWS, end_row - at);
+      uint64_t seen[ROWS];
+      int64_t end = 0;
+      for (int64_t i = 0; i < count; i++) {
+        const Node& node = row.nodes[tile.first + (at + i) / group_];
+        seen[i] = row.seen(node, start);
+        end = std::max(end, std::min(node.end - start, BLOCK));
+      }
+      sizes_.attend(count, queries + at * sizes_.key_stride(), keys(), values(), end, seen, call_.scores, sum.from(at));
+    }
+  }
+
+  void finish(const Tile& tile, const Partial& sum) const {
+    for (int64_t i = 0; i < rows(tile); i++) {
+      const int64_t node = tile.first + i / group_, head = tile.head * group_ + i % group_;
+      const float total = sum.total[i] + (call_.sinks ? call_.scores.sink(call_.sinks[head], sum.greatest[i]) : 0.0f);
+      const Floats divisor = splat(total < 1e-30f ? 1e-30f : total);
+      const int64_t place = (tile.row * call_.q.count + node) * call_.q.heads + head;
+      auto* out = static_cast<Element*>(call_.out) + place * sizes_.value;
+      for (int64_t column = 0; column < sizes_.value; column += LANES) {
+        alignas(64) Element rounded[LANES];
+        store_rounded(load<Floats>(sum.out + i * sum.stride + column) / divisor, rounded);
+        std::copy_n(rounded, std::min<int64_t>(LANES, sizes_.value - column), out + column);
+      }
+    }
+  }
+};
+
+}  // namespace specstep::attention
