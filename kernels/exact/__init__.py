@@ -1,0 +1,1 @@
+"""Functions and reductions whose bits do not depend on what is computed beside them."""
