@@ -1,4 +1,4 @@
-"""Small linears against `torch.nn.functional.linear` and against reading memory, in GB/s of weight.
+"""Packed linear layers against `torch.nn.functional.linear` and against reading memory, in GB/s of weight.
 
 Every measurement walks through layers of different weights, more of them than the caches hold, as a model does. The
 contenders take turns, so that a busy machine slows all of them alike. Run: `python bench/bench_linear.py`.
@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable
 
 import torch
-from specstep.kernels.native import load_library
+from specstep.kernels.linear.op import packed_linear
+from specstep.kernels.linear.packing import pack
 from torch import Tensor
 
-SHAPES = {"q, o": (576, 576), "k, v": (192, 576), "gate, up": (1536, 576), "down": (576, 1536), "lm_head": (49152, 576)}
-ROWS = (1, 4, 8, 16, 32)
+SHAPES = {"qkv": (960, 576), "o": (576, 576), "gate, up": (3072, 576), "down": (576, 1536), "lm_head": (49152, 576)}
+ROWS = (1, 8, 16, 32, 256)
 WORKING_SET = 256 << 20  # bytes
 
 
@@ -45,6 +46,7 @@ def measure_shape(columns: int, depth: int, dtype: torch.dtype, repeats: int) ->
     """GB/s per number of rows and contender; `read` is a sum over the same bytes."""
     count = WORKING_SET // (columns * depth * dtype.itemsize)
     layers = list(torch.randn(count, columns, depth, dtype=dtype))
+    packed = [pack(weight) for weight in layers]
     used = count * columns * depth * dtype.itemsize
     words = torch.ones(used // 4)
     table = {}
@@ -53,7 +55,7 @@ def measure_shape(columns: int, depth: int, dtype: torch.dtype, repeats: int) ->
         contenders: dict[str, Callable[[], object]] = {
             "read": words.sum,
             "aten": through(layers, x, torch.nn.functional.linear),
-            "small": through(layers, x, torch.ops.specstep.small_linear.default),
+            "packed": through(packed, x, lambda x, weight: packed_linear(x, weight, None, columns)),
         }
         table[rows] = {name: used / taken / 1e9 for name, taken in medians(contenders, repeats).items()}
     return table
@@ -66,12 +68,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    load_library()
-    print(f"{arguments.dtype}, {arguments.threads} threads, GB/s of weight: read / F.linear / small_linear")
+    print(f"{arguments.dtype}, {arguments.threads} threads, GB/s of weight: read / F.linear / packed_linear")
     print("layer".ljust(24), *(f"M={rows}".rjust(20) for rows in ROWS))
     for name, (columns, depth) in SHAPES.items():
         table = measure_shape(columns, depth, getattr(torch, arguments.dtype), arguments.repeats)
-        cells = (f"{row['read']:6.1f} {row['aten']:6.1f} {row['small']:6.1f}".rjust(20) for row in table.values())
+        cells = (f"{row['read']:6.1f} {row['aten']:6.1f} {row['packed']:6.1f}".rjust(20) for row in table.values())
         print(f"{name} [{columns}, {depth}]".ljust(24), *cells, flush=True)
 
 
