@@ -1,6 +1,6 @@
 // Tree attention as parts of work for several threads, and how their results come together.
 //
-// Each query adds over blocks of 64 positions, which are merged in their order into spans of 256, and those in theirs.
+// Each query adds over blocks of 64 positions, which are merged in their order into spans of 128, and those in theirs.
 // A part is one row of the batch, one key head, some nodes with all query heads of that key head, and all spans or one.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace specstep::attention {
 
-constexpr int64_t SPAN = 4 * BLOCK;   // positions
+constexpr int64_t SPAN = 2 * BLOCK;   // positions
 constexpr int64_t TILE_ROWS = 96;     // queries that share a packed block
 constexpr int64_t ENOUGH_PARTS = 16;  // with fewer, spans are parts of their own
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from specstep.kernels.accept.op import accept
 from specstep.kernels.compact.op import compact
+from specstep.kernels.native import c_shims
 from specstep.kernels.tree_attention.op import tree_attention
 from specstep.kernels.tree_layout.op import tree_layout
 from torch import Tensor
@@ -74,6 +76,44 @@ def test_exported_and_compiled(device: str, dynamic: bool, tmp_path: Path) -> No
         assert all(torch.equal(a, b) for a, b in zip(compiled_inputs[3:5], eager_inputs[3:5], strict=True))
         moved += not torch.equal(compiled_inputs[3], before[3])
     assert moved > 0
+
+
+class Layers(torch.nn.Module):
+    """Two layers' attention over caches that it writes to."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, lengths: Tensor, parents: Tensor) -> Any:
+        ancestors, depths = tree_layout(parents, parents < NODES)
+        slots = lengths[:, None] + torch.arange(NODES)
+        k.index_put_((torch.arange(2)[:, None, None], torch.arange(2)[:, None], slots[:, None]), q[:, ::2] + 1)
+        where = (lengths, depths, ancestors, depths)
+        first = tree_attention(q, k, v, *where, 0.3)
+        return tree_attention(first.transpose(1, 2), k, v, *where, 0.2, window=30, softcap=9.0, sinks=sinks)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_on_a_cpu_is_a_call_of_our_function(dtype: torch.dtype, tmp_path: Path) -> None:
+    """With the bits that it has when nothing is compiled."""
+    from torch._inductor import aoti_compile_and_package, aoti_load_package
+
+    def given(slots: int) -> tuple[Tensor, ...]:
+        _, parents, q, k, v, lengths = inputs(3, "cpu", slots=slots)
+        return q.to(dtype), k.to(dtype), v.to(dtype), torch.tensor([-1.0, 0, 1, 2]).to(dtype), lengths, parents
+
+    slots = {2: 64 * Dim("steps", min=1, max=BUFFER // 64 - 1)}
+    program = torch.export.export(Layers(), given(128), dynamic_shapes=({}, slots, slots, {}, {}, {}))
+    package = aoti_compile_and_package(
+        program,
+        package_path=str(tmp_path / "layers.pt2"),
+        inductor_configs={"aot_inductor.custom_ops_to_c_shims": c_shims()},
+    )
+    with zipfile.ZipFile(package) as files:
+        code = "".join(files.read(name).decode() for name in files.namelist() if name.endswith("wrapper.cpp"))
+    assert code.count("aoti_torch_cpu_tree_attention_native(") >= 2
+    compiled = aoti_load_package(package)
+    for size in (64, 128, 192):
+        ours, plain = given(size), given(size)
+        assert torch.equal(compiled(*ours), Layers()(*plain))
+        assert torch.equal(ours[1], plain[1]) and not torch.equal(ours[1], given(size)[1])
 
 
 # Exports a step's choice and its likeliest tokens on a GPU that is not there, with dynamic rows, then traces the ops'
