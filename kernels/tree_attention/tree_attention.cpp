@@ -29,7 +29,7 @@ void run(ScalarType type, const Call& call) {
   if (type == ScalarType::Float) return Attention<Wide<float>, Wide<float>>(call).run();
   if (type == ScalarType::Half) return Attention<Wide<Float16>, Wide<Float16>>(call).run();
 #ifdef __AVX512BF16__
-  // Weights as bfloat16 too, as the reference has them: a fifth faster than as floats. The error is half the reference's.
+  // Weights as bfloat16 too, as the reference has them: a fifth faster than floats. The error is half the reference's.
   Attention<Pairs, Pairs>(call).run();
 #else
   Attention<Wide<Bfloat16>, Wide<Bfloat16>>(call).run();
