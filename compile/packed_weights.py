@@ -28,8 +28,9 @@ def pack_weights(exported: Collection[ExportedProgram]) -> None:
 
     A layer is replaced when x and weight are both bfloat16 or both float32. Layers that read the same x become one,
     with slices of its output, where they do in every program. An embedding whose weight is also a linear's becomes
-    `specstep::packed_embedding`; experts' layers become `specstep::packed_expert_linear`. A weight of several programs
-    is packed once. A plain weight that nothing else uses is gone.
+    `specstep::packed_embedding`, experts' layers become `specstep::packed_expert_linear`. An `addmm` over a stored
+    weight [K, N], as GPT-2 has them, is a layer, too. A weight of several programs is packed once. A plain weight that
+    nothing else uses is gone.
     """
     load_library()
     programs = [_Program(program) for program in exported]
@@ -52,6 +53,8 @@ def pack_weights(exported: Collection[ExportedProgram]) -> None:
                 _replace_embedding(program, packed, node)
         for node in program.calls(expert_linear._opoverload):
             _replace_experts(program, packed, node)
+        for node in program.calls(torch.ops.aten.addmm.default, first=1):
+            _replace_addmm(program, packed, node)
         program.drop_unused()
 
 
@@ -83,11 +86,12 @@ class _Program:
         self.replaced: set[Node] = set()  # plain weights
         self.added: dict[str, Node] = {}
 
-    def calls(self, target: Any) -> Iterator[Node]:
-        """Calls of an op whose second argument is a stored tensor, of the dtype of the first; on the CPU."""
+    def calls(self, target: Any, first: int = 0) -> Iterator[Node]:
+        """Calls of an op whose arguments from `first` on are an x and a stored tensor of its dtype; on the CPU."""
         for node in self.graph.find_nodes(op="call_function", target=target):
-            x, weight = (argument.meta["val"] for argument in node.args[:2])
-            if node.args[1] in self.stored and x.dtype == weight.dtype and weight.dtype in STEPS and _on_cpu(x, weight):
+            pair = node.args[first : first + 2]
+            x, weight = (argument.meta["val"] for argument in pair)
+            if pair[1] in self.stored and x.dtype == weight.dtype and weight.dtype in STEPS and _on_cpu(x, weight):
                 yield node
 
     def embeddings(self) -> Iterator[Node]:
@@ -216,6 +220,16 @@ def _replace_experts(program: _Program, packed: _Packed, node: Node) -> None:
     op = torch.ops.specstep.packed_expert_linear.default
     with program.graph.inserting_before(node):
         program.replace(node, insert_call(node, op, (x, weight, experts, _columns(node))))
+
+
+def _replace_addmm(program: _Program, packed: _Packed, node: Node) -> None:
+    bias, x, plain = node.args
+    if bias not in program.stored or bias.meta["val"].dim() != 1 or node.kwargs:  # type: ignore[union-attr]
+        return
+    weight = program.packed(packed, [plain], lambda weight: pack(weight.T))
+    op = torch.ops.specstep.packed_linear.default
+    with program.graph.inserting_before(node):
+        program.replace(node, insert_call(node, op, (x, weight, bias, _columns(node))))
 
 
 def _pack_transposed(weight: Tensor) -> Tensor:

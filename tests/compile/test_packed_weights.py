@@ -76,6 +76,27 @@ def same(program: ExportedProgram, module: nn.Module, **tolerances: float) -> No
             torch.testing.assert_close(program.module()(ids(count)), module(ids(count)), **tolerances)
 
 
+class Columns(nn.Module):
+    """A layer with its weight [K, N], as GPT-2 has it, and one whose bias is computed, which stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(50, 36)
+        self.weight, self.bias = nn.Parameter(torch.randn(36, 41)), nn.Parameter(torch.randn(41))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)[0]
+        return torch.addmm(self.bias, x, self.weight) + torch.addmm(self.bias * 2, x, self.weight)
+
+
+def test_weights_by_columns_are_packed_too() -> None:
+    module = Columns().eval()
+    program = exported(module)
+    pack_weights([program])
+    assert calls(program).count(PACKED) == calls(program).count("aten.addmm.default") == 1
+    same(program, module, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("biased", (True, False))
 def test_layers_of_one_x_are_one_product(biased: bool) -> None:
     network = Network(biased).eval()
