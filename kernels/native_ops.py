@@ -73,6 +73,11 @@ def _rank(
     return tokens.new_empty(shape), log_probs.new_empty(shape)
 
 
+def _ngram(history: Tensor, lengths: Tensor, context: Tensor, concentrations: Tensor, *others: Any) -> Any:
+    shape = (*context.shape[:2], others[-1])
+    return history.new_empty(shape), concentrations.new_empty(shape)
+
+
 def _choose(logits: Tensor, tokens: Tensor, *_: Tensor) -> Tensor:
     return tokens.new_empty(tokens.shape)
 
@@ -95,6 +100,10 @@ NATIVE_OPS = {  # "*": optional, "#": an integer, "~": a float
     "expert_linear_native": NativeOp(("x", "weight", "experts"), 1, _expert_linear),
     "packed_embedding": NativeOp(("weight", "ids", "columns#", "depth#"), 1, _packed_embedding),
     "rank_native": NativeOp(("tokens", "log_probs", "temperature", "seeds", "positions", "top_k#"), 2, _rank),
+    "ngram_native": NativeOp(
+        ("history", "lengths", "context", "concentrations", "bigrams*", "keys*", "trigrams*", "probability*",
+         "matches#", "top_k#"), 2, _ngram
+    ),
     "choose_native": NativeOp(
         ("logits", "tokens", "ancestors", "depths", "history", "lengths", "prompt_lengths", "sampling", "seeds",
          "bias_ids", "bias", "banned", "allowed", "masked"), 1, _choose

@@ -13,7 +13,8 @@ from torch import Tensor
 from ..compile.drafters.ngram_file import save_tables, tokenizer_hash
 from ..compile.source import load_tokenizer
 from ..errors import InputError
-from ..graphs.drafters.ngram_tables import EMPTY, pack
+from ..graphs.drafters.ngram_tables import pack
+from ..kernels.ngram.tables import EMPTY
 from .data.corpus import Text, read
 
 MOST_IDS = 1 << 20  # vocabulary where no model says it: keys of three ids fit in int64, an entry in int32

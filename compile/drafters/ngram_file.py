@@ -18,7 +18,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...errors import BuildError
-from ...graphs.drafters.ngram_tables import EMPTY, LEVELS, NgramTables
+from ...graphs.drafters.ngram_tables import NgramTables
+from ...kernels.ngram.tables import EMPTY, LEVELS
 from ..source import Source
 
 FORMAT = "specstep.ngram.1"

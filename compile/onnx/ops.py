@@ -24,6 +24,8 @@ from ...kernels.compact.onnx import compact
 from ...kernels.compact.op import compacted as compacted_op
 from ...kernels.expert_linear.onnx import expert_linear, expert_linear_node
 from ...kernels.expert_linear.op import expert_linear as expert_linear_op
+from ...kernels.ngram.onnx import ngram_nodes
+from ...kernels.ngram.op import ngram as ngram_op
 from ...kernels.noise_onnx import HELPERS as NOISE_HELPERS
 from ...kernels.onnx_domain import OPS, write_node
 from ...kernels.rank.onnx import HELPERS as RANK_HELPERS
@@ -75,6 +77,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         choose_op._opoverload: _node(choose),
         top_log_probs_op._opoverload: top_log_probs_node,
         rank_op._opoverload: _node(rank),
+        ngram_op._opoverload: ngram_nodes,
         torch.ops.aten.linear.default: _linear,
         torch.ops.aten.index.Tensor: _index,
         torch.ops.aten.index_put.default: _index_put,

@@ -15,6 +15,8 @@ from specstep.graphs.drafters.best import likeliest
 from specstep.graphs.drafters.ngram import CONCENTRATIONS, Ngram
 from specstep.graphs.drafters.ngram_tables import NgramTables, pack
 from specstep.graphs.tree import DynamicTree
+from specstep.kernels.ngram import tables as layout
+from specstep.kernels.ngram.tables import home
 
 SHAPE = DynamicTree(2, 3, 4)
 MATCHES = 5
@@ -137,8 +139,8 @@ def test_likeliest_returns_each_token_once_and_the_first_of_equals(candidates):
 @pytest.mark.parametrize("crowd", [1, 7, 1 << 20])
 def test_the_hash_is_a_dict(crowd, monkeypatch):
     """Also when all pairs want one of few homes."""
-    real = ngram_tables.home
-    monkeypatch.setattr(ngram_tables, "home", lambda *pair: real(*pair) % crowd)
+    for module in (ngram_tables, layout):
+        monkeypatch.setattr(module, "home", lambda *pair: home(*pair) % crowd)
     random.seed(crowd)
     vocabulary, count = 1000, {1: 8, 7: 30, 1 << 20: 5000}[crowd]
     pairs = sorted({(random.randrange(vocabulary), random.randrange(vocabulary)) for _ in range(count)})
@@ -146,7 +148,7 @@ def test_the_hash_is_a_dict(crowd, monkeypatch):
     tables = make_tables({token: {token: 1.0} for token in range(vocabulary)}, trigrams, vocabulary, width=1)
     others = [(random.randrange(vocabulary), random.randrange(vocabulary)) for _ in range(5000)] + [(-2, 5), (-1, 0)]
     asked = torch.tensor([*pairs, *others])
-    got, probability = tables(asked[None, :, 0], asked[None, :, 1])
+    got, probability = layout.look_up(asked[None, :, 0], asked[None, :, 1], *tables.tensors)
     expected = [next(iter(trigrams.get(pair, {pair[1]: 1.0}))) for pair in [*pairs, *others]]
     assert got[0, :, 0].tolist() == expected and bool((probability == 1).all())
 

@@ -17,7 +17,7 @@ from specstep.cli import main
 from specstep.compile.drafters import ngram_file
 from specstep.compile.drafters.ngram_file import load_tables, tokenizer_hash
 from specstep.compile.source import load_source
-from specstep.graphs.drafters.ngram_tables import LEVELS, LEVELS_PER_NAT
+from specstep.kernels.ngram.tables import LEVELS, LEVELS_PER_NAT
 from specstep.train import count as module
 from specstep.train.count import BIGRAM_DISCOUNT, TRIGRAM_DISCOUNT, Counts, make_tables
 from specstep.train.data.corpus import Text, read

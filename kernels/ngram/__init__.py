@@ -1,0 +1,1 @@
+"""One level of a tree, scored by an n-gram model."""

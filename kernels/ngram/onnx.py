@@ -1,0 +1,113 @@
+"""`specstep::ngram` as ONNX nodes. They are no function: how many there are depends on the match lengths."""
+
+from typing import Any
+
+from onnx import TensorProto, helper
+from onnxscript import FLOAT, INT32, INT64
+from onnxscript import opset18 as op
+
+from ..onnx_domain import write_node
+from ..rank.onnx import rank
+from .tables import LEVELS, MIX, WIDTH
+
+
+def ngram_nodes(
+    history: Any, lengths: Any, context: Any, concentrations: Any, bigrams: Any, keys: Any, trigrams: Any,
+    probability: Any, matches: int, top_k: int,
+) -> Any:  # fmt: skip
+    """See `reference.ngram`."""
+    length, follow = _matches(history, lengths, context, matches)
+    tokens, share = op.Where(length > 0, follow, _integer(-1)), op.CastLike(length * 0, _number(0.0))
+    if bigrams is not None:
+        entries, known = _look_up(_last(context, 2), _last(context, 1), bigrams, keys, trigrams, probability)
+        tokens = op.Concat(tokens, entries, axis=2)  # [B, F, C]
+        same = op.Equal(_unsqueezed(tokens, 3), _unsqueezed(entries, 2))
+        share = op.ReduceSum(
+            op.Where(same, _unsqueezed(known, 2), _number(0.0)), op.Constant(value_ints=[3]), keepdims=0
+        )
+    same = op.Equal(_unsqueezed(tokens, 3), _unsqueezed(follow, 2))  # [B, F, C, M]
+    for least in range(1, context.shape[2] + 1):
+        matched = length >= _integer(least)  # [B, F, M]
+        count = _count(op.And(same, _unsqueezed(matched, 2)), 3, 0)
+        concentration = op.Slice(concentrations, *(op.Constant(value_ints=[i]) for i in (least - 1, least)))
+        total = op.Max(_count(matched, 2, 1) + concentration, _number(1e-9))
+        share = op.Where(concentration > 0.0, (count + concentration * share) / total, share)
+    scores = op.Log(op.Where(tokens < 0, _number(0.0), share))
+    greedy = lengths * 0
+    best, score = write_node(rank, tokens, scores, op.Cast(greedy, to=FLOAT.dtype), greedy, greedy, top_k=top_k)
+    return best, op.Round(score * 4096.0) / 4096.0
+
+
+def _matches(history: Any, lengths: Any, context: Any, matches: int) -> tuple[Any, Any]:
+    """The lengths of the longest, then latest, matches, and what follows them, both [B, F, M]."""
+    longest = context.shape[2]
+    slots = op.Shape(history, start=1, end=2)
+    place = op.Range(0, op.Squeeze(slots), 1)  # [S]
+    run = _unsqueezed(op.Unsqueeze(place, op.Constant(value_ints=[0])) < _unsqueezed(lengths, 1), 1)  # [B, 1, S]
+    total = None
+    narrow = op.Cast(history, to=INT32.dtype)
+    for back in range(longest):
+        ahead = op.Constant(value_ints=[0, back, 0, 0])
+        padded = op.Pad(narrow, ahead, op.Constant(value=_int32(-1))) if back else narrow
+        shifted = op.Slice(padded, op.Constant(value_ints=[0]), slots, op.Constant(value_ints=[1])) if back else narrow
+        token = op.Cast(_last(context, back + 1), to=INT32.dtype)
+        run = op.And(run, op.Equal(_unsqueezed(shifted, 1), _unsqueezed(token, 2)))  # [B, F, S]
+        one = op.Cast(run, to=INT32.dtype)
+        total = one if total is None else total + one
+    key = total * op.Cast(slots, to=INT32.dtype) + op.Cast(place, to=INT32.dtype)
+    found, axis = [], op.Constant(value_ints=[2])
+    for _ in range(matches):
+        found.append(op.ReduceMax(key, axis))
+        key = op.Where(key < found[-1], key, op.Constant(value=_int32(-1)))
+    best = op.Cast(op.Concat(*found, axis=2) if matches > 1 else found[0], to=INT64.dtype)
+    end = op.Min(op.Mod(best, slots) + 1, slots - 1)
+    row = op.Expand(_unsqueezed(history, 1), op.Concat(op.Shape(context, start=0, end=2), slots, axis=0))
+    return op.Div(best, slots), op.GatherElements(row, end, axis=2)
+
+
+def _look_up(previous: Any, last: Any, bigrams: Any, keys: Any, trigrams: Any, probability: Any) -> tuple[Any, Any]:
+    """See `tables.look_up`."""
+    before, buckets = op.Max(previous, _integer(0)), _integer(keys.shape[0] // WIDTH)
+    homes = op.Concat(*(_unsqueezed(_home(*pair, buckets), 2) for pair in ((before, last), (last, before))), axis=2)
+    slots = _unsqueezed(homes, 3) * WIDTH + op.Constant(value_ints=list(range(WIDTH)))
+    slots = op.Reshape(slots, op.Concat(op.Shape(last), op.Constant(value_ints=[2 * WIDTH]), axis=0))
+    key = _unsqueezed(previous * bigrams.shape[0] + last, 2)
+    known = op.Where(op.Equal(op.Gather(keys, slots), key), slots, _integer(-1))
+    slot = op.ReduceMax(known, op.Constant(value_ints=[2]), keepdims=0)  # both buckets may be the same one
+    rows = op.Gather(trigrams, op.Max(slot, _integer(0)))
+    entries = op.Cast(op.Where(_unsqueezed(slot >= 0, 2), rows, op.Gather(bigrams, last)), to=INT64.dtype)
+    there, packed = entries >= 0, op.Max(entries, _integer(0))
+    share = op.Gather(probability, op.Mod(packed, _integer(LEVELS)))
+    return op.Where(there, op.Div(packed, _integer(LEVELS)), _integer(-1)), op.Where(there, share, _number(0.0))
+
+
+def _home(first: Any, second: Any, buckets: Any) -> Any:
+    """See `tables.home`."""
+    mixed = first * _integer(MIX[0]) + second * _integer(MIX[1])
+    mixed = op.Mod(mixed + op.Div(mixed, _integer(2**15)), _integer(2**31)) * _integer(MIX[2])
+    return op.Mod(op.Mod(mixed + op.Div(mixed, _integer(2**29)), _integer(2**31)), buckets)
+
+
+def _last(context: Any, place: int) -> Any:
+    """The tokens [B, F] that stand `place` from the end of each context."""
+    return op.Gather(context, _integer(context.shape[2] - place), axis=2)
+
+
+def _count(flags: Any, axis: int, keepdims: int) -> Any:
+    return op.ReduceSum(op.Cast(flags, to=FLOAT.dtype), op.Constant(value_ints=[axis]), keepdims=keepdims)
+
+
+def _unsqueezed(x: Any, axis: int) -> Any:
+    return op.Unsqueeze(x, op.Constant(value_ints=[axis]))
+
+
+def _integer(value: int) -> Any:
+    return op.Constant(value_int=value)
+
+
+def _number(value: float) -> Any:
+    return op.Constant(value_float=value)
+
+
+def _int32(value: int) -> Any:
+    return helper.make_tensor("value", TensorProto.INT32, [], [value])

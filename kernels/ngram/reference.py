@@ -1,0 +1,85 @@
+"""An n-gram language model over a row's own history and, with tables, over a corpus: one level of a tree.
+
+Longer matches back off to shorter ones and to the tables as in a hierarchical Dirichlet language model (MacKay and
+Peto, 1995): n matches of a length get weight n / (n + c), the backed-off estimate c / (n + c).
+
+Letters: B batch, F frontier nodes, S history slots, n longest match, M matches looked at, E table entries of a row,
+C = M + E candidates, K of them returned.
+"""
+
+import torch
+from torch import Tensor
+
+from ..rank.reference import STEPS_PER_NAT, rank
+from .tables import look_up
+
+
+def ngram(
+    history: Tensor,
+    lengths: Tensor,
+    context: Tensor,
+    concentrations: Tensor,
+    bigrams: Tensor | None,
+    keys: Tensor | None,
+    trigrams: Tensor | None,
+    probability: Tensor | None,
+    matches: int,
+    top_k: int,
+) -> tuple[Tensor, Tensor]:
+    """The likeliest next tokens of each node, each once, the first of equals first.
+
+    Args:
+        history: int64 [B, S], tokens of each row up to the root at lengths[b]; what lies behind is not looked at.
+        lengths: int64 [B].
+        context: int64 [B, F, n], the last tokens up to each node; negative where the row has none.
+        concentrations: float32 [n], c of each match length from 1 on; 0 where that length is left out.
+        bigrams, keys, trigrams, probability: see `tables.look_up`, or all None.
+        matches: M, the longest and then the latest are looked at.
+
+    Returns:
+        tokens int64 and log-probabilities float32 [B, F, K], multiples of 1 / STEPS_PER_NAT; token 0 and -inf where
+        there are fewer.
+    """
+    length, follow = find_matches(history, lengths, context, matches)
+    tokens, share = follow.where(length > 0, -1), torch.zeros_like(follow, dtype=torch.float32)
+    if bigrams is not None and keys is not None and trigrams is not None and probability is not None:
+        entries, known = look_up(context[:, :, -2], context[:, :, -1], bigrams, keys, trigrams, probability)
+        tokens = torch.cat([tokens, entries], 2)  # [B, F, C]
+        share = ((tokens[:, :, :, None] == entries[:, :, None]) * known[:, :, None]).sum(-1)
+    same = tokens[:, :, :, None] == follow[:, :, None]  # [B, F, C, M]
+    for least, concentration in enumerate(concentrations.unbind(), 1):
+        matched = length >= least  # [B, F, M]
+        count, total = (same & matched[:, :, None]).sum(-1), matched.sum(-1, keepdim=True)
+        estimate = (count + concentration * share) / (total + concentration).clamp(min=1e-9)
+        share = torch.where(concentration > 0, estimate, share)
+    greedy = torch.zeros_like(lengths)
+    best, score = rank(tokens, share.masked_fill(tokens < 0, 0.0).log(), greedy.float(), greedy, greedy, top_k)
+    return best, (score * STEPS_PER_NAT).round() / STEPS_PER_NAT
+
+
+def find_matches(history: Tensor, lengths: Tensor, context: Tensor, matches: int) -> tuple[Tensor, Tensor]:
+    """The M longest, then latest, matches of each node's context -> their lengths and the tokens that follow them,
+    both [B, F, M] int64."""
+    slots = history.shape[1]
+    key = _match_keys(history.int(), lengths, context.int())
+    best = [key.amax(2, keepdim=True)]
+    while len(best) < matches:  # each pass a fused reduction: `topk` over the slots takes longer than all
+        best.append(key.where(key < best[-1], -1).amax(2, keepdim=True))
+    found = torch.cat(best, 2).long()
+    length, place = found // slots, found % slots
+    follow = history[:, None].expand(-1, context.shape[1], -1).gather(2, (place + 1).clamp(max=slots - 1))
+    return length, follow
+
+
+def _match_keys(history: Tensor, lengths: Tensor, context: Tensor) -> Tensor:
+    """Sort keys of the matches [B, F, S] int32, all different: S times the length of the match that ends at a place,
+    plus the place."""
+    slots, longest = history.shape[1], context.shape[2]
+    place = torch.arange(slots, device=history.device, dtype=torch.int32)
+    run = (place < lengths[:, None])[:, None]  # a match needs a token after it
+    total = torch.zeros_like(context[:, :, :1])
+    for back in range(longest):
+        shifted = torch.nn.functional.pad(history, (back, 0), value=-1)[:, :slots]
+        run = run & (shifted[:, None] == context[:, :, longest - 1 - back, None])
+        total = total + run
+    return total * slots + place

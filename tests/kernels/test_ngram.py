@@ -1,0 +1,99 @@
+"""The C++ kernel and the ONNX nodes against the reference, which tests/graphs/test_ngram.py holds against a search."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specstep.graphs.drafters.ngram_tables import NgramTables, pack
+from specstep.kernels.native import load_library
+from specstep.kernels.ngram.op import ngram
+from specstep.kernels.ngram.reference import ngram as reference
+
+load_library()
+VOCABULARY, ENTRIES = 6, 3
+
+
+def random_tables(generator):
+    pairs = torch.cartesian_prod(torch.arange(VOCABULARY), torch.arange(VOCABULARY))[::2]
+
+    def entries(rows):
+        tokens = torch.randint(-1, VOCABULARY, (rows, ENTRIES), generator=generator)
+        return pack(tokens, torch.rand(rows, ENTRIES, generator=generator) + 1e-3)
+
+    return NgramTables(entries(VOCABULARY), pairs, entries(len(pairs))).tensors
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    batch=st.integers(1, 3),
+    width=st.integers(1, 4),
+    slots=st.sampled_from([1, 2, 15, 16, 17, 64, 130]),
+    longest=st.integers(2, 5),
+    matches=st.integers(1, 6),
+    with_tables=st.booleans(),
+    top_k=st.integers(1, 9),
+)
+def test_kernel_equals_the_reference(seed, batch, width, slots, longest, matches, with_tables, top_k):
+    generator = torch.Generator().manual_seed(seed)
+    history = torch.randint(0, VOCABULARY, (batch, slots + 3), generator=generator)[:, :slots]  # a view
+    lengths = torch.randint(0, slots, (batch,), generator=generator)
+    context = torch.randint(0, VOCABULARY, (batch, width, longest), generator=generator)
+    context[0, 0, : longest - 1] = -2  # nothing before
+    concentrations = torch.rand(longest, generator=generator) * 9 + 0.1
+    concentrations[1] = 0  # left out
+    tables = random_tables(generator) if with_tables else (None,) * 4
+    arguments = (history, lengths, context, concentrations, *tables, matches, top_k)
+    agrees(ngram(*arguments), reference(*arguments))
+
+
+def agrees(got, wanted):
+    (tokens, log_probs), (expected, scores) = got, wanted
+    top_k = tokens.shape[2]
+    # A logarithm may round to the neighbouring step, and two that are as good as equal then change places.
+    torch.testing.assert_close(log_probs, scores, atol=1 / 4096, rtol=0)
+    apart = (scores[:, :, :, None] - scores[:, :, None]).abs().add(torch.eye(top_k) * 9).nan_to_num(9).amin(-1) > 1e-3
+    last = torch.arange(top_k) < top_k - 1  # whose rival may have been cut off
+    sure = (apart & last) | (scores == float("-inf"))
+    assert torch.equal(tokens[sure], expected[sure])
+
+
+class Level(torch.nn.Module):
+    def __init__(self, concentrations, tables):
+        super().__init__()
+        self.concentrations, self.tables = concentrations, tables
+
+    def forward(self, history, lengths, context):
+        return ngram(history, lengths, context, self.concentrations, *self.tables, 3, 4)
+
+
+@pytest.mark.parametrize("with_tables", [True, False])
+def test_onnx_nodes_equal_the_reference(with_tables):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    ops = pytest.importorskip("specstep.compile.onnx.ops")
+    generator = torch.Generator().manual_seed(3)
+    tables = random_tables(generator) if with_tables else (None,) * 4
+    module = Level(torch.tensor([9.0, 2.0, 0.0, 0.5]), tables)
+
+    def inputs(batch, slots):
+        history = torch.randint(0, VOCABULARY, (batch, slots), generator=generator)
+        lengths = torch.randint(0, slots, (batch,), generator=generator)
+        return history, lengths, torch.randint(0, VOCABULARY, (batch, 2, 4), generator=generator)
+
+    rows, slots = torch.export.Dim("rows", min=1, max=8), torch.export.Dim("slots", min=2, max=99)
+    exported = torch.export.export(
+        module, inputs(3, 20), dynamic_shapes=({0: rows, 1: slots}, {0: rows}, {0: rows}), strict=False
+    )
+    names = ["history", "lengths", "context"]
+    written = torch.onnx.export(
+        exported, dynamo=True, verbose=False, optimize=False, opset_version=18, input_names=names,
+        custom_translation_table=ops.translations(),
+    )  # fmt: skip
+    model = written.model_proto
+    ops.add_functions(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for batch, size in ((1, 5), (3, 20), (5, 64)):
+        given = inputs(batch, size)
+        feeds = {name: tensor.numpy() for name, tensor in zip(names, given, strict=True)}
+        got = [torch.from_numpy(array) for array in session.run(None, feeds)]
+        agrees(got, reference(*given, module.concentrations, *tables, 3, 4))
