@@ -83,7 +83,8 @@ def load_library(library: Path | None = None) -> None:
     free.
 
     Only the first library of a process counts: a second copy would define the operators twice. Raises
-    FileNotFoundError for a missing file and OSError for one that this machine or this PyTorch cannot load.
+    FileNotFoundError for a missing file and OSError for one that this machine or this PyTorch cannot load, or that is
+    of another version.
     """
     if hasattr(torch.ops.specstep, next(iter(NATIVE_OPS))):
         return
@@ -92,6 +93,9 @@ def load_library(library: Path | None = None) -> None:
         raise FileNotFoundError(f"library of our C++ kernels: no file at {path}; build the engine again")
     # RTLD_GLOBAL: a compiled model names the C functions without naming the library, whose folder differs per engine.
     ctypes.CDLL(str(path.resolve()), mode=ctypes.RTLD_GLOBAL)
+    missing = [name for name in NATIVE_OPS if not hasattr(torch.ops.specstep, name)]
+    if missing:
+        raise OSError(f"{path}: expected the operators of this version of specstep, got none named {missing[0]}")
     for name, op in NATIVE_OPS.items():
         torch.library.register_fake(f"specstep::{name}", op.fake)
 

@@ -1,5 +1,7 @@
 """Building the library of C++ kernels, and where it is kept."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,21 @@ def test_the_library_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pyt
     assert build_library(compiler=str(compiler)).read_text() == "kept"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert build_library(compiler=str(compiler)).is_relative_to(tmp_path / "home" / ".cache" / "specstep")
+
+
+OF_ANOTHER_VERSION = """
+import sys
+from pathlib import Path
+from specstep.kernels import native
+native.NATIVE_OPS["added_since"] = native.NATIVE_OPS["rank_native"]
+native.load_library(Path(sys.argv[1]))
+"""
+
+
+def test_a_library_of_another_version_is_refused() -> None:
+    command = [sys.executable, "-c", OF_ANOTHER_VERSION, str(build_library())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "OSError" in done.stderr and "of this version of specstep, got none named added_since" in done.stderr
 
 
 def test_tests_leave_the_users_cache_alone(shared_folder: Path) -> None:
