@@ -96,9 +96,15 @@ def test_neural_scorers_are_asked_on_the_first_levels_alone():
             super().__init__()
             self.neural, self.levels = neural, 0
 
-        def _score(self, *given):
-            self.levels += 1
-            return super()._score(*given)
+        def begin(self, *given):
+            first, expand, own = super().begin(*given)
+            self.levels = 1
+
+            def counted(*level):
+                self.levels += 1
+                return expand(*level)
+
+            return first, counted, own
 
     state = {"history": torch.arange(64)[None] % 5, "lengths": torch.tensor([40])}
     state |= {"sampling": torch.zeros(1, 7), "seeds": torch.tensor([0])}
