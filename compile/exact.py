@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..kernels.native import load_library
+from .rewrites import insert_call
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16)
@@ -28,27 +29,32 @@ _FUNCTIONS = {
 }
 
 
-def use_exact(exported: ExportedProgram) -> int:
-    """Replaces functions and reductions over the last dimension, in place, and returns how many were replaced.
-
-    Those of float32 and bfloat16 on the CPU are. Call this before `run_decompositions`.
-    """
+def use_exact(exported: ExportedProgram) -> None:
+    """Replace functions and reductions over the last dimension, in place: those of float32 and bfloat16 on the CPU.
+    Call this before `run_decompositions`."""
     load_library()
-    graph, count = exported.graph_module.graph, 0
-    for node in graph.nodes:
+    for node in exported.graph_module.graph.nodes:
         replacement = _REPLACEMENTS.get(node.target)
         found = replacement(node) if replacement and _fits(node) else None
         if found is not None:
-            name, arguments = found
+            name, (x, *others) = found
+            arguments = (_converted(node, x), *others)
             node.target, node.args, node.kwargs = getattr(torch.ops.specstep, name).default, arguments, {}
-            count += 1
     exported.graph_module.recompile()
-    return count
 
 
 def _fits(node: Node) -> bool:
-    value = node.args[0].meta["val"]  # type: ignore[union-attr]
-    return value.device.type == "cpu" and value.dtype in DTYPES and node.meta["val"].dtype == value.dtype
+    x, out = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    return x.device.type == "cpu" and x.dtype in DTYPES and out.dtype in DTYPES
+
+
+def _converted(node: Node, x: Node) -> Node:
+    """x in the dtype of the result: torch converts it first where another one is asked for."""
+    dtype = node.meta["val"].dtype
+    if x.meta["val"].dtype == dtype:
+        return x
+    with node.graph.inserting_before(node):
+        return insert_call(node, aten.to.dtype, (x, dtype))
 
 
 Replacement = tuple[str, tuple[Any, ...]] | None
@@ -66,7 +72,7 @@ def _gelu(node: Node) -> Replacement:
 def _mean(node: Node) -> Replacement:
     x, dims, *keep = node.args
     last = x.meta["val"].dim() - 1  # type: ignore[union-attr]
-    return ("exact_mean", (x,)) if list(dims) in ([-1], [last]) and keep[:1] == [True] else None  # type: ignore[arg-type]
+    return ("exact_mean", (x,)) if dims in ([-1], [last]) and keep[:1] == [True] else None
 
 
 def _softmax(node: Node) -> Replacement:
