@@ -39,7 +39,9 @@ ONNX_FLOATS = ("float32", "float16")  # ONNX Runtime has no bfloat16 matrix prod
 TENSORRT = (".compile.tensorrt.lower", ".runtime.tensorrt.session", FLOATS, ("cpu",))  # traced on a CPU, run on a GPU
 
 BACKENDS: dict[str, Backend] = {
-    "inductor": Backend(".compile.inductor", ".runtime.inductor.aoti", FLOATS, ("cpu", "cuda"), (), "build", ""),
+    "inductor": Backend(
+        ".compile.inductor", ".runtime.inductor.aoti", FLOATS, ("cpu", "cuda"), ("weights",), "build", ""
+    ),
     "onnx": Backend(".compile.onnx.lower", ".runtime.onnx", ONNX_FLOATS, ("cpu",), (), "build-onnx", "onnx"),
     "tensorrt": Backend(*TENSORRT, ("plugins",), "build-tensorrt", "tensorrt"),
     "tensorrt-rtx": Backend(*TENSORRT, ("plugins", "compute_capability"), "build-tensorrt-rtx", "tensorrt-rtx"),

@@ -19,7 +19,8 @@ from ..runtime.engine_file import EngineSpec, ProgramSpec, TensorSpec
 from .config import EngineConfig
 from .drafters.choose import make_drafter
 from .drafters.validate import check_drafter
-from .source import Source
+from .precision import Precision, choose_precision
+from .source import Source, gguf_file
 
 SLOT_STEP = 64
 TREE = ("tree_tokens", "tree_parents")
@@ -27,12 +28,13 @@ TREE = ("tree_tokens", "tree_parents")
 
 @dataclass(frozen=True)
 class Graphs:
-    """The modules of an engine, flat (see `FlatProgram`), and its spec, in which the programs' files are not set
-    yet."""
+    """The modules of an engine, flat (see `FlatProgram`), its spec, in which the programs' files are not set yet, and
+    how its weights are packed where a backend packs them."""
 
     prefill: "FlatProgram"
     step: "FlatProgram"
     spec: EngineSpec
+    precision: Precision
 
 
 class FlatProgram(nn.Module):
@@ -82,6 +84,9 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     check_drafter(drafter, model)
     spec = _spec(target, model, drafter, layers + drafter.scorer.cache_layers(), config)
     choice = sampled_choice if config.forced_acceptance is None else forced_choice(config.forced_acceptance)
+    files = [file for name in (target.name, *config.drafter.split(",")) if (file := gguf_file(name)) is not None]
+    addresses = [{p.data_ptr() for p in module.parameters()} for module in (drafter.scorer, target.model)]
+    precision = choose_precision(config, files, model.vocab_size, addresses[0] - addresses[1])
     state, caches = [tensor.name for tensor in spec.state], [tensor.name for tensor in spec.caches]
     return Graphs(
         FlatProgram(
@@ -89,6 +94,7 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
         ),
         FlatProgram(SpeculativeStep(model, drafter, choice), (), state, caches, spec.step.outputs),
         spec,
+        precision,
     )
 
 

@@ -24,7 +24,13 @@ from .jit import eager
 
 PROMPT = "List three facts about light, then list them again."
 TOLERANCE = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 0.2}  # of a vector's norm: a wrong one is off by about 1
-OF_BACKEND = ("backend", "device", "compute_capability", "plugins")  # options that a step in torch does not have
+OF_BACKEND = (
+    "backend",
+    "device",
+    "compute_capability",
+    "plugins",
+    "weights",
+)  # options that a step in torch does not have
 NOT_OF_STEP = (*OF_BACKEND, "prefill_chunk")  # options that leave a step as it is
 
 

@@ -14,6 +14,7 @@ from ..errors import BuildError
 from ..graphs.drafters.drafter import Scorer
 
 TREES = ("chain", "static", "dynamic")
+WEIGHTS = ("auto", "bfloat16", "int8", "int4")
 
 
 class BuildOptions(TypedDict, total=False):
@@ -27,6 +28,7 @@ class BuildOptions(TypedDict, total=False):
     top_k: int | None
     tree_choices: str | None
     dtype: str
+    weights: str
     device: str
     backend: str
     max_batch: int
@@ -46,7 +48,9 @@ class EngineConfig:
     which is called with the loaded target and returns a `Scorer`; or several of these with commas, mixed at every
     node. tree: "chain"; "dynamic" with `depth` levels of `top_k`; "static" with the paths in the JSON file
     `tree_choices`, or with likely ones.
-    dtype: float32 is the default of the backend onnx.
+    dtype: of what is computed, and of the caches; float32 is the default of the backend onnx. weights: what the weights
+    of linear layers are on a CPU with bfloat16: "auto" keeps the blocks of q8_0, q4_0 and q4_1 that a GGUF file has,
+    and bfloat16 where there are none; "int8" and "int4" quantise, in groups of 32; "bfloat16" widens everything.
     max_seq_len: most tokens of a row, prompt included. prefill_chunk: most prompt tokens per prefill call.
     compute_capability: GPUs that tensorrt-rtx builds for, as ("8.9", "12.0"); None is the GPU at hand. plugins: whether
     TensorRT runs our ops as plugins (our kernels) or builds them from its own layers. forced_acceptance: for
@@ -60,6 +64,7 @@ class EngineConfig:
     top_k: int | None = None
     tree_choices: str | None = None
     dtype: str = "bfloat16"
+    weights: str = "auto"
     device: str = "cpu"
     backend: str = "inductor"
     max_batch: int = 1
@@ -73,6 +78,7 @@ class EngineConfig:
         self._check_types()
         self._check_choice("backend", BACKENDS)
         self._check_choice("tree", (*TREES, None))
+        self._check_choice("weights", WEIGHTS)
         backend = BACKENDS[self.backend]
         self._check_choice("dtype", backend.dtypes, f" for backend {self.backend}")
         self._check_choice("device", backend.devices, f" for backend {self.backend}")
@@ -105,7 +111,12 @@ class EngineConfig:
 
     def _check_backend_options(self, backend: Backend) -> None:
         """The options that not every backend has. Raises BuildError."""
-        for field, default in (("plugins", True), ("compute_capability", None)):
+        if self.weights != "auto" and (self.device, self.dtype) != ("cpu", "bfloat16"):
+            raise BuildError(
+                f"weights: expected auto with dtype {self.dtype} on {self.device}, got {self.weights}; bfloat16 on a "
+                "CPU takes it"
+            )
+        for field, default in (("plugins", True), ("compute_capability", None), ("weights", "auto")):
             got = getattr(self, field)
             if got != default and field not in backend.options:
                 takers = " or ".join(name for name, other in BACKENDS.items() if field in other.options)

@@ -14,14 +14,15 @@ from torch._inductor import cpu_vec_isa
 from torch.export import ExportedProgram
 
 from ..errors import BuildError
-from ..kernels.native import LIBRARY_NAME, build_library, c_shims, detect_instruction_set
+from ..kernels.native import LIBRARY_NAME, build_library, c_shims, detect_instruction_set, has_library, library_error
 from ..runtime.engine_file import ProgramSpec
 from ..runtime.inductor.aoti import machine
 from . import exact
 from .assemble import Graphs
 from .export import export_program
 from .lowered import Lowered
-from .packed_weights import pack_weights
+from .packed_weights import Packed, pack_weights
+from .precision import Precision, plain
 from .stages import stage_shares
 from .writer import write_weights
 
@@ -33,7 +34,9 @@ CONFIG: dict[str, Any] = {
 
 
 def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Lowered:
-    """Write NAME.pt2 for each program, the weights file and, on a CPU, the library of our ops."""
+    """Write NAME.pt2 for each program, the weights file and, on a CPU, the library of our ops. Raises BuildError."""
+    if graphs.spec.device == "cpu" and not has_library():
+        _warn_of_missing_library(graphs.spec.config["weights"], report)
     exported, programs = {}, {}
     for name, program in (("prefill", graphs.prefill), ("step", graphs.step)):
         report(f"tracing the {name}")
@@ -41,10 +44,10 @@ def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Low
     report(f"compiling {' and '.join(f'{name} ({len(e.graph.nodes)} nodes)' for name, e in exported.items())}")
     stages = stage_shares(exported["step"])  # before its weights are packed
     device = graphs.spec.device
-    compile_programs(exported, directory, device)
+    packed = compile_programs(exported, directory, device, graphs.precision)
 
     report("writing weights")
-    if device == "cpu":
+    if device == "cpu" and has_library():
         shutil.copy(build_library(), directory / LIBRARY_NAME)
     held = {name: {**program.state_dict, **program.constants} for name, program in exported.items()}
     wanted = {name: constant_names(directory / f"{name}.pt2", device) for name in exported}
@@ -52,25 +55,51 @@ def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Low
     for name in exported:
         spec: ProgramSpec = getattr(graphs.spec, name)
         programs[name] = dataclasses.replace(spec, file=f"{name}.pt2", constants=constants[name])
-    return Lowered(programs, stages, requires(device), {})
+    return Lowered(programs, stages, requires(device), {}, {"weights": _bytes_of_kinds(packed)})
 
 
-def compile_programs(exported: dict[str, ExportedProgram], directory: Path, device: str) -> None:
-    """Compile each program to `directory/NAME.pt2`: the graph, without weights. Raises BuildError.
+def _warn_of_missing_library(weights: str, report: Callable[[str], None]) -> None:
+    """Say what an engine is without our kernels. Raises BuildError where it cannot be what the user asked for."""
+    reason, *_ = str(library_error()).splitlines()
+    if weights in ("int8", "int4"):
+        raise BuildError(
+            f"weights: expected auto or bfloat16 where our C++ kernels cannot be built, got {weights}: {reason}"
+        )
+    report(
+        f"warning: our C++ kernels cannot be built ({reason}); PyTorch's are used, which are slower, and drafts may "
+        "change a text"
+    )
 
-    On a CPU elements get one result (`compile.exact`), linear layers get packed weights (`kernels.linear`), and each
-    program is compiled in a process of its own, at the same time: compiling is one thread of Python, then one of g++.
-    The processes are forked and share the weights.
+
+def _bytes_of_kinds(packed: list[Packed]) -> dict[str, int]:
+    """What the packed weights of each kind take in memory."""
+    kinds = dict.fromkeys((weight.kind for weight in packed), 0)
+    for weight in packed:
+        kinds[weight.kind] += weight.tensor.nbytes
+    return kinds
+
+
+def compile_programs(
+    exported: dict[str, ExportedProgram], directory: Path, device: str, precision: Precision = plain
+) -> list[Packed]:
+    """Compile each program to `directory/NAME.pt2`: the graph, without weights. Returns the weights that were packed.
+    Raises BuildError.
+
+    On a CPU elements get one result (`compile.exact`), linear layers get packed weights (`kernels.linear`), where the
+    library of our kernels can be built. Each program is compiled in a process of its own, at the same time: compiling
+    is one thread of Python, then one of g++. The processes are forked and share the weights.
     """
     config, paths = dict(CONFIG), {name: directory / f"{name}.pt2" for name in exported}
     if device == "cuda":  # CUDA does not survive a fork
         for name, program in exported.items():
             _compile(program, paths[name], config)
-        return
-    for program in exported.values():
-        exact.use_exact(program)
-    pack_weights(exported.values())
-    config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
+        return []
+    packed: list[Packed] = []
+    if has_library():
+        for program in exported.values():
+            exact.use_exact(program)
+        packed = pack_weights(exported.values(), precision)
+        config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
     check_vector_instructions()
     children = [_Child(name, program, paths[name], config) for name, program in exported.items()]
     try:
@@ -79,6 +108,7 @@ def compile_programs(exported: dict[str, ExportedProgram], directory: Path, devi
     finally:
         for child in children:
             child.process.terminate()
+    return packed
 
 
 def _compile(program: ExportedProgram, path: Path, config: dict[str, Any]) -> None:

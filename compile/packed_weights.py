@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,27 +13,47 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node
 
 from ..kernels.expert_linear.op import expert_linear
-from ..kernels.linear.packing import OUTPUTS, STEPS, pack
+from ..kernels.linear.packing import OUTPUTS, STEPS
 from ..kernels.native import load_library
+from .precision import Form, Precision, plain
 from .rewrites import insert_call
 from .writer import identity
 
 STORED = (InputKind.PARAMETER, InputKind.BUFFER)
-Form = Callable[[Tensor], Tensor]
+Turn = Callable[[Tensor], Tensor]  # from a stored tensor to a weight [..., N, K]
 Key = tuple[Any, ...]  # of a tensor, or of several that are packed together
 
 
-def pack_weights(exported: Collection[ExportedProgram]) -> None:
-    """Replace linear layers over stored weights by `specstep::packed_linear` over packed ones, in place.
+def as_is(weight: Tensor) -> Tensor:
+    return weight
 
-    A layer is replaced when x and weight are both bfloat16 or both float32. Layers that read the same x become one,
-    with slices of its output, where they do in every program. An embedding whose weight is also a linear's becomes
+
+def turned(weight: Tensor) -> Tensor:
+    return weight.transpose(-1, -2)
+
+
+class Packed(NamedTuple):
+    """A packed weight, one of several layers perhaps. kind: what its elements are, as `Form` names it."""
+
+    name: str
+    kind: str
+    tensor: Tensor
+
+
+def pack_weights(exported: Collection[ExportedProgram], precision: Precision = plain) -> list[Packed]:
+    """Replace linear layers over stored weights by `specstep::packed_linear` over packed ones, in place, and say what
+    was packed.
+
+    A layer is replaced when x and weight are both bfloat16 or both float32; `precision` says what its weight becomes.
+    Layers that read the same x become one, with slices of its output, where they do in every program and their weights
+    are of one kind. An embedding whose weight is also a linear's, or becomes int8, becomes
     `specstep::packed_embedding`, experts' layers become `specstep::packed_expert_linear`. An `addmm` over a stored
-    weight [K, N], as GPT-2 has them, is a layer, too. A weight of several programs is packed once. A plain weight that
-    nothing else uses is gone.
+    weight [K, N], as GPT-2 has them, is a layer, too. A router, which has an output for each expert, keeps its dtype.
+    A weight of several programs is packed once. A plain weight that nothing else uses is gone.
     """
     load_library()
-    programs = [_Program(program) for program in exported]
+    packed = _Packed(precision)
+    programs = [_Program(program, packed) for program in exported]
     linears = [_runs(program) for program in programs]
     embedded = {program.key(node.args[0]) for program in programs for node in program.embeddings()}
     partners: dict[Key, set[Key]] = defaultdict(set)
@@ -41,50 +61,63 @@ def pack_weights(exported: Collection[ExportedProgram]) -> None:
         for run in runs:
             for key in _weights(program, run):
                 partners[key].add(_weights(program, run))
-    packed = _Packed()
     for program, runs in zip(programs, linears, strict=True):
         for run in runs:
             keys = _weights(program, run)
             together = all(partners[key] == {keys} and key not in embedded for key in keys)
             for layers in [run] if together else [[layer] for layer in run]:
-                _replace_linears(program, packed, layers)
+                _replace_linears(program, layers)
         for node in program.embeddings():
-            if program.key(node.args[0]) in partners:
-                _replace_embedding(program, packed, node)
+            if program.key(node.args[0]) in partners or program.form(node.args[0]).kind == "int8":
+                _replace_embedding(program, node)
         for node in program.calls(expert_linear._opoverload):
-            _replace_experts(program, packed, node)
+            _replace_experts(program, node)
         for node in program.calls(torch.ops.aten.addmm.default, first=1):
-            _replace_addmm(program, packed, node)
+            _replace_addmm(program, node)
         program.drop_unused()
+    return list(packed.made.values())
 
 
 class _Packed:
-    """Packed tensors and their names, each made once for all programs."""
+    """Packed tensors, each made once for all programs."""
 
-    def __init__(self) -> None:
-        self.made: dict[Key, tuple[str, Tensor]] = {}
+    def __init__(self, precision: Precision) -> None:
+        self.precision = precision
+        self.forms: dict[Key, Form] = {}
+        self.made: dict[Key, Packed] = {}
 
-    def of(self, name: str, weights: Sequence[Tensor], form: Form) -> tuple[str, Tensor]:
-        """These tensors, joined along their first dimension and brought to a form, and the name, made from `name`."""
+    def form(self, weight: Tensor) -> Form:
+        """What a weight [..., N, K] becomes."""
+        key = identity(weight)
+        if key not in self.forms:
+            self.forms[key] = self.precision(weight)
+        return self.forms[key]
+
+    def of(self, name: str, weights: Sequence[Tensor], form: Form) -> Packed:
+        """These tensors, joined along their first dimension and brought to a form, under a name made from `name`."""
         key = tuple(identity(weight) for weight in weights)
         if key not in self.made:
-            name, taken = f"{name}_packed", {name for name, _ in self.made.values()}
+            name, taken = f"{name}_packed", {other.name for other in self.made.values()}
             while name in taken:  # by another tensor, of another program
                 name += "_"
-            self.made[key] = name, form(torch.cat(list(weights)) if len(weights) > 1 else weights[0])
+            made = form.make(torch.cat(list(weights)) if len(weights) > 1 else weights[0])
+            self.made[key] = Packed(name, form.kind, made)
         return self.made[key]
 
 
 class _Program:
     """An exported program with its stored tensors."""
 
-    def __init__(self, exported: ExportedProgram):
+    def __init__(self, exported: ExportedProgram, packed: _Packed):
+        self.packed_tensors = packed
         self.exported, self.graph = exported, exported.graph_module.graph
         specs = [spec for spec in exported.graph_signature.input_specs if spec.kind in STORED]
         names = {spec.arg.name: spec.target for spec in specs}
         self.stored = {node: names[node.name] for node in self.graph.find_nodes(op="placeholder") if node.name in names}
         self.replaced: set[Node] = set()  # plain weights
         self.added: dict[str, Node] = {}
+        experts = self.graph.find_nodes(op="call_function", target=expert_linear._opoverload)
+        self.routed = {node.args[1].meta["val"].shape[0] for node in experts}  # counts of experts
 
     def calls(self, target: Any, first: int = 0) -> Iterator[Node]:
         """Calls of an op whose arguments from `first` on are an x and a stored tensor of its dtype; on the CPU."""
@@ -108,13 +141,20 @@ class _Program:
     def key(self, node: Any) -> Key:
         return identity(self.tensor(node))
 
-    def packed(self, packed: _Packed, nodes: Sequence[Any], form: Form) -> Node:
+    def form(self, node: Any, turn: Turn = as_is) -> Form:
+        """What a stored weight becomes once it is turned."""
+        weight = turn(self.tensor(node))
+        routes = weight.dim() == 2 and len(weight) in self.routed
+        form = plain(weight) if routes else self.packed_tensors.form(weight)
+        return Form(form.kind, lambda weight: form.make(turn(weight)))
+
+    def packed(self, nodes: Sequence[Any], form: Form) -> Node:
         """The placeholder of these stored tensors in a form, joined. They are used no more."""
         self.replaced |= set(nodes)
-        name, tensor = packed.of(self.stored[nodes[0]], [self.tensor(node) for node in nodes], form)
-        if name not in self.added:
-            self.added[name] = self._add(name, tensor)
-        return self.added[name]
+        made = self.packed_tensors.of(self.stored[nodes[0]], [self.tensor(node) for node in nodes], form)
+        if made.name not in self.added:
+            self.added[made.name] = self._add(made.name, made.tensor)
+        return self.added[made.name]
 
     def _add(self, name: str, tensor: Tensor) -> Node:
         specs = self.exported.graph_signature.input_specs
@@ -176,6 +216,7 @@ def _joins(program: _Program, run: list[Node], node: Node) -> bool:
     return (
         _columns(run[-1]) % OUTPUTS == 0
         and program.key(node.args[1]) not in _weights(program, run)
+        and program.form(node.args[1]).kind == program.form(run[-1].args[1]).kind
         and (all(bias is None for bias in biases) or all(bias in program.stored for bias in biases))
     )
 
@@ -188,13 +229,14 @@ def _columns(layer: Node) -> int:
     return int(layer.meta["val"].shape[-1])
 
 
-def _replace_linears(program: _Program, packed: _Packed, layers: list[Node]) -> None:
+def _replace_linears(program: _Program, layers: list[Node]) -> None:
     """One product for all layers, which read the same x, and a slice of it for each."""
     columns = [_columns(layer) for layer in layers]
     bias = _bias(layers[0])
     if len(layers) > 1 and bias is not None:
-        bias = program.packed(packed, [_bias(layer) for layer in layers], torch.clone)
-    weight = program.packed(packed, [layer.args[1] for layer in layers], pack)
+        biases = [_bias(layer) for layer in layers]
+        bias = program.packed(biases, Form(str(biases[0].meta["val"].dtype).removeprefix("torch."), torch.clone))
+    weight = program.packed([layer.args[1] for layer in layers], program.form(layers[0].args[1]))
     op, axis = torch.ops.specstep.packed_linear.default, layers[0].meta["val"].dim() - 1
     ends = list(accumulate(columns))
     with program.graph.inserting_before(layers[0]):
@@ -206,31 +248,27 @@ def _replace_linears(program: _Program, packed: _Packed, layers: list[Node]) -> 
         program.replace(layer, own)
 
 
-def _replace_embedding(program: _Program, packed: _Packed, node: Node) -> None:
-    weight = program.packed(packed, [node.args[0]], pack)
+def _replace_embedding(program: _Program, node: Node) -> None:
+    weight = program.packed([node.args[0]], program.form(node.args[0]))
     columns, depth = program.tensor(node.args[0]).shape
     op = torch.ops.specstep.packed_embedding.default
     with program.graph.inserting_before(node):
         program.replace(node, insert_call(node, op, (weight, node.args[1], columns, depth)))
 
 
-def _replace_experts(program: _Program, packed: _Packed, node: Node) -> None:
-    x, plain, experts, transposed = node.args
-    weight = program.packed(packed, [plain], _pack_transposed if transposed else pack)
+def _replace_experts(program: _Program, node: Node) -> None:
+    x, weight, experts, transposed = node.args
+    packed = program.packed([weight], program.form(weight, turned if transposed else as_is))
     op = torch.ops.specstep.packed_expert_linear.default
     with program.graph.inserting_before(node):
-        program.replace(node, insert_call(node, op, (x, weight, experts, _columns(node))))
+        program.replace(node, insert_call(node, op, (x, packed, experts, _columns(node))))
 
 
-def _replace_addmm(program: _Program, packed: _Packed, node: Node) -> None:
-    bias, x, plain = node.args
+def _replace_addmm(program: _Program, node: Node) -> None:
+    bias, x, weight = node.args
     if bias not in program.stored or bias.meta["val"].dim() != 1 or node.kwargs:  # type: ignore[union-attr]
         return
-    weight = program.packed(packed, [plain], lambda weight: pack(weight.T))
+    packed = program.packed([weight], program.form(weight, turned))
     op = torch.ops.specstep.packed_linear.default
     with program.graph.inserting_before(node):
-        program.replace(node, insert_call(node, op, (x, weight, bias, _columns(node))))
-
-
-def _pack_transposed(weight: Tensor) -> Tensor:
-    return pack(weight.transpose(1, 2))
+        program.replace(node, insert_call(node, op, (x, packed, bias, _columns(node))))

@@ -77,6 +77,15 @@ def load_source(name: str, dtype: str, device: str) -> Source:
         return Source(name, model.to(device).eval(), _tokenizer(location, options))
 
 
+def gguf_file(name: str) -> Path | None:
+    """The GGUF file that a model's name stands for, None for another kind of model, or none at all."""
+    try:
+        location, options = _locate(name)
+    except BuildError:
+        return None
+    return Path(location, options["gguf_file"]) if options else None
+
+
 def load_tokenizer(name: str) -> tuple[Any, int]:
     """A model's tokenizer, None where it has none, and the size of its vocabulary, without its weights. Raises
     BuildError."""

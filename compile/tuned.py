@@ -61,6 +61,7 @@ def tuned_path(source: Source, config: EngineConfig) -> Path:
     key = {
         "model": model_hash(source),
         "dtype": config.dtype,
+        "weights": config.weights,
         "backend": config.backend,
         "processor": processor(config.device),
         "torch": machine()["torch"],

@@ -29,14 +29,15 @@ SOURCES = (
 )  # fmt: skip
 HEADERS = (
     "tensor.h", "parallel.h", "noise.h", "row.h", "exact/element.h", "linear/linear.h", "linear/block.h",
-    "linear/tile.h", "linear/plan.h", "choose/filter.h", "tree_attention/vector.h", "tree_attention/element.h",
-    "tree_attention/block.h", "tree_attention/seen.h", "tree_attention/parts.h",
+    "linear/groups.h", "linear/tile.h", "linear/plan.h", "choose/filter.h", "tree_attention/vector.h",
+    "tree_attention/element.h", "tree_attention/block.h", "tree_attention/seen.h", "tree_attention/parts.h",
 )  # fmt: skip
 # The oldest PyTorch whose stable C interface the library uses; it then loads in that version and every later one.
 STABLE_INTERFACE = "0x020b000000000000"
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma")
 INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
-    "avx512_bf16": (*AVX512, "-mavx512bf16"),
+    "avx512_bf16": (*AVX512, "-mavx512vnni", "-mavx512bf16"),  # no processor has the latter alone
+    "avx512_vnni": (*AVX512, "-mavx512vnni"),
     "avx512": AVX512,
     "avx2": ("-mavx2", "-mfma"),
     "portable": (),
@@ -53,6 +54,8 @@ def detect_instruction_set() -> str:
         return "portable"
     if torch.cpu._is_avx512_bf16_supported():
         return "avx512_bf16"
+    if torch.cpu._is_vnni_supported():
+        return "avx512_vnni"
     if torch.cpu._is_avx512_supported():
         return "avx512"
     return "avx2" if torch.cpu._is_avx2_supported() else "portable"
@@ -101,13 +104,18 @@ def load_library(library: Path | None = None) -> None:
 
 
 @functools.cache
-def has_library() -> bool:
-    """Whether the library is loaded, or can be: there is a C++ compiler."""
+def library_error() -> str | None:
+    """Why the library can be neither loaded nor built, None where it is loaded now."""
     try:
         load_library()
-    except CompilerError:
-        return False
-    return True
+    except CompilerError as error:
+        return str(error)
+    return None
+
+
+def has_library() -> bool:
+    """Whether the library is loaded, or can be: there is a C++ compiler that builds it."""
+    return library_error() is None
 
 
 def c_shims() -> dict[Any, list[str]]:

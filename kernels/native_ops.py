@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .linear.packing import OUTPUTS, STEPS
+from .linear.packing import packed_shape
 
 EXACT_FUNCTIONS = ("silu", "sigmoid", "tanh", "gelu", "gelu_tanh", "cos", "sin")  # of single elements
 
@@ -32,13 +32,13 @@ def _like(x: Tensor, *_: Any) -> Tensor:
 
 
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> Tensor:
-    torch._check(x.dtype == weight.dtype, lambda: f"x is {x.dtype}, the weight {weight.dtype}")
+    torch._check(x.dtype == _element_dtype(weight), lambda: f"x is {x.dtype}, the weight {weight.dtype}")
     _check_packed(weight, (), columns, x.shape[-1])
     return x.new_empty((*x.shape[:-1], columns))
 
 
 def _packed_expert_linear(x: Tensor, weight: Tensor, experts: Tensor, columns: int) -> Tensor:
-    torch._check(x.dtype == weight.dtype, lambda: f"x is {x.dtype}, the weight {weight.dtype}")
+    torch._check(x.dtype == _element_dtype(weight), lambda: f"x is {x.dtype}, the weight {weight.dtype}")
     _check_packed(weight, weight.shape[:1], columns, x.shape[-1])
     return x.new_empty((x.shape[0], columns))
 
@@ -53,17 +53,20 @@ def _expert_linear(x: Tensor, weight: Tensor, experts: Tensor) -> Tensor:
 
 def _packed_embedding(weight: Tensor, ids: Tensor, columns: int, depth: int) -> Tensor:
     _check_packed(weight, (), columns, depth)
-    return weight.new_empty((*ids.shape, depth))
+    return weight.new_empty((*ids.shape, depth), dtype=_element_dtype(weight))
 
 
 def _check_packed(weight: Tensor, leading: tuple[int, ...], columns: int, depth: int) -> None:
-    torch._check(weight.dtype in STEPS, lambda: f"packed weight: expected one of {list(STEPS)}, got {weight.dtype}")
-    step = STEPS[weight.dtype]
-    expected = (*leading, -(-columns // OUTPUTS), -(-depth // step), OUTPUTS, *([step] if step > 1 else []))
+    expected = (*leading, *packed_shape(weight, columns, depth))
     torch._check(
         weight.shape == expected,
         lambda: f"packed weight of {columns} columns and depth {depth}: expected {expected}, got {tuple(weight.shape)}",
     )
+
+
+def _element_dtype(weight: Tensor) -> torch.dtype:
+    """Of x and the result beside a packed weight: one in groups has bytes."""
+    return torch.bfloat16 if weight.dtype == torch.uint8 else weight.dtype
 
 
 def _rank(

@@ -7,9 +7,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -66,22 +67,24 @@ inline void add(float* sums, const Floats& more) {
   std::memcpy(sums, &after, sizeof after);
 }
 
+inline Lanes all(float value) { return Lanes{} + value; }
+
 // sum + x * w, rounded once where the instruction set can, twice where it cannot at all.
-inline Lanes multiply_add(Lanes sum, float x, Lanes w) {
+inline Lanes multiply_add(Lanes sum, Lanes x, Lanes w) {
 #if defined(__AVX512F__)
-  return _mm512_fmadd_ps(_mm512_set1_ps(x), w, sum);
+  return _mm512_fmadd_ps(x, w, sum);
 #elif defined(__AVX2__) && defined(__FMA__)
-  return _mm256_fmadd_ps(_mm256_set1_ps(x), w, sum);
+  return _mm256_fmadd_ps(x, w, sum);
 #elif defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
-  for (int lane = 0; lane < LANES; lane++) sum[lane] = __builtin_fmaf(x, w[lane], sum[lane]);
+  for (int lane = 0; lane < LANES; lane++) sum[lane] = __builtin_fmaf(x[lane], w[lane], sum[lane]);
   return sum;
 #else
   return sum + x * w;
 #endif
 }
 
-// A kind of block says what one step takes of x (STEP elements, kept as a Term), how many BYTES of a panel, and how the
-// two are multiplied.
+// A kind of block says what one step takes of x (STEP elements, kept as a Term), how many BYTES of a panel, how the two
+// are multiplied, and which elements of K a step holds for one of its outputs.
 struct Float32Block {
   using Element = float;
   using Term = float;
@@ -91,17 +94,25 @@ struct Float32Block {
   static Term term(const Element* x, int64_t) { return *x; }
   static Weights weights(const char* from) { return load<Floats>(from); }
   static void multiply(Floats& sum, Term x, const Weights& w) {
-    for (int part = 0; part < PARTS; part++) sum.part[part] = multiply_add(sum.part[part], x, w.part[part]);
+    for (int part = 0; part < PARTS; part++) sum.part[part] = multiply_add(sum.part[part], all(x), w.part[part]);
+  }
+  static void elements(const char* from, int lane, float* out) { *out = load<float>(from + lane * sizeof(float)); }
+};
+
+struct Bfloat16Pairs {
+  using Element = Bfloat16;
+  static constexpr int STEP = 2;
+  static constexpr int64_t BYTES = OUTPUTS * STEP * sizeof(Bfloat16);
+  static void elements(const char* from, int lane, float* out) {
+    const auto pair = load<std::array<Bfloat16, STEP>>(from + lane * STEP * sizeof(Bfloat16));
+    for (int k = 0; k < STEP; k++) out[k] = to_float(pair[k]);
   }
 };
 
 #if defined(__AVX512BF16__)
-struct Bfloat16Block {  // two elements of K in one instruction
-  using Element = Bfloat16;
+struct Bfloat16Block : Bfloat16Pairs {  // two elements of K in one instruction
   using Term = int32_t;
   using Weights = __m512i;
-  static constexpr int STEP = 2;
-  static constexpr int64_t BYTES = OUTPUTS * STEP * sizeof(Bfloat16);
   static Term term(const Element* x, int64_t count) { return count > 1 ? load<Term>(x) : x->bits; }
   static Weights weights(const char* from) { return _mm512_loadu_si512(from); }
   static void multiply(Floats& sum, Term x, const Weights& w) {
@@ -110,16 +121,13 @@ struct Bfloat16Block {  // two elements of K in one instruction
   }
 };
 #else
-struct Bfloat16Block {  // widened in registers: the upper half of a float is its bfloat16
-  using Element = Bfloat16;
+struct Bfloat16Block : Bfloat16Pairs {  // widened in registers: the upper half of a float is its bfloat16
   struct Term {
     float even, odd;
   };
   struct Weights {
     Floats even, odd;
   };
-  static constexpr int STEP = 2;
-  static constexpr int64_t BYTES = OUTPUTS * STEP * sizeof(Bfloat16);
   static Term term(const Element* x, int64_t count) { return {to_float(x[0]), count > 1 ? to_float(x[1]) : 0.0f}; }
   static Weights weights(const char* from) {
     Weights w;
@@ -132,8 +140,8 @@ struct Bfloat16Block {  // widened in registers: the upper half of a float is it
   }
   static void multiply(Floats& sum, Term x, const Weights& w) {
     for (int part = 0; part < PARTS; part++) {
-      sum.part[part] = multiply_add(sum.part[part], x.even, w.even.part[part]);
-      sum.part[part] = multiply_add(sum.part[part], x.odd, w.odd.part[part]);
+      sum.part[part] = multiply_add(sum.part[part], all(x.even), w.even.part[part]);
+      sum.part[part] = multiply_add(sum.part[part], all(x.odd), w.odd.part[part]);
     }
   }
 };

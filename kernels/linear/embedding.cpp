@@ -7,7 +7,6 @@
 #include <string>
 
 #include "../parallel.h"
-#include "block.h"
 #include "linear.h"
 
 namespace specstep {
@@ -15,16 +14,22 @@ namespace {
 
 constexpr int64_t TASK_ELEMENTS = 16 * 1024;  // least per thread: each is a line of memory, or half of one
 
+using Gather = void (*)(const void* weight, const int64_t* ids, int64_t count, int64_t depth, void* out);
+
 template <class Block>
 void gather(const void* weight, const int64_t* ids, int64_t count, int64_t depth, void* out) {
   using Element = typename Block::Element;
-  const int64_t steps = (depth + Block::STEP - 1) / Block::STEP;
+  const int64_t steps = (depth + Block::STEP - 1) / Block::STEP, whole = steps * Block::STEP;
   parallel_for(count, TASK_ELEMENTS / std::max<int64_t>(1, depth) + 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> values(whole + LANES);  // whole vectors of them are rounded
+    std::vector<Element> row(whole + LANES);
     for (int64_t place = begin; place < end; place++) {
       const int64_t panel = ids[place] / OUTPUTS, lane = ids[place] % OUTPUTS;
-      const auto* from = static_cast<const Element*>(weight) + (panel * steps * OUTPUTS + lane) * Block::STEP;
-      auto* to = static_cast<Element*>(out) + place * depth;
-      for (int64_t k = 0; k < depth; k++) to[k] = from[k / Block::STEP * OUTPUTS * Block::STEP + k % Block::STEP];
+      const char* from = static_cast<const char*>(weight) + panel * steps * Block::BYTES;
+      for (int64_t step = 0; step < steps; step++)
+        Block::elements(from + step * Block::BYTES, static_cast<int>(lane), values.data() + step * Block::STEP);
+      for (int64_t k = 0; k < whole; k += LANES) rounded(load<Lanes>(values.data() + k), row.data() + k);
+      std::memcpy(static_cast<Element*>(out) + place * depth, row.data(), depth * sizeof(Element));
     }
   });
 }
@@ -32,8 +37,7 @@ void gather(const void* weight, const int64_t* ids, int64_t count, int64_t depth
 Tensor packed_embedding(const Tensor& weight, const Tensor& ids, int64_t columns, int64_t depth) {
   if (ids.scalar_type() != ScalarType::Long || !is_packed(weight, {}, columns, depth))
     throw std::invalid_argument(
-        "specstep::packed_embedding: expected a weight packed from [columns, depth], float32 or bfloat16, and ids of "
-        "int64");
+        "specstep::packed_embedding: expected a weight packed from [columns, depth] and ids of int64");
   const Tensor given = torch::stable::contiguous(ids);
   const auto* id = static_cast<const int64_t*>(given.data_ptr());
   for (int64_t place = 0; place < given.numel(); place++)
@@ -42,10 +46,8 @@ Tensor packed_embedding(const Tensor& weight, const Tensor& ids, int64_t columns
                               std::to_string(id[place]));
   std::vector<int64_t> sizes(ids.sizes().begin(), ids.sizes().end());
   sizes.push_back(depth);
-  int32_t dtype;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(weight.get(), &dtype));
-  Tensor out = empty(sizes, dtype);
-  const auto run = weight.scalar_type() == ScalarType::Float ? gather<Float32Block> : gather<Bfloat16Block>;
+  Tensor out = empty(sizes, element_dtype(weight));
+  const auto run = with_block(weight, [](auto block) -> Gather { return gather<decltype(block)>; });
   run(weight.data_ptr(), id, given.numel(), depth, out.data_ptr());
   return out;
 }

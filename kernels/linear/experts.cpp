@@ -55,28 +55,27 @@ Tensor by_expert(const Tensor& x, const Tensor& experts, int64_t count, int64_t 
 
 bool fits(const Tensor& x, const Tensor& weight, const Tensor& experts) {
   return x.dim() == 2 && weight.dim() >= 1 && experts.dim() == 1 && experts.size(0) == x.size(0) &&
-         x.scalar_type() == weight.scalar_type() && experts.scalar_type() == ScalarType::Long;
+         x.scalar_type() == element_type(weight) && experts.scalar_type() == ScalarType::Long;
 }
 
 Tensor packed_expert_linear(const Tensor& x, const Tensor& weight, const Tensor& experts, int64_t columns) {
   if (!fits(x, weight, experts) || !is_packed(weight, {weight.size(0)}, columns, x.size(1)))
     throw std::invalid_argument(
         "specstep::packed_expert_linear: expected x [P, K], a weight packed from [E, columns, K], both float32 or both "
-        "bfloat16, and experts [P] int64");
+        "bfloat16 (a weight in groups: x bfloat16), and experts [P] int64");
   const int64_t count = weight.size(0);
   const int64_t bytes = count == 0 ? 0 : weight.numel() / count * static_cast<int64_t>(weight.element_size());
+  const Multiply run = multiplier_of(weight);
   return by_expert(x, experts, count, columns, [&](int64_t expert, const Tensor& rows) {
-    int32_t dtype;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
-    Tensor out = empty({rows.size(0), columns}, dtype);
+    Tensor out = empty({rows.size(0), columns}, element_dtype(weight));
     const char* panels = static_cast<const char*>(weight.data_ptr()) + expert * bytes;
-    multiply({x.scalar_type(), panels, nullptr, columns, x.size(1)}, rows.size(0), rows.data_ptr(), out.data_ptr());
+    run({panels, nullptr, columns, x.size(1)}, rows.size(0), rows.data_ptr(), out.data_ptr());
     return out;
   });
 }
 
 Tensor expert_linear(const Tensor& x, const Tensor& weight, const Tensor& experts) {
-  if (!fits(x, weight, experts) || weight.dim() != 3 || x.size(1) != weight.size(2))
+  if (!fits(x, weight, experts) || x.scalar_type() != weight.scalar_type() || weight.dim() != 3 || x.size(1) != weight.size(2))
     throw std::invalid_argument(
         "specstep::expert_linear_native: expected x [P, K], weight [E, N, K] of one dtype, experts [P] int64");
   return by_expert(x, experts, weight.size(0), weight.size(1), [&](int64_t expert, const Tensor& rows) {

@@ -24,7 +24,7 @@
 namespace specstep {
 namespace {
 
-constexpr int64_t PACK_TERMS = 32 * 1024;  // of x, least per thread
+constexpr int64_t PACK_ELEMENTS = 64 * 1024;  // of x, least per thread
 
 template <class Block>
 using Tile = void (*)(const typename Block::Term*, const char*, int64_t, float*);
@@ -40,8 +40,8 @@ constexpr std::array<Tile<Block>, MAX_ROWS> TILES = tiles<Block>(std::make_integ
 // x as [block][step][row of the block], so that a tile reads it in one stream.
 template <class Block>
 void pack(const Plan<Block>& plan, const typename Block::Element* x, int64_t depth, typename Block::Term* to) {
-  const int64_t block_terms = divide_up(plan.rows, plan.blocks) * std::max<int64_t>(1, plan.steps);
-  parallel_for(plan.blocks, divide_up(PACK_TERMS, block_terms), [&](int64_t begin, int64_t end) {
+  const int64_t block_elements = divide_up(plan.rows, plan.blocks) * std::max<int64_t>(1, depth);
+  parallel_for(plan.blocks, divide_up(PACK_ELEMENTS, block_elements), [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; block++) {
       const int64_t first = plan.first_row(block), rows = plan.rows_of(block);
       auto* term = to + first * plan.steps;
@@ -81,8 +81,8 @@ void multiply_panel(const Plan<Block>& plan, const Layer& layer, const typename 
     const int64_t end = std::min(plan.blocks, first + SUM_ROWS / MAX_ROWS), row = plan.first_row(first);
     const int64_t rows = plan.first_row(end) - row;
     std::fill_n(sums, rows * OUTPUTS, 0.0f);
-    for (int64_t step = 0; step < plan.steps; step += CHUNK_STEPS) {
-      const int64_t steps = std::min(CHUNK_STEPS, plan.steps - step);
+    for (int64_t step = 0; step < plan.steps; step += CHUNK_STEPS<Block>) {
+      const int64_t steps = std::min(CHUNK_STEPS<Block>, plan.steps - step);
       for (int64_t block = first; block < end; block++) {
         const int64_t at = plan.first_row(block), count = plan.rows_of(block);
         TILES<Block>[count - 1](x + at * plan.steps + step * count, weight + step * Block::BYTES, steps,
@@ -95,7 +95,8 @@ void multiply_panel(const Plan<Block>& plan, const Layer& layer, const typename 
 }
 
 template <class Block>
-void multiply_blocks(const Layer& layer, int64_t rows, const void* x, void* out) {
+void multiply(const Layer& layer, int64_t rows, const void* x, void* out) {
+  if (rows == 0 || layer.columns == 0) return;
   using Term = typename Block::Term;
   const Plan<Block> plan(rows, layer.columns, layer.depth);
   const size_t bytes = divide_up(rows * plan.steps * sizeof(Term) + 1, 64) * 64;
@@ -111,40 +112,39 @@ void multiply_blocks(const Layer& layer, int64_t rows, const void* x, void* out)
 
 }  // namespace
 
-void multiply(const Layer& layer, int64_t rows, const void* x, void* out) {
-  if (rows == 0 || layer.columns == 0) return;
-  const auto run = layer.type == ScalarType::Float ? multiply_blocks<Float32Block> : multiply_blocks<Bfloat16Block>;
-  run(layer, rows, x, out);
+Multiply multiplier_of(const Tensor& packed) {
+  return with_block(packed, [](auto block) -> Multiply { return multiply<decltype(block)>; });
 }
 
 bool is_packed(const Tensor& packed, const std::vector<int64_t>& leading, int64_t columns, int64_t depth) {
-  const bool narrow = packed.scalar_type() == ScalarType::BFloat16;
-  std::vector<int64_t> sizes = leading;
-  sizes.insert(sizes.end(), {divide_up(columns, OUTPUTS), narrow ? divide_up(depth, 2) : depth, OUTPUTS});
-  if (narrow) sizes.push_back(2);
-  return (narrow || packed.scalar_type() == ScalarType::Float) && columns >= 0 && depth >= 0 &&
-         packed.is_contiguous() &&
-         std::equal(sizes.begin(), sizes.end(), packed.sizes().begin(), packed.sizes().end());
+  const int64_t inner = static_cast<int64_t>(leading.size());
+  return columns >= 0 && depth >= 0 && packed.dim() >= inner + 3 && packed.is_contiguous() &&
+         with_block(packed, [&](auto block) {
+           using Block = decltype(block);
+           int64_t bytes = packed.element_size();
+           for (int64_t d = inner + 2; d < packed.dim(); d++) bytes *= packed.size(d);
+           return bytes == Block::BYTES && packed.size(inner) == divide_up(columns, OUTPUTS) &&
+                  packed.size(inner + 1) == divide_up(depth, Block::STEP) &&
+                  std::equal(leading.begin(), leading.end(), packed.sizes().begin());
+         });
 }
 
 static Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t columns) {
   const ScalarType type = x.scalar_type();
-  if (x.dim() < 1 || weight.scalar_type() != type || !is_packed(weight, {}, columns, x.size(-1)) ||
+  if (x.dim() < 1 || !is_packed(weight, {}, columns, x.size(-1)) || element_type(weight) != type ||
       (bias && (bias->scalar_type() != type || bias->dim() != 1 || bias->size(0) != columns)))
     throw std::invalid_argument(
         "specstep::packed_linear: expected x [..., K], a weight packed from [columns, K] and a bias [columns] or none, "
-        "all float32 or all bfloat16");
+        "all float32 or all bfloat16 (a weight in groups: x and bias bfloat16)");
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   sizes.back() = columns;
   int64_t rows = 1;
   for (size_t d = 0; d + 1 < sizes.size(); d++) rows *= sizes[d];
   const Tensor from = torch::stable::contiguous(x);
   const auto shift = bias ? std::optional<Tensor>(torch::stable::contiguous(*bias)) : std::nullopt;
-  int32_t dtype;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
-  Tensor out = empty(sizes, dtype);
-  multiply({type, weight.data_ptr(), shift ? shift->data_ptr() : nullptr, columns, x.size(-1)}, rows, from.data_ptr(),
-           out.data_ptr());
+  Tensor out = empty(sizes, element_dtype(weight));
+  multiplier_of(weight)({weight.data_ptr(), shift ? shift->data_ptr() : nullptr, columns, x.size(-1)}, rows, from.data_ptr(),
+                        out.data_ptr());
   return out;
 }
 

@@ -3,21 +3,47 @@
 #include <optional>
 
 #include "../tensor.h"
+#include "groups.h"
 
 namespace specstep {
 
 // A packed weight of N columns and depth K, and its bias (null: none). See packing.py.
 struct Layer {
-  ScalarType type;
   const void* weight;
   const void* bias;
   int64_t columns, depth;
 };
 
 // out [rows, N] = x [rows, K] @ weight.T + bias, both contiguous: see linear.cpp.
-void multiply(const Layer& layer, int64_t rows, const void* x, void* out);
+using Multiply = void (*)(const Layer& layer, int64_t rows, const void* x, void* out);
 
-// Whether `packed` is what packing.py makes of [leading..., columns, depth] in the dtype of x.
+// visitor(block) for the kind of block that a packed weight is made of; an empty result for another tensor.
+template <class Visitor>
+auto with_block(const Tensor& packed, const Visitor& visitor) -> decltype(visitor(Float32Block{})) {
+  const ScalarType type = packed.scalar_type();
+  if (type == ScalarType::Float) return visitor(Float32Block{});
+  if (type == ScalarType::BFloat16) return visitor(Bfloat16Block{});
+  const int64_t bytes = type == ScalarType::Byte && packed.dim() > 0 ? packed.size(-1) : 0;
+  if (bytes == Int8Block::BYTES) return visitor(Int8Block{});
+  if (bytes == Int4Block::BYTES) return visitor(Int4Block{});
+  if (bytes == LeastInt4Block::BYTES) return visitor(LeastInt4Block{});
+  return {};
+}
+
+// Whether `packed` is what packing.py makes of [leading..., columns, depth].
 bool is_packed(const Tensor& packed, const std::vector<int64_t>& leading, int64_t columns, int64_t depth);
+
+// What multiplies by a packed weight, null for another tensor.
+Multiply multiplier_of(const Tensor& packed);
+
+// The dtype of x and of the result beside a packed weight.
+inline ScalarType element_type(const Tensor& packed) {
+  return packed.scalar_type() == ScalarType::Byte ? ScalarType::BFloat16 : packed.scalar_type();
+}
+
+// The same as PyTorch's C interface names it.
+inline int32_t element_dtype(const Tensor& packed) {
+  return element_type(packed) == ScalarType::Float ? aoti_torch_dtype_float32() : aoti_torch_dtype_bfloat16();
+}
 
 }  // namespace specstep

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-OUTPUTS = 16  # of a panel
+from .groups import BYTES, GROUP, OUTPUTS, unpack_groups
+
 STEPS = {torch.float32: 1, torch.bfloat16: 2}  # elements of K that lie together
 
 
@@ -20,8 +21,25 @@ def pack(weight: Tensor) -> Tensor:
     return (panels.squeeze(-1) if step == 1 else panels).contiguous()
 
 
+def packed_shape(packed: Tensor, columns: int, depth: int) -> tuple[int, ...]:
+    """The last dimensions that a weight [columns, depth] has when it is packed in the dtype of `packed`, which is a key
+    of STEPS, or uint8 for one in groups; those have as many bytes in a step as `packed`. Raises ValueError."""
+    panels = -(-columns // OUTPUTS)
+    if packed.dtype in STEPS:
+        step = STEPS[packed.dtype]
+        return (panels, -(-depth // step), OUTPUTS, *([step] if step > 1 else []))
+    if packed.dtype == torch.uint8 and packed.shape[-1] in list(BYTES):  # a list: it may be symbolic
+        return (panels, -(-depth // GROUP), packed.shape[-1])
+    raise ValueError(
+        f"packed weight: expected one of {list(STEPS)}, or uint8 with one of {list(BYTES)} bytes a step, got "
+        f"{packed.dtype} {tuple(packed.shape)}"
+    )
+
+
 def unpack(packed: Tensor, columns: int, depth: int) -> Tensor:
-    """The weight [..., columns, depth] that was packed."""
+    """The weight [..., columns, depth] that was packed; float32 for one in groups."""
+    if packed.dtype == torch.uint8:
+        return unpack_groups(packed, columns).values(depth)
     panels = packed.unsqueeze(-1) if STEPS[packed.dtype] == 1 else packed
     *leading, count, steps, outputs, step = panels.shape
     whole = panels.transpose(-2, -3).reshape(*leading, count * outputs, steps * step)

@@ -3,23 +3,61 @@
 import torch
 from torch import Tensor
 
-from ..expert_linear import reference as plain
+from .groups import GROUP, KINDS, Groups, unpack_groups
 from .packing import unpack
+
+CHUNK_BYTES = 8 * 1024  # of a panel, whose sum is made before it is added to the sum of others
 
 
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> Tensor:
     """`x [..., K] @ W.T + bias`, accumulated in fp32 and rounded once to the dtype of `x`, where `weight` is packed
-    from W [columns, K] and bias is [columns] or None."""
+    from W [columns, K] and bias is [columns] or None.
+
+    Where W is in groups, x is quantised: each group of 32 along K to -127 to 127 times a scale of its own.
+    """
     wide_bias = None if bias is None else bias.float()
+    if weight.dtype == torch.uint8:
+        sums = _grouped(x, unpack_groups(weight, columns))
+        return (sums if wide_bias is None else sums + wide_bias).to(x.dtype)
     wide = unpack(weight, columns, x.shape[-1]).float()
     return torch.nn.functional.linear(x.float(), wide, wide_bias).to(x.dtype)
 
 
 def packed_expert_linear(x: Tensor, weight: Tensor, experts: Tensor, columns: int) -> Tensor:
     """Row p of `x [P, K]` times the weight of its expert, `weight` being packed from [E, columns, K]."""
-    return plain.expert_linear(x, unpack(weight, columns, x.shape[1]), experts, False)
+    rows = [packed_linear(row, weight[expert], None, columns) for row, expert in zip(x, experts, strict=True)]
+    return torch.stack(rows) if rows else x.new_empty((0, columns))
 
 
 def packed_embedding(weight: Tensor, ids: Tensor, columns: int, depth: int) -> Tensor:
-    """`W[ids]`, where `weight` is packed from W [columns, depth]."""
-    return unpack(weight, columns, depth)[ids]
+    """`W[ids]`, where `weight` is packed from W [columns, depth]; bfloat16 where W is in groups."""
+    rows = unpack(weight, columns, depth)[ids]
+    return rows.bfloat16() if weight.dtype == torch.uint8 else rows
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [..., K] -> integers from -127 to 127 [..., ceil(K / 32), 32] and their scales [..., ceil(K / 32)], float32."""
+    groups = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
+    ranges = groups.abs().amax(-1)
+    # `127 / ranges` would be the product with a reciprocal, which rounds twice.
+    factors = torch.where(ranges > 1e-30, torch.full_like(ranges, 127) / ranges, 0)
+    return (groups * factors.unsqueeze(-1)).round(), ranges / 127
+
+
+def _grouped(x: Tensor, weight: Groups) -> Tensor:
+    """[..., N] float32: products of a group in integers, groups in their order, chunks of groups in theirs."""
+    kind = KINDS[weight.kind]
+    quants, scales = quantize_rows(x)
+    products = torch.einsum("...gk,ngk->...ng", quants.double(), weight.quants.double() - kind.offset).float()
+    chunk = CHUNK_BYTES // kind.bytes
+    sums = products.new_zeros(products.shape[:-1])
+    for first in range(0, products.shape[-1], chunk):
+        own = torch.zeros_like(sums)
+        for group in range(first, min(first + chunk, products.shape[-1])):
+            scale = scales[..., group, None]
+            own = own + products[..., group] * (weight.scales[:, group].float() * scale)
+            if weight.least is not None:
+                shift = scale * quants[..., group, :].sum(-1, keepdim=True)
+                own = own + shift * weight.least[:, group].float()
+        sums = sums + own
+    return sums

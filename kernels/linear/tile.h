@@ -13,9 +13,10 @@ namespace specstep {
 constexpr int PREFETCH_ROWS = 5;
 constexpr int64_t PREFETCH_BYTES = 8 * 1024;
 
-// A sum of short sums is off by less than one long sum: float32 is as accurate as BLAS has it. And so many steps are 8
-// KB of a panel, which the first-level cache keeps while several blocks of rows use it.
-constexpr int64_t CHUNK_STEPS = 128;
+// A sum of short sums is off by less than one long sum: float32 is as accurate as BLAS has it. And 8 KB of a panel stay
+// in the first-level cache while several blocks of rows use them.
+template <class Block>
+constexpr int64_t CHUNK_STEPS = 8 * 1024 / Block::BYTES;
 
 // sums [ROWS][OUTPUTS] += x times the panel, over a chunk of `steps` steps. x: [steps][ROWS] terms.
 template <class Block, int ROWS>
@@ -25,7 +26,8 @@ __attribute__((noinline)) void tile(const typename Block::Term* x, const char* p
   for (int r = 0; r < ROWS; r++) sum[r] = Floats{};
   for (int64_t step = 0; step < steps; step++, x += ROWS, panel += Block::BYTES) {
     const typename Block::Weights w = Block::weights(panel);
-    if (ROWS >= PREFETCH_ROWS) __builtin_prefetch(panel + PREFETCH_BYTES, 0, 2);
+    if (ROWS >= PREFETCH_ROWS)
+      for (int64_t line = 0; line < Block::BYTES; line += 64) __builtin_prefetch(panel + PREFETCH_BYTES + line, 0, 2);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) Block::multiply(sum[r], x[r], w);
   }

@@ -1,0 +1,75 @@
+"""How each weight is packed for a CPU: as it is, quantised here, or in the blocks of the GGUF file that it is from."""
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..kernels.linear.groups import Groups, pack_groups, quantize_int4, quantize_int8
+from ..kernels.linear.packing import pack
+from .config import EngineConfig
+from .gguf_blocks import GgufBlocks
+
+
+class Form(NamedTuple):
+    """What a weight becomes. kind: its name; weights of one kind can be packed as one, output after output. make: packs
+    a weight [..., N, K] of that kind."""
+
+    kind: str
+    make: Callable[[Tensor], Tensor]
+
+
+Precision = Callable[[Tensor], Form]  # from a weight [..., N, K] to what it becomes
+
+
+def choose_precision(
+    config: EngineConfig, gguf_files: Sequence[Path], vocab_size: int, drafting: Collection[int]
+) -> Precision:
+    """What `config.weights` asks for; float32 weights stay as they are.
+
+    gguf_files: those that models were loaded from. vocab_size: a head and an embedding of so many tokens have eight
+    bits where others have four. drafting: addresses of weights that only the drafter reads. No text depends on those:
+    where their file does not say how they are quantised, "auto" makes them int8.
+    """
+    if config.dtype != "bfloat16" or config.weights == "bfloat16":
+        return plain
+    if config.weights == "int8":
+        return _int8
+    if config.weights == "int4":
+        return lambda weight: _int8(weight) if weight.shape[-2] == vocab_size else _int4(weight)
+    blocks = functools.cache(GgufBlocks)  # read when the first weight is packed
+
+    def auto(weight: Tensor) -> Form:
+        found = _as_in_files([blocks(file) for file in gguf_files], weight)
+        return found or (_int8 if weight.data_ptr() in drafting else plain)(weight)
+
+    return auto
+
+
+def plain(weight: Tensor) -> Form:
+    """Keep the dtype."""
+    return Form(str(weight.dtype).removeprefix("torch."), pack)
+
+
+def _int8(weight: Tensor) -> Form:
+    return _quantized(weight, "int8", quantize_int8)
+
+
+def _int4(weight: Tensor) -> Form:
+    return _quantized(weight, "int4", quantize_int4)
+
+
+def _quantized(weight: Tensor, kind: str, quantize: Callable[[Tensor], Groups]) -> Form:
+    if weight.dtype != torch.bfloat16:
+        return plain(weight)
+    return Form(kind, lambda weight: pack_groups(quantize(weight)))
+
+
+def _as_in_files(files: list[GgufBlocks], weight: Tensor) -> Form | None:
+    for file in files:
+        if kind := file.kind(weight):
+            return Form(kind, lambda weight, file=file: pack_groups(file.groups(weight)))  # type: ignore[misc]
+    return None

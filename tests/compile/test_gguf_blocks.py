@@ -1,0 +1,105 @@
+"""Blocks of a GGUF file are found again by their values, wherever a model has put their rows, and a build takes them as
+they are."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import specstep
+import torch
+from gguf import GGMLQuantizationType as Type
+from specstep.compile.config import make_config
+from specstep.compile.gguf_blocks import GgufBlocks
+from specstep.compile.precision import choose_precision
+from specstep.kernels.linear.groups import unpack_groups
+from torch import Tensor
+
+TYPES = {"first": Type.Q8_0, "second": Type.Q4_0, "third": Type.Q4_1, "fourth": Type.Q4_1, "fifth": Type.Q5_0}
+
+
+def write_file(path: Path, tensors: dict[str, tuple[np.ndarray, Type]]) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, (values, kind) in tensors.items():
+        data = gguf.quantize(values, kind)
+        if kind == Type.Q4_1:  # least values that are no multiple of the scale
+            data = data.copy().reshape(len(values), -1, 20)
+            data[..., 2:4] = np.frombuffer(np.float16(-0.0313).tobytes(), np.uint8)
+            data = data.reshape(len(values), -1)
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    random = np.random.default_rng(0)
+    tensors = {name: (random.normal(size=(40, 96)).astype(np.float32), kind) for name, kind in TYPES.items()}
+    return write_file(tmp_path_factory.mktemp("gguf") / "model.gguf", tensors)
+
+
+def values_of(file: Path, name: str) -> Tensor:
+    """What the file says, in float32."""
+    tensor = next(tensor for tensor in gguf.GGUFReader(file).tensors if tensor.name == name)
+    return torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type))
+
+
+@pytest.mark.parametrize(("name", "kind"), (("first", "int8"), ("second", "int4"), ("third", "int4_least")))
+def test_rows_are_found_in_any_order_and_company(file: Path, name: str, kind: str) -> None:
+    blocks, values = GgufBlocks(file), values_of(file, name)
+    order = torch.randperm(40)
+    arrangements = [values, values[order], values[:7], values.view(4, 10, 96)]
+    if name == "third":
+        arrangements.append(torch.cat([values, values_of(file, "fourth")])[torch.randperm(80)])
+    for exact in arrangements:
+        weight = exact.bfloat16()
+        assert blocks.kind(weight) == kind
+        found = blocks.groups(weight)
+        assert found.kind == kind and torch.equal(found.values(96), exact)  # not rounded: the blocks' own values
+
+
+def test_what_is_not_in_the_file_is_not_found(file: Path) -> None:
+    blocks, weight = GgufBlocks(file), values_of(file, "first").bfloat16()
+    other = weight.clone()
+    other[3, 5] += 1
+    mixed = torch.cat([weight, values_of(file, "second").bfloat16()])
+    for unknown in (other, mixed, weight.float(), weight[:, :64], weight[:0], values_of(file, "fifth").bfloat16()):
+        assert blocks.kind(unknown) is None
+        with pytest.raises(ValueError, match="weight: expected rows of the GGUF file"):
+            blocks.groups(unknown)
+
+
+def test_precision_of_each_choice(file: Path) -> None:
+    known, own = values_of(file, "third").bfloat16(), torch.randn(40, 96).bfloat16()
+    drafting = torch.randn(8, 96).bfloat16()
+
+    def kinds(weights: str, dtype: str = "bfloat16") -> list[str]:
+        config = make_config({"weights": weights, "dtype": dtype})
+        precision = choose_precision(config, [file], 8, {drafting.data_ptr()})
+        return [precision(weight).kind for weight in (known, own, drafting, own.float())]
+
+    assert kinds("auto") == ["int4_least", "bfloat16", "int8", "float32"]
+    assert kinds("bfloat16") == ["bfloat16", "bfloat16", "bfloat16", "float32"]
+    assert kinds("int8") == ["int8", "int8", "int8", "float32"]
+    assert kinds("int4") == ["int4", "int4", "int8", "float32"]  # 8 outputs are the vocabulary here
+    assert kinds("auto", "float32")[0] == "bfloat16"
+    made = choose_precision(make_config({}), [file], 8, {})(known).make(known)
+    assert torch.equal(unpack_groups(made, 40).values(96), values_of(file, "third"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "int3"}, "weights: expected one of auto, bfloat16, int8, int4, got int3"),
+        ({"weights": "int8", "dtype": "float32"}, "weights: expected auto with dtype float32 on cpu, got int8"),
+        ({"weights": "int8", "backend": "onnx"}, "weights: expected auto with dtype float32 on cpu, got int8"),
+        ({"weights": "int4", "backend": "tensorrt"}, "weights: expected auto for backend tensorrt, got int4; inductor"),
+        ({"weights": 8}, "weights: expected a string, got 8"),
+    ],
+)
+def test_choices_that_no_engine_has_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(specstep.BuildError, match=message):
+        make_config(options)
