@@ -5,7 +5,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .commands import bench_acceptance, build, chat, check, collect, count, generate, inspect, train_drafter, tune
+from .commands import (
+    bench_acceptance,
+    build,
+    chat,
+    check,
+    collect,
+    count,
+    generate,
+    inspect,
+    profile,
+    train_drafter,
+    tune,
+)
 from .errors import SpecstepError
 
 COMMANDS = {
@@ -17,6 +29,7 @@ COMMANDS = {
     "collect": collect,
     "count": count,
     "inspect": inspect,
+    "profile": profile,
     "train-drafter": train_drafter,
     "tune": tune,
 }

@@ -25,10 +25,10 @@ FOLDER = Path(__file__).parent
 SOURCES = (
     "linear/linear.cpp", "linear/experts.cpp", "linear/embedding.cpp", "rank/rank.cpp", "choose/choose.cpp",
     "top_log_probs/top_log_probs.cpp", "tree_attention/tree_attention.cpp", "exact/functions.cpp", "exact/rows.cpp",
-    "ngram/ngram.cpp", "parallel.cpp",
+    "ngram/ngram.cpp", "parallel.cpp", "record.cpp",
 )  # fmt: skip
 HEADERS = (
-    "tensor.h", "parallel.h", "noise.h", "row.h", "exact/element.h", "linear/linear.h", "linear/block.h",
+    "tensor.h", "record.h", "parallel.h", "noise.h", "row.h", "exact/element.h", "linear/linear.h", "linear/block.h",
     "linear/groups.h", "linear/tile.h", "linear/plan.h", "choose/filter.h", "tree_attention/vector.h",
     "tree_attention/element.h", "tree_attention/block.h", "tree_attention/seen.h", "tree_attention/parts.h",
 )  # fmt: skip

@@ -8,6 +8,8 @@
 #include <exception>
 #include <vector>
 
+#include "record.h"
+
 namespace specstep {
 
 using torch::headeronly::ScalarType;
@@ -24,16 +26,19 @@ inline Tensor empty(const std::vector<int64_t>& sizes, int32_t dtype) {  // 0.6 
   return Tensor(handle);
 }
 
-// A tensor over a handle that stays the caller's.
+// A tensor over a handle that stays the caller's: an input of the operator that runs.
 inline Tensor borrowed(AtenTensorHandle handle) {
   AtenTensorHandle reference;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handle, &reference));
-  return Tensor(reference);
+  const Tensor tensor(reference);
+  record_input(tensor);
+  return tensor;
 }
 
 // Runs the body of a C function that compiled models call.
 template <class Body>
 AOTITorchError guarded(const char* name, Body body) {
+  const Recorded until_return(name);
   try {
     return body();
   } catch (const std::exception& error) {

@@ -156,6 +156,39 @@ def test_inspect(engine_folder, tmp_path, capsys):
     assert manifest["spec"]["max_batch"] == 2
 
 
+def test_profile(engine_folder, tmp_path, capsys):
+    """The table, the figures and the picture say the same."""
+    files = {name: str(tmp_path / f"profile.{name}") for name in ("json", "svg")}
+    lengths = ["--prompt-tokens", "16,80", "--rows", "2", "--steps", "2"]
+    assert main(["profile", str(engine_folder), *lengths, "--json", files["json"], "--svg", files["svg"]]) == 0
+    page = capsys.readouterr().out
+    assert "model, float32, drafter ngram, 7 drafted nodes; 2 rows, 1 thread\n16 tokens in the cache: " in page
+    table = {line.split("  ")[0]: line for line in page.splitlines()[5:] if line and not line.startswith(" ")}
+    told = json.loads((tmp_path / "profile.json").read_text())["profiles"]
+    assert [profile["tokens"] for profile in told] == [16, 80]
+    for column, profile in enumerate(told):
+        for stage, seconds in profile["stages"].items():
+            assert table[stage].split()[1 + 2 * column] == f"{seconds * 1e3:.2f}"
+        linear = [part for part in profile["parts"] if part["op"] == "packed_linear"]
+        seconds, read = (sum(part[field] for part in linear) for field in ("seconds", "read"))
+        calls, *cells = table["packed_linear"].split()[1:]
+        assert int(calls) == sum(part["calls"] for part in linear)
+        assert cells[3 * column] == f"{seconds * 1e3:.2f}" and cells[3 * column + 2] == f"{read / seconds / 1e9:.1f}"
+    drawing = "".join(ElementTree.parse(files["svg"]).getroot().itertext())
+    assert all(f"{name} × {line.split()[1]}" in drawing for name, line in table.items() if name == "packed_linear")
+    assert all(line in drawing for line in page.splitlines()[1:3])
+
+
+def test_profile_of_another_backend(engine_folder, tmp_path, capsys):
+    manifest = json.loads((engine_folder / "manifest.json").read_text())
+    manifest["spec"]["config"]["backend"] = "onnx"
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["profile", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "expected an engine of backend inductor on cpu" in error and "got onnx on cpu" in error
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -170,6 +203,11 @@ def test_inspect(engine_folder, tmp_path, capsys):
         ["generate", "{engine}", "--prompt", "x", "--max-new-tokens", "0"],
         ["generate", "{engine}", "--prompts", "{tmp}/nofile"],
         ["inspect", "{tmp}"],
+        ["profile", "{tmp}"],
+        ["profile", "{engine}", "--rows", "3"],
+        ["profile", "{engine}", "--steps", "0"],
+        ["profile", "{engine}", "--prompt-tokens", "191"],
+        ["profile", "{engine}", "--prompt-tokens", "16,"],
     ],
 )
 def test_mistakes_end_in_one_line_and_status_2(arguments, engine_folder, model_folder, tmp_path, capsys, monkeypatch):

@@ -36,6 +36,17 @@ void run(ScalarType type, const Call& call) {
 #endif
 }
 
+// Bytes of k and v that the nodes see.
+int64_t bytes_read(const Call& call, const int64_t* lengths, int64_t keys, int64_t element) {
+  int64_t slots = 0;
+  for (size_t row = 0; row < call.rows.size(); row++) {
+    int64_t first = lengths[row];
+    for (const Node& node : call.rows[row].nodes) first = std::min(first, std::max<int64_t>(0, node.first));
+    slots += std::min(lengths[row] + keys, call.k.count) - first;
+  }
+  return slots * call.k.heads * (call.k.size + call.v.size) * element;
+}
+
 Tensor tree_attention(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lengths, const Tensor& depths,
     const Tensor& ancestors, const Tensor& key_depths, double scale, int64_t window, double softcap,
@@ -73,6 +84,7 @@ Tensor tree_attention(
   Tensor out = empty({batch, nodes, call.q.heads, call.v.size}, dtype);
   call.out = out.data_ptr();
   run(type, call);
+  record_read([&] { return bytes_read(call, length, keys, static_cast<int64_t>(k.element_size())); });
   return out;
 }
 

@@ -16,9 +16,19 @@ from ...errors import EngineError
 from ...kernels.native import LIBRARY_NAME, load_library
 from ..engine_file import REBUILD, WEIGHTS, EngineSpec, Manifest, ProgramSpec
 from ..session import Session
-from .torch_session import Program, TorchSession
+from .torch_session import TorchSession
 
 Weights = dict[str, Tensor]
+
+
+class LoadedProgram:
+    """A compiled graph, called as a `Program`, and the weights that it was lent, by its names; it keeps them alive."""
+
+    def __init__(self, loader: Any, weights: Weights):
+        self.weights, self._loader = weights, loader
+
+    def __call__(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        return self._loader.run(list(inputs))
 
 
 def machine() -> dict[str, Any]:
@@ -72,7 +82,7 @@ def open_weights(directory: Path, spec: EngineSpec) -> Weights:
         raise EngineError(f"{path}: expected a safetensors file, got {error}; copy it again or {REBUILD}") from None
 
 
-def load_program(directory: Path, program: ProgramSpec, weights: Weights, device: str) -> Program:
+def load_program(directory: Path, program: ProgramSpec, weights: Weights, device: str) -> LoadedProgram:
     """Load one compiled graph and lend it the weights; it keeps no copy of them."""
     path = directory / program.file
     index = torch.cuda.current_device() if device == "cuda" else -1
@@ -92,9 +102,4 @@ def load_program(directory: Path, program: ProgramSpec, weights: Weights, device
             f"{path}: expected a program that loads here, got {str(error).splitlines()[0]}; {REBUILD}"
         ) from None
 
-    def run(
-        inputs: Sequence[Tensor], _weights: Weights = constants
-    ) -> Sequence[Tensor]:  # keeps what it was lent alive
-        return loader.run(list(inputs))
-
-    return run
+    return LoadedProgram(loader, constants)

@@ -21,7 +21,7 @@ class TorchSession(Session):
 
     def __init__(self, spec: EngineSpec, prefill: Program, step: Program):
         super().__init__(spec)
-        self._prefill, self._step = prefill, step
+        self._prefill, self.step_program = prefill, step
         self.state: dict[str, Tensor] = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.state}
         self.caches = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.caches}
         self._device = torch.cuda.current_device() if spec.device == "cuda" else None
@@ -74,7 +74,7 @@ class TorchSession(Session):
         kept = [bound[name] for name in self.spec.step.outputs[1:]]
 
         def replay() -> Tensor:
-            report, *state = self._step(inputs)
+            report, *state = self.step_program(inputs)
             for buffer, value in zip(kept, state, strict=True):
                 buffer.copy_(value)
             return report
