@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..kernels.native import load_library
+from ..kernels.native_ops import EXACT_FUNCTIONS
 from .rewrites import insert_call
 
 aten = torch.ops.aten
@@ -40,7 +41,23 @@ def use_exact(exported: ExportedProgram) -> None:
             name, (x, *others) = found
             arguments = (_converted(node, x), *others)
             node.target, node.args, node.kwargs = getattr(torch.ops.specstep, name).default, arguments, {}
+    for node in exported.graph_module.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+        _multiply_at_once(node)
     exported.graph_module.recompile()
+
+
+def _multiply_at_once(node: Node) -> None:
+    """Have a function take the product with its only user's other factor, in place: an activation and its gate."""
+    functions = {getattr(torch.ops.specstep, f"exact_{name}").default for name in EXACT_FUNCTIONS}
+    for function, factor in (node.args, node.args[::-1]):
+        if not isinstance(function, Node) or not isinstance(factor, Node) or function.target not in functions:
+            continue
+        values = [given.meta["val"] for given in (function, factor, node)]
+        alike = all((value.shape, value.dtype) == (values[0].shape, values[0].dtype) for value in values)
+        if alike and len(function.users) == 1 and len(function.args) == 1:
+            node.target, node.args, node.kwargs = function.target, (function.args[0], factor), {}
+            node.graph.erase_node(function)
+            return
 
 
 def _fits(node: Node) -> bool:

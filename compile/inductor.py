@@ -112,7 +112,10 @@ def compile_programs(
 
 
 def _compile(program: ExportedProgram, path: Path, config: dict[str, Any]) -> None:
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=config)
+    # Our ops take any strides. By default the compiler copies what does not have those of the traced tensors: each
+    # layer's whole cache, which it writes in place although the trace has a new tensor for it.
+    with torch._functorch.config.patch(custom_op_default_layout_constraint="needs_fixed_stride_order"):
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=config)
 
 
 def check_vector_instructions() -> None:

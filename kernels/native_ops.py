@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .linear.packing import packed_shape
 
-EXACT_FUNCTIONS = ("silu", "sigmoid", "tanh", "gelu", "gelu_tanh", "cos", "sin")  # of single elements
+EXACT_FUNCTIONS = ("silu", "sigmoid", "tanh", "gelu", "gelu_tanh", "cos", "sin")  # of x, times y where it is given
 
 
 class NativeOp(NamedTuple):
@@ -114,7 +114,7 @@ NATIVE_OPS = {  # "*": optional, "#": an integer, "~": a float
     "top_log_probs_native": NativeOp(
         ("logits", "nodes", "wanted", "temperature", "seeds", "positions", "ids*", "top#"), 3, _top_log_probs
     ),
-    **{f"exact_{name}": NativeOp(("x",), 1, _like) for name in EXACT_FUNCTIONS},
+    **{f"exact_{name}": NativeOp(("x", "y*"), 1, _like) for name in EXACT_FUNCTIONS},
     "exact_softmax": NativeOp(("x",), 1, _like),
     "exact_mean": NativeOp(("x",), 1, lambda x: x.new_empty((*x.shape[:-1], 1))),
     "exact_layer_norm": NativeOp(("x", "weight*", "bias*", "epsilon~"), 1, _like),

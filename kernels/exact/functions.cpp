@@ -1,9 +1,10 @@
-// Functions of single elements. PyTorch and its compiler take one approximation for whole vectors and another for what
+// Functions of single elements, of which the product with another tensor may be taken. PyTorch and its compiler take one approximation for whole vectors and another for what
 // is left at the end of a loop, so that an element's bits depend on how many others there are. Here all elements pass
 // through the same code, in blocks that are padded.
 #include <torch/csrc/stable/library.h>
 
 #include <cmath>
+#include <optional>
 #include <stdexcept>
 
 #include "../parallel.h"
@@ -73,30 +74,61 @@ __attribute__((noinline)) void apply_to_block(const float* __restrict x, float* 
   for (int64_t i = 0; i < BLOCK; i++) out[i] = Function::value(x[i]);
 }
 
+// Rows of elements that lie together, each `stride` elements after the one before.
+struct Rows {
+  const void* data;
+  int64_t stride;
+};
+
+// out [count, columns] = the function of x, times y where there is one.
 template <class Function, class Element>
-void apply_to_all(const void* from, void* to, int64_t count) {
-  parallel_for((count + BLOCK - 1) / BLOCK, GRAIN, [&](int64_t begin, int64_t end) {
-    for (int64_t first = begin * BLOCK; first < std::min(end * BLOCK, count); first += BLOCK) {
-      float x[BLOCK], out[BLOCK];
-      const int64_t here = std::min(BLOCK, count - first);
-      load_block(static_cast<const Element*>(from) + first, here, x);
-      apply_to_block<Function>(x, out);
-      store_block(out, here, static_cast<Element*>(to) + first);
+void apply_to_all(Rows x, Rows y, int64_t count, int64_t columns, void* out) {
+  const int64_t blocks = (columns + BLOCK - 1) / BLOCK;
+  parallel_for(count * blocks, GRAIN, [&](int64_t begin, int64_t end) {
+    for (int64_t number = begin; number < end; number++) {
+      const int64_t row = number / blocks, first = number % blocks * BLOCK, here = std::min(BLOCK, columns - first);
+      float values[BLOCK], results[BLOCK];
+      load_block(static_cast<const Element*>(x.data) + row * x.stride + first, here, values);
+      apply_to_block<Function>(values, results);
+      auto* to = static_cast<Element*>(out) + row * columns + first;
+      store_block(results, here, to);
+      if (!y.data) continue;
+      load_block(to, here, results);  // rounded, as if the product were an operation of its own
+      load_block(static_cast<const Element*>(y.data) + row * y.stride + first, here, values);
+      for (int64_t i = 0; i < BLOCK; i++) results[i] *= values[i];
+      store_block(results, here, to);
     }
   });
 }
 
+// The stride of rows of the last dimension; 0 where they do not lie evenly.
+int64_t row_stride(const Tensor& x) {
+  const int64_t last = x.dim() - 1;
+  if (x.is_contiguous()) return x.dim() > 0 ? x.size(last) : 1;
+  if (last < 1 || x.stride(last) != 1) return 0;
+  for (int64_t d = 0; d + 1 < last; d++)
+    if (x.size(d) > 1 && x.stride(d) != x.stride(d + 1) * x.size(d + 1)) return 0;
+  return x.stride(last - 1);
+}
+
 template <class Function>
-Tensor apply(const Tensor& x) {
+Tensor apply(const Tensor& x, const std::optional<Tensor>& y) {
   const ScalarType type = x.scalar_type();
+  const std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   if (type != ScalarType::Float && type != ScalarType::BFloat16)
     throw std::invalid_argument("x: expected float32 or bfloat16");
-  const Tensor plain = torch::stable::contiguous(x);
+  if (y && (y->scalar_type() != type || !std::equal(sizes.begin(), sizes.end(), y->sizes().begin(), y->sizes().end())))
+    throw std::invalid_argument("y: expected the shape and the dtype of x");
+  const auto even = [](const Tensor& given) { return row_stride(given) ? given : torch::stable::contiguous(given); };
+  const Tensor first = even(x), second = y ? even(*y) : first;
   int32_t dtype;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
-  Tensor out = empty({x.sizes().begin(), x.sizes().end()}, dtype);
+  Tensor out = empty(sizes, dtype);
+  const bool flat = first.is_contiguous() && second.is_contiguous();
+  const int64_t columns = std::max<int64_t>(1, flat ? x.numel() : sizes.back());
   const auto run = type == ScalarType::Float ? apply_to_all<Function, float> : apply_to_all<Function, Bfloat16>;
-  run(plain.data_ptr(), out.data_ptr(), x.numel());
+  run({first.data_ptr(), row_stride(first)}, {y ? second.data_ptr() : nullptr, row_stride(second)},
+      x.numel() / columns, columns, out.data_ptr());
   return out;
 }
 
@@ -105,12 +137,15 @@ Tensor apply(const Tensor& x) {
 
 // What compiled models call, and what torch calls: see linear.cpp.
 #define SPECSTEP_FUNCTION(NAME, FUNCTION)                                                                          \
-  extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_##NAME(AtenTensorHandle x,       \
-                                                                                         AtenTensorHandle* out) {  \
+  extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_##NAME(                          \
+      AtenTensorHandle x, AtenTensorHandle* y, AtenTensorHandle* out) {                                            \
     using namespace specstep;                                                                                      \
-    return guarded(#NAME, [&] { return aoti_torch_new_tensor_handle(apply<FUNCTION>(borrowed(x)).get(), out); });  \
+    return guarded(#NAME, [&] {                                                                                    \
+      const auto factor = y ? std::optional<Tensor>(borrowed(*y)) : std::nullopt;                                  \
+      return aoti_torch_new_tensor_handle(apply<FUNCTION>(borrowed(x), factor).get(), out);                        \
+    });                                                                                                            \
   }                                                                                                                \
-  STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) { library.def(#NAME "(Tensor x) -> Tensor"); }                  \
+  STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) { library.def(#NAME "(Tensor x, Tensor? y=None) -> Tensor"); }  \
   STABLE_TORCH_LIBRARY_IMPL(specstep, CPU, library) { library.impl(#NAME, TORCH_BOX(&specstep::apply<specstep::FUNCTION>)); }
 
 SPECSTEP_FUNCTION(exact_silu, Silu)

@@ -53,6 +53,27 @@ def test_functions_are_replaced_and_mean_the_same(dtype: torch.dtype) -> None:
             torch.testing.assert_close(got, expected, **tolerances)
 
 
+class Gates(nn.Module):
+    """An activation and its gate, on either side; then what is no gate: a function of two users, a factor of another
+    shape, and a number."""
+
+    def forward(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        twice = torch.tanh(x)
+        gates = [functional.silu(x) * y, y * functional.gelu(x)]
+        return [*gates, twice * y + twice, torch.sigmoid(x) * y[:, :1], torch.cos(x) * 3.0]
+
+
+def test_an_activation_takes_the_product_with_its_gate() -> None:
+    x, y = torch.randn(5, SIZE), torch.randn(5, SIZE)
+    exported = torch.export.export(Gates(), (x, y))
+    use_exact(exported)
+    names = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    assert sum(name.startswith("specstep.exact_") for name in names) == 5
+    assert sum(name.startswith("aten.mul") for name in names) == 3
+    for got, expected in zip(exported.module()(x, y), Gates()(x, y), strict=True):
+        torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
+
+
 def test_others_stay() -> None:
     names, _ = exact(Others(), torch.randn(2, SIZE))
     assert not any("exact" in name for name in names)

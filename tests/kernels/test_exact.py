@@ -70,6 +70,20 @@ def test_an_element_does_not_depend_on_its_company(name, start, size):
     assert torch.equal(exact(name, x[start : start + size]), exact(name, x)[start : start + size])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", EXACT_FUNCTIONS)
+def test_a_product_is_the_functions_result_times_the_other_rounded_twice(name, dtype):
+    joined = values(2, 5, 2 * 333, dtype=dtype)
+    gate, up = joined[..., :333], joined[..., 333:]
+    both = getattr(torch.ops.specstep, f"exact_{name}")
+    for x, y in ((gate, up), (gate.contiguous(), up), (gate[:, 2], up[:, 2]), (gate.mT, up.mT), (gate[0, 0], up[0, 0])):
+        assert torch.equal(both(x, y), both(x.contiguous()) * y)
+    assert both(gate[:0], up[:0]).shape == (0, 5, 333)
+    for wrong in (up[:, :2], up.double()):
+        with pytest.raises(ValueError, match="y: expected the shape and the dtype of x"):
+            both(gate, wrong)
+
+
 def test_that_is_not_so_in_torch():
     x = values(20_000)
     alone = torch.stack([functional.silu(x[i : i + 1])[0] for i in range(2000)])
