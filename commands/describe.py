@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..runtime.engine_file import Manifest, TensorSpec
+from ..runtime.engine_file import WEIGHTS, Manifest, TensorSpec
 
 
 def describe(manifest: Manifest) -> str:
@@ -17,11 +17,13 @@ def describe(manifest: Manifest) -> str:
         f"drafter     {config['drafter']}",
         *_tree(about["tree"]),
         *_stages(about["stages"]),
+        *_operators(about.get("operators", {})),
         *_forced(config.get("forced_acceptance")),
         f"limits      {spec.max_batch} rows of {spec.max_seq_len} tokens, prompts in chunks of {spec.prefill_chunk}",
         f"runs on     {'cuda' if 'plans' in about else spec.device}; "
         + "; ".join(f"{key} {_short(value)}" for key, value in manifest.requires.items()),
         f"KV cache    {len(spec.caches) // 2} layers, {caches / 2**20:.0f} MiB at most",
+        *_memory(about.get("weights", {}), manifest.files, caches),
         "built with  " + ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
         f"built in    {about['build_s']} s",
         "files",
@@ -88,6 +90,28 @@ def _stages(stages: dict[str, dict[str, int]]) -> list[str]:
         for name, stage in stages.items()
     )
     return ["step        " + "; ".join(shares)]
+
+
+def _operators(counts: dict[str, int]) -> list[str]:
+    """Operators of ours in a step, and those of PyTorch that no rewrite matched."""
+    shares = {library: [name for name in counts if name.startswith(library)] for library in ("specstep.", "aten.")}
+    said = {key: ", ".join(f"{name.split('.')[1]} {counts[name]}" for name in names) for key, names in shares.items()}
+    if not counts:
+        return []
+    return [f"kernels     {said['specstep.']}", f"compiled    {said['aten.'] or 'the rest, with no layer left over'}"]
+
+
+def _memory(kinds: dict[str, int], files: dict[str, dict[str, Any]], caches: float) -> list[str]:
+    """What the weights are, and what an engine takes once it is loaded."""
+    if WEIGHTS not in files or not kinds:
+        return []
+    whole = files[WEIGHTS]["bytes"]
+    said = [f"{count / 2**20:.1f} MiB {kind}" for kind, count in kinds.items()]
+    said += [f"{(whole - sum(kinds.values())) / 2**20:.1f} MiB that is not packed"]
+    return [
+        f"weights     {', '.join(said)}",
+        f"memory      {(whole + caches) / 2**20:.0f} MiB of weights and caches, beside PyTorch's own",
+    ]
 
 
 def _forced(count: int | None) -> list[str]:

@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from ..kernels.native import load_library
 from ..kernels.native_ops import EXACT_FUNCTIONS
+from .norms import fuse_norms
 from .rewrites import insert_call
 
 aten = torch.ops.aten
@@ -31,9 +32,10 @@ _FUNCTIONS = {
 
 
 def use_exact(exported: ExportedProgram) -> None:
-    """Replace functions and reductions over the last dimension, in place: those of float32 and bfloat16 on the CPU.
-    Call this before `run_decompositions`."""
+    """Replace functions, reductions over the last dimension and RMS norms, in place: those of float32 and bfloat16 on
+    the CPU. Call this before `run_decompositions`."""
     load_library()
+    fuse_norms(exported)
     for node in exported.graph_module.graph.nodes:
         replacement = _REPLACEMENTS.get(node.target)
         found = replacement(node) if replacement and _fits(node) else None

@@ -23,7 +23,7 @@ from .export import export_program
 from .lowered import Lowered
 from .packed_weights import Packed, pack_weights
 from .precision import Precision, plain
-from .stages import stage_shares
+from .stages import count_operators, stage_shares
 from .writer import write_weights
 
 CONFIG: dict[str, Any] = {
@@ -55,7 +55,8 @@ def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Low
     for name in exported:
         spec: ProgramSpec = getattr(graphs.spec, name)
         programs[name] = dataclasses.replace(spec, file=f"{name}.pt2", constants=constants[name])
-    return Lowered(programs, stages, requires(device), {}, {"weights": _bytes_of_kinds(packed)})
+    details = {"weights": _bytes_of_kinds(packed), "operators": count_operators(exported["step"])}
+    return Lowered(programs, stages, requires(device), {}, details)
 
 
 def _warn_of_missing_library(weights: str, report: Callable[[str], None]) -> None:

@@ -1,6 +1,7 @@
 """What `inspect` shows of a step: the shape of its tree, and its stages with their share of graph nodes and
 parameters."""
 
+from collections import Counter
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -11,6 +12,11 @@ from ..graphs.tree import TreeShape
 from .assemble import FlatProgram
 
 STAGES = ("verify", "accept", "commit", "draft")  # in their order
+# Products, reductions and functions that rewrites look for.
+REPLACEABLE = {
+    *("linear", "addmm", "matmul", "bmm", "mm", "softmax", "mean", "rsqrt", "layer_norm"),
+    *("silu", "gelu", "sigmoid", "tanh", "cos", "sin"),
+}
 BEGINS = {"specstep.accept": "accept", "specstep.compact": "commit"}  # ops that open a stage
 
 
@@ -38,6 +44,13 @@ def stage_shares(exported: ExportedProgram) -> dict[str, dict[str, int]]:
             counted.add(tensor.data_ptr())
             shares["draft" if ".drafter." in name else "verify"]["parameters"] += tensor.numel()
     return shares
+
+
+def count_operators(exported: ExportedProgram) -> dict[str, int]:
+    """How often the step calls each operator of ours, and each of PyTorch's that ours could have taken the place of."""
+    names = [str(node.target).split(".")[:2] for node in exported.graph.nodes if node.op == "call_function"]
+    counts = Counter(f"{library}.{name}" for library, name in names if library == "specstep" or name in REPLACEABLE)
+    return dict(counts.most_common())
 
 
 def _module_stage(node: Node) -> str | None:

@@ -117,6 +117,7 @@ NATIVE_OPS = {  # "*": optional, "#": an integer, "~": a float
     **{f"exact_{name}": NativeOp(("x", "y*"), 1, _like) for name in EXACT_FUNCTIONS},
     "exact_softmax": NativeOp(("x",), 1, _like),
     "exact_mean": NativeOp(("x",), 1, lambda x: x.new_empty((*x.shape[:-1], 1))),
+    "exact_rms_norm": NativeOp(("x", "weight*", "epsilon~"), 1, _like),
     "exact_layer_norm": NativeOp(("x", "weight*", "bias*", "epsilon~"), 1, _like),
     "tree_attention_native": NativeOp(
         ("q", "k", "v", "lengths", "depths", "ancestors", "key_depths", "scale~", "window#", "softcap~", "sinks*"), 1,

@@ -1,4 +1,4 @@
-// Elements of a tensor as floats, a block at a time.
+// Rows of a tensor, and their elements as floats, a block at a time.
 #pragma once
 #include <cstring>
 
@@ -43,5 +43,32 @@ template <class Element>
 inline void store_block(const float* block, int64_t count, Element* to) {
   for (int64_t i = 0; i < count; i++) rounded(block[i], to[i]);
 }
+
+// The rows of the last dimension, which may lie anywhere; a tensor that has no elements side by side is copied. One
+// that is contiguous can be taken as one row.
+class Rows {
+ public:
+  explicit Rows(const Tensor& given, bool flat = false)
+      : held_(given.dim() == 0 || given.stride(-1) == 1 || given.size(-1) == 1 ? given : torch::stable::contiguous(given)),
+        data_(static_cast<const char*>(held_.data_ptr())) {
+    const int64_t outer = flat ? 0 : std::max<int64_t>(0, held_.dim() - 1);
+    for (int64_t d = 0; d < outer; d++) sizes_.push_back(held_.size(d)), strides_.push_back(held_.stride(d));
+    columns = flat ? held_.numel() : held_.dim() ? held_.size(-1) : 1;
+    count = columns ? held_.numel() / columns : 0;
+  }
+  int64_t count, columns;
+
+  template <class Element>
+  const Element* row(int64_t number) const {
+    int64_t offset = 0;
+    for (size_t d = sizes_.size(); d-- > 0; number /= sizes_[d]) offset += number % sizes_[d] * strides_[d];
+    return reinterpret_cast<const Element*>(data_) + offset;
+  }
+
+ private:
+  Tensor held_;
+  const char* data_;
+  std::vector<int64_t> sizes_, strides_;
+};
 
 }  // namespace specstep

@@ -74,41 +74,25 @@ __attribute__((noinline)) void apply_to_block(const float* __restrict x, float* 
   for (int64_t i = 0; i < BLOCK; i++) out[i] = Function::value(x[i]);
 }
 
-// Rows of elements that lie together, each `stride` elements after the one before.
-struct Rows {
-  const void* data;
-  int64_t stride;
-};
-
 // out [count, columns] = the function of x, times y where there is one.
 template <class Function, class Element>
-void apply_to_all(Rows x, Rows y, int64_t count, int64_t columns, void* out) {
-  const int64_t blocks = (columns + BLOCK - 1) / BLOCK;
-  parallel_for(count * blocks, GRAIN, [&](int64_t begin, int64_t end) {
+void apply_to_all(const Rows& x, const Rows* y, void* out) {
+  const int64_t blocks = (x.columns + BLOCK - 1) / BLOCK;
+  parallel_for(x.count * blocks, GRAIN, [&](int64_t begin, int64_t end) {
     for (int64_t number = begin; number < end; number++) {
-      const int64_t row = number / blocks, first = number % blocks * BLOCK, here = std::min(BLOCK, columns - first);
+      const int64_t row = number / blocks, first = number % blocks * BLOCK, here = std::min(BLOCK, x.columns - first);
       float values[BLOCK], results[BLOCK];
-      load_block(static_cast<const Element*>(x.data) + row * x.stride + first, here, values);
+      load_block(x.row<Element>(row) + first, here, values);
       apply_to_block<Function>(values, results);
-      auto* to = static_cast<Element*>(out) + row * columns + first;
+      auto* to = static_cast<Element*>(out) + row * x.columns + first;
       store_block(results, here, to);
-      if (!y.data) continue;
+      if (!y) continue;
       load_block(to, here, results);  // rounded, as if the product were an operation of its own
-      load_block(static_cast<const Element*>(y.data) + row * y.stride + first, here, values);
+      load_block(y->row<Element>(row) + first, here, values);
       for (int64_t i = 0; i < BLOCK; i++) results[i] *= values[i];
       store_block(results, here, to);
     }
   });
-}
-
-// The stride of rows of the last dimension; 0 where they do not lie evenly.
-int64_t row_stride(const Tensor& x) {
-  const int64_t last = x.dim() - 1;
-  if (x.is_contiguous()) return x.dim() > 0 ? x.size(last) : 1;
-  if (last < 1 || x.stride(last) != 1) return 0;
-  for (int64_t d = 0; d + 1 < last; d++)
-    if (x.size(d) > 1 && x.stride(d) != x.stride(d + 1) * x.size(d + 1)) return 0;
-  return x.stride(last - 1);
 }
 
 template <class Function>
@@ -119,16 +103,14 @@ Tensor apply(const Tensor& x, const std::optional<Tensor>& y) {
     throw std::invalid_argument("x: expected float32 or bfloat16");
   if (y && (y->scalar_type() != type || !std::equal(sizes.begin(), sizes.end(), y->sizes().begin(), y->sizes().end())))
     throw std::invalid_argument("y: expected the shape and the dtype of x");
-  const auto even = [](const Tensor& given) { return row_stride(given) ? given : torch::stable::contiguous(given); };
-  const Tensor first = even(x), second = y ? even(*y) : first;
+  const bool flat = x.is_contiguous() && (!y || y->is_contiguous());
+  const Rows first(x, flat);
+  const std::optional<Rows> second = y ? std::optional<Rows>(Rows(*y, flat)) : std::nullopt;
   int32_t dtype;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
   Tensor out = empty(sizes, dtype);
-  const bool flat = first.is_contiguous() && second.is_contiguous();
-  const int64_t columns = std::max<int64_t>(1, flat ? x.numel() : sizes.back());
   const auto run = type == ScalarType::Float ? apply_to_all<Function, float> : apply_to_all<Function, Bfloat16>;
-  run({first.data_ptr(), row_stride(first)}, {y ? second.data_ptr() : nullptr, row_stride(second)},
-      x.numel() / columns, columns, out.data_ptr());
+  run(first, second ? &*second : nullptr, out.data_ptr());
   return out;
 }
 

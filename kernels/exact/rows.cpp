@@ -83,13 +83,32 @@ struct LayerNorm {
   }
 };
 
+struct RmsNorm {
+  std::optional<Row> weight;
+  bool rounds;  // to bfloat16 ahead of the product with the weight
+  float epsilon;
+
+  static int64_t columns(int64_t count) { return count; }
+  __attribute__((noinline)) void operator()(Row& row) const {
+    const float scale = 1.0f / std::sqrt(sum_of_squares(row, 0.0f) / static_cast<float>(row.count) + epsilon);
+    const auto size = static_cast<int64_t>(row.values.size());
+    for (int64_t i = 0; i < size; i++) row.values[i] *= scale;
+    for (int64_t i = 0; rounds && i < size; i++) {
+      Bfloat16 narrow;
+      rounded(row.values[i], narrow);
+      row.values[i] = widened(narrow);
+    }
+    for (int64_t i = 0; weight && i < size; i++) row.values[i] *= weight->values[i];
+  }
+};
+
 template <class Element, class Function>
-void each_row(const Tensor& x, Tensor& out, const Function& function) {
-  const int64_t count = x.size(-1), columns = Function::columns(count), rows = count ? x.numel() / count : 0;
-  parallel_for(rows, std::max<int64_t>(1, GRAIN / std::max<int64_t>(count, 1)), [&](int64_t begin, int64_t end) {
+void each_row(const Rows& x, Tensor& out, const Function& function) {
+  const int64_t count = x.columns, columns = Function::columns(count);
+  parallel_for(x.count, std::max<int64_t>(1, GRAIN / std::max<int64_t>(count, 1)), [&](int64_t begin, int64_t end) {
     Row row(count), result(columns);
     for (int64_t i = begin; i < end; i++) {
-      row.load(static_cast<const Element*>(x.data_ptr()) + i * count);
+      row.load(x.row<Element>(i));
       function(row);
       std::copy_n(row.values.begin(), columns, result.values.begin());
       result.store(static_cast<Element*>(out.data_ptr()) + i * columns);
@@ -102,13 +121,12 @@ Tensor reduce(const Tensor& x, const Function& function) {
   const ScalarType type = x.scalar_type();
   if ((type != ScalarType::Float && type != ScalarType::BFloat16) || x.dim() == 0 || x.size(-1) == 0)
     throw std::invalid_argument("x: expected float32 or bfloat16 with a last dimension that is not empty");
-  const Tensor plain = torch::stable::contiguous(x);
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   sizes.back() = Function::columns(sizes.back());
   int32_t dtype;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
   Tensor out = empty(sizes, dtype);
-  (type == ScalarType::Float ? each_row<float, Function> : each_row<Bfloat16, Function>)(plain, out, function);
+  (type == ScalarType::Float ? each_row<float, Function> : each_row<Bfloat16, Function>)(Rows(x), out, function);
   return out;
 }
 
@@ -134,6 +152,11 @@ Tensor exact_layer_norm(const Tensor& x, const std::optional<Tensor>& weight, co
                         double epsilon) {
   const int64_t count = x.dim() ? x.size(-1) : 0;
   return reduce(x, LayerNorm{whole(weight, count), whole(bias, count), static_cast<float>(epsilon)});
+}
+
+Tensor exact_rms_norm(const Tensor& x, const std::optional<Tensor>& weight, double epsilon) {
+  const bool rounds = x.scalar_type() == ScalarType::BFloat16 && weight && weight->scalar_type() == ScalarType::BFloat16;
+  return reduce(x, RmsNorm{whole(weight, x.dim() ? x.size(-1) : 0), rounds, static_cast<float>(epsilon)});
 }
 
 std::optional<Tensor> borrowed_or_none(AtenTensorHandle* handle) {
@@ -165,7 +188,16 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
   });
 }
 
+extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_exact_rms_norm(
+    AtenTensorHandle x, AtenTensorHandle* weight, double epsilon, AtenTensorHandle* out) {
+  using namespace specstep;
+  return guarded("exact_rms_norm", [&] {
+    return aoti_torch_new_tensor_handle(exact_rms_norm(borrowed(x), borrowed_or_none(weight), epsilon).get(), out);
+  });
+}
+
 STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) {
+  library.def("exact_rms_norm(Tensor x, Tensor? weight, float epsilon) -> Tensor");
   library.def("exact_mean(Tensor x) -> Tensor");
   library.def("exact_softmax(Tensor x) -> Tensor");
   library.def("exact_layer_norm(Tensor x, Tensor? weight, Tensor? bias, float epsilon) -> Tensor");
@@ -174,5 +206,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) {
 STABLE_TORCH_LIBRARY_IMPL(specstep, CPU, library) {
   library.impl("exact_mean", TORCH_BOX(&specstep::exact_mean));
   library.impl("exact_softmax", TORCH_BOX(&specstep::exact_softmax));
+  library.impl("exact_rms_norm", TORCH_BOX(&specstep::exact_rms_norm));
   library.impl("exact_layer_norm", TORCH_BOX(&specstep::exact_layer_norm));
 }
