@@ -5,6 +5,7 @@ stack them or turn them. Rows stay whole, so each row of a weight is looked up a
 that are equal in bfloat16 the first is taken.
 """
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,6 +84,30 @@ class GgufBlocks:
         held = self.kinds[kind, depth].hashes
         places = torch.searchsorted(held, hashes).clamp(max=len(held) - 1)
         return places if torch.equal(held[places], hashes) else None
+
+
+def known_types() -> list[str]:
+    """The types of tensors that can be widened, by name."""
+    return [kind.name for kind in Type if _is_known(kind)]
+
+
+def unknown_type(file: Path) -> str | None:
+    """The first type of a file that cannot be widened, and its tensor; None if there is none."""
+    try:
+        tensors = gguf.GGUFReader(file).tensors
+    except ValueError as error:  # "77 is not a valid GGMLQuantizationType"
+        number, *_ = str(error).split()
+        return f"type {re.findall('[0-9]+', number)[-1]}" if Type.__name__ in str(error) else None
+    odd = [f"{tensor.tensor_type.name} in {tensor.name}" for tensor in tensors if not _is_known(tensor.tensor_type)]
+    return odd[0] if odd else None
+
+
+def _is_known(kind: Type) -> bool:
+    try:
+        gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _hash(rows: Tensor) -> Tensor:

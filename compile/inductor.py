@@ -186,8 +186,8 @@ def instruction_flags(isa: list[str]) -> set[str]:
     flags = {
         "avx2": {"avx2", "fma"},
         "avx512": wide,
-        "avx512_vnni": {"avx512_vnni"},
-        "avx512_bf16": wide | {"avx512_bf16"},
+        "avx512_vnni": wide | {"avx512_vnni"},
+        "avx512_bf16": wide | {"avx512_vnni", "avx512_bf16"},
     }
     flags |= {"amx_tile": {"amx_tile", "amx_int8", "amx_bf16"}, "asimd": {"asimd"}}
     return set().union(*(flags.get(name, set()) for name in isa))

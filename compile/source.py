@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from ..errors import BuildError, InputError
 from ..runtime.sampling_params import SamplingParams
+from .gguf_blocks import known_types, unknown_type
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ def load_source(name: str, dtype: str, device: str) -> Source:
                 location, dtype=getattr(torch, dtype), **_gguf(options), **options
             )
         except Exception as error:  # loaders raise anything
+            if options and (odd := unknown_type(Path(location, options["gguf_file"]))):
+                raise BuildError(f"model: {name}: expected tensors of {', '.join(known_types())}, got {odd}") from error
             raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
         return Source(name, model.to(device).eval(), _tokenizer(location, options))
 

@@ -10,8 +10,9 @@ import specstep
 import torch
 from gguf import GGMLQuantizationType as Type
 from specstep.compile.config import make_config
-from specstep.compile.gguf_blocks import GgufBlocks
+from specstep.compile.gguf_blocks import GgufBlocks, unknown_type
 from specstep.compile.precision import choose_precision
+from specstep.compile.source import load_source
 from specstep.kernels.linear.groups import unpack_groups
 from torch import Tensor
 
@@ -103,3 +104,16 @@ def test_precision_of_each_choice(file: Path) -> None:
 def test_choices_that_no_engine_has_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(specstep.BuildError, match=message):
         make_config(options)
+
+
+def test_a_type_that_is_not_known_is_named_with_those_that_are(file: Path, tmp_path: Path) -> None:
+    data = bytearray(file.read_bytes())
+    place = data.index(b"second") + len("second") + 4 + 2 * 8  # behind the number of dimensions, and those
+    assert data[place] == Type.Q4_0
+    for number, name in ((77, "type 77"), (int(Type.I8), "I8 in second")):
+        data[place] = number
+        odd = tmp_path / f"{number}.gguf"
+        odd.write_bytes(data)
+        with pytest.raises(specstep.BuildError, match=rf"expected tensors of F32, F16, .*Q4_1.*, got {name}"):
+            load_source(str(odd), "float32", "cpu")
+    assert unknown_type(file) is None
