@@ -94,11 +94,14 @@ def _stages(stages: dict[str, dict[str, int]]) -> list[str]:
 
 def _operators(counts: dict[str, int]) -> list[str]:
     """Operators of ours in a step, and those of PyTorch that no rewrite matched."""
-    shares = {library: [name for name in counts if name.startswith(library)] for library in ("specstep.", "aten.")}
-    said = {key: ", ".join(f"{name.split('.')[1]} {counts[name]}" for name in names) for key, names in shares.items()}
     if not counts:
         return []
-    return [f"kernels     {said['specstep.']}", f"compiled    {said['aten.'] or 'the rest, with no layer left over'}"]
+    said: dict[str, list[str]] = {"specstep": [], "aten": []}
+    for name, count in counts.items():
+        library, operator = name.split("::")
+        said[library].append(f"{operator} {count}")
+    left = ", ".join(said["aten"]) or "no product, reduction or function"
+    return [f"kernels     {', '.join(said['specstep'])}", f"PyTorch's   {left}"]
 
 
 def _memory(kinds: dict[str, int], files: dict[str, dict[str, Any]], caches: float) -> list[str]:

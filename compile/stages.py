@@ -4,6 +4,7 @@ parameters."""
 from collections import Counter
 from typing import Any
 
+import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -14,8 +15,11 @@ from .assemble import FlatProgram
 STAGES = ("verify", "accept", "commit", "draft")  # in their order
 # Products, reductions and functions that rewrites look for.
 REPLACEABLE = {
-    *("linear", "addmm", "matmul", "bmm", "mm", "softmax", "mean", "rsqrt", "layer_norm"),
-    *("silu", "gelu", "sigmoid", "tanh", "cos", "sin"),
+    f"aten::{name}"
+    for name in (
+        *("linear", "addmm", "matmul", "bmm", "mm", "softmax", "mean", "rsqrt", "layer_norm"),
+        *("silu", "gelu", "sigmoid", "tanh", "cos", "sin"),
+    )
 }
 BEGINS = {"specstep.accept": "accept", "specstep.compact": "commit"}  # ops that open a stage
 
@@ -48,8 +52,9 @@ def stage_shares(exported: ExportedProgram) -> dict[str, dict[str, int]]:
 
 def count_operators(exported: ExportedProgram) -> dict[str, int]:
     """How often the step calls each operator of ours, and each of PyTorch's that ours could have taken the place of."""
-    names = [str(node.target).split(".")[:2] for node in exported.graph.nodes if node.op == "call_function"]
-    counts = Counter(f"{library}.{name}" for library, name in names if library == "specstep" or name in REPLACEABLE)
+    operators = [node.target for node in exported.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    names = [operator.name().partition(".")[0] for operator in operators]  # library::operator, less the overload
+    counts = Counter(name for name in names if name.startswith("specstep::") or name in REPLACEABLE)
     return dict(counts.most_common())
 
 

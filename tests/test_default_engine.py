@@ -81,6 +81,14 @@ def test_nothing_is_set_but_the_defaults(folder):
     assert {name: config[name] for name in expected} == expected
 
 
+def test_weights_are_the_blocks_of_the_models_file(folder):
+    """q4_1 and, for the head, q8_0: five and eight and a half bits a weight. The drafter's own are int8."""
+    kinds = read_manifest(folder).about["weights"]
+    layers, head, hidden, vocabulary = 30 * (576 * 960 + 576 * 576 + 3 * 576 * 1536), 576 * 49152, 576, 49152
+    assert kinds["int4_least"] == layers * 20 // 32 and vocabulary % 16 == hidden % 32 == 0
+    assert kinds["int8"] > head * 34 // 32 and kinds.get("bfloat16", 0) < 100_000
+
+
 def test_answers_are_text_drafts_are_accepted(results):
     for result in results:
         assert result.finish_reason in ("stop", "length") and len(result.text.split()) > 5

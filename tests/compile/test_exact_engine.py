@@ -1,23 +1,32 @@
-"""Engines of a low-precision dtype say the same with drafts and without, alone and in a batch, bit for bit."""
+"""Engines of low precision say the same with drafts and without, alone and in a batch, bit for bit."""
 
 import pytest
 import specstep
 import torch
 from models import ARCHITECTURES, save_model
+from specstep.runtime.engine_file import read_manifest
 
 PROMPTS = [[40, 41, 42] * 9, [5], list(range(30, 83)), [9, 9, 9, 9], [7, 300, 7, 300, 7]]
 
 
 @pytest.mark.parametrize(
-    "architecture", [pytest.param(name, marks=() if name == "Llama" else pytest.mark.slow) for name in ARCHITECTURES]
+    ("architecture", "weights"),
+    [
+        ("Llama", "bfloat16"),
+        *(pytest.param(name, "bfloat16", marks=pytest.mark.slow) for name in ARCHITECTURES if name != "Llama"),
+        *(pytest.param(name, "int8", marks=pytest.mark.slow) for name in ("Llama", "GPT2", "Qwen3Moe")),
+        *(pytest.param(name, "int4", marks=pytest.mark.slow) for name in ("Llama", "GptOss")),
+    ],
 )
-def test_drafts_change_no_text_in_bfloat16(architecture, tmp_path):
+def test_drafts_change_no_text(architecture, weights, tmp_path):
     # Little variance: logits are close to each other, and a last bit that differs soon changes a token.
     sizes = {} if architecture in ("GPT2", "DeepseekV3") else {"intermediate_size": 61}  # no multiple of a vector
     model = str(save_model(tmp_path / "model", architecture, initializer_range=0.1, **sizes))
-    options = {"dtype": "bfloat16", "max_seq_len": 160, "prefill_chunk": 32}
+    options = {"dtype": "bfloat16", "weights": weights, "max_seq_len": 160, "prefill_chunk": 32}
     plain = specstep.build(model, str(tmp_path / "plain"), drafter="none", **options)
     drafted = specstep.build(model, str(tmp_path / "drafted"), drafter="ngram", nodes=6, max_batch=3, **options)
+    kinds = read_manifest(plain).about["weights"]
+    assert (weights in kinds) and (weights == "bfloat16" or kinds[weights] > kinds.get("bfloat16", 0))
     with specstep.load(plain) as engine:
         expected = [engine.generate(prompt, 90, ignore_eos=True) for prompt in PROMPTS]
     before = torch.get_num_threads()
