@@ -36,7 +36,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--engines", type=Path, default=BENCH.parent / "engines" / "bench", help="where built engines are"
     )
-    parser.add_argument("--out", type=Path, default=BENCH / "results", help="where results are written")
+    parser.add_argument("--out", type=Path, default=BENCH / "results", help="where results go")
     return parser.parse_args(arguments)
 
 

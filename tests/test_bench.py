@@ -15,6 +15,7 @@ sys.path.insert(0, str(BENCH))
 from side_by_side import ours, parts, peer_llama_cpp, peer_openvino  # noqa: E402
 from side_by_side.engines import CONTENDERS, Answer, Contender, Settings, Skip  # noqa: E402
 from side_by_side.gguf_file import convert, converted  # noqa: E402
+from side_by_side.page import show  # noqa: E402
 from side_by_side.pictures import draw_engines, draw_steps  # noqa: E402
 from side_by_side.questions import OWN, Question, in_turn  # noqa: E402
 from side_by_side.steps import steps_table  # noqa: E402
@@ -201,6 +202,16 @@ def test_the_pictures_and_the_table_of_steps(tmp_path):
     draw_steps(tmp_path / "steps.png", steps, "title")
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("engines.png", "steps.png"))
     assert "| bf16 | 8 | 1 | 6.0 ms, 1.5 reads | 6.0 ms, 1.5 reads |" in steps_table({"steps": steps})
+
+
+def test_a_part_replaces_its_own_section_of_the_page(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("About.\n")
+    for name, text in (("engines", "old"), ("steps", "steps"), ("engines", "new")):
+        show(page, name, "on a machine", f"{text} table\n", tmp_path / "results" / f"{name}.png")
+    whole = page.read_text()
+    assert whole.startswith("About.\n") and "old" not in whole
+    assert whole.index("new table") < whole.index("steps table") and "(results/engines.png)" in whole
 
 
 def test_only_names_that_no_engine_has_are_refused():

@@ -79,8 +79,10 @@ class Family(Protocol):
     def Runner(self, contender: Contender, path: Path, settings: Settings) -> Runner: ...
 
 
-PLAIN: dict[str, Any] = {"drafter": "none"}
-LOOKUP = {"tokens": 10, "ngram": 2}  # as transformers' own documentation sets it
+TRANSFORMERS_LOOKUP = {"tokens": 10, "ngram": 2}  # as its documentation sets it
+OPENVINO_LOOKUP = {"tokens": 5, "ngram": 3}  # as its samples set it
+# Its own default, n-grams of 12 and 48 drafted tokens, is for texts that repeat whole passages: here it hardly drafts.
+LLAMA_CPP_LOOKUP = {"spec-type": "ngram-simple", "spec-ngram-simple-size-n": 3, "spec-ngram-simple-size-m": 8}
 
 CONTENDERS = [
     *(
@@ -89,15 +91,15 @@ CONTENDERS = [
         for drafter in ("none", "default")
     ),
     Contender("transformers", "bf16", "none"),
-    Contender("transformers", "bf16", "prompt lookup", LOOKUP),
+    Contender("transformers", "bf16", "prompt lookup", TRANSFORMERS_LOOKUP),
     *(
         Contender("llama.cpp", weights, mode, options)
         for weights in ("bf16", "q8_0", "q4_0")
-        for mode, options in (("none", {}), ("ngram-simple", {"spec-type": "ngram-simple"}))
+        for mode, options in (("none", {}), ("ngram-simple", LLAMA_CPP_LOOKUP))
     ),
     *(
         Contender("OpenVINO GenAI", weights, drafts, options)
         for weights in ("q8_0", "q4_0")
-        for drafts, options in (("none", {}), ("prompt lookup", {"tokens": 5, "ngram": 3}))
+        for drafts, options in (("none", {}), ("prompt lookup", OPENVINO_LOOKUP))
     ),
 ]

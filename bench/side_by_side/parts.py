@@ -17,6 +17,7 @@ from . import batches
 from .engines import CONTENDERS, Contender, Report, Settings, Skip
 from .families import family
 from .machine import machine, versions
+from .page import show
 from .pictures import draw_batches, draw_engines, draw_steps
 from .questions import OWN, Question, read_questions
 from .steps import WEIGHTS, measure_steps, steps_table
@@ -27,6 +28,7 @@ from .worker import Worker, WorkerFailed
 SLOTS = 2048  # of each row, in every engine
 SCRATCH = 64  # slots that a draft needs behind the text
 QUESTIONS, QUICK_QUESTIONS = 18, 8
+RESULTS, PAGE = Path(__file__).parent.parent / "results", "README.md"
 
 Found = tuple[str, dict[str, Any], Callable[[Path], None]]  # the table, the JSON, what draws the picture
 
@@ -43,7 +45,7 @@ def run(given: Namespace, report: Report) -> None:
     for name in parts:
         found = PARTS[name](given, settings, questions, report)
         if found is not None:
-            _write(given.out, name, conditions, *found)
+            _write(given, name, conditions, *found)
 
 
 def engines_part(given: Namespace, settings: Settings, questions: Sequence[Question], report: Report) -> Found | None:
@@ -138,15 +140,24 @@ def _conditions(given: Namespace, questions: Sequence[Question]) -> dict[str, An
     }
 
 
-def _write(folder: Path, name: str, conditions: dict[str, Any], text: str, result: dict[str, Any], draw: Any) -> None:
-    """NAME.json, NAME.md and NAME.png; the table is printed, too."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _write(
+    given: Namespace,
+    name: str,
+    conditions: dict[str, Any],
+    text: str,
+    result: dict[str, Any],
+    draw: Callable[[Path], None],
+) -> None:
+    """NAME.json and NAME.png, and a section of the page; the table is printed, too."""
+    given.out.mkdir(parents=True, exist_ok=True)
     whole = json.dumps({"conditions": conditions, **_rounded(result)}, indent=1)
     lines = re.sub(r"\n {3,}|\n {2}(?=[}\]])", " ", whole)  # an entry of a list on one line
-    (folder / f"{name}.json").write_text(lines + "\n")
-    (folder / f"{name}.md").write_text(f"{_in_words(conditions)}\n\n{text}")
-    draw(folder / f"{name}.png")
-    print(f"\n{_in_words(conditions)}\n\n{text}\nwritten: {folder / name}.json, .md and .png", flush=True)
+    (given.out / f"{name}.json").write_text(lines + "\n")
+    picture = given.out / f"{name}.png"
+    draw(picture)
+    page = given.out.parent / PAGE if given.out == RESULTS else given.out / PAGE
+    show(page, name, _in_words(conditions), text, picture)
+    print(f"\n{text}\n{_in_words(conditions)}\nwritten: {picture}, {name}.json beside it, {page}", flush=True)
 
 
 def _in_words(conditions: dict[str, Any]) -> str:
