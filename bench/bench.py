@@ -41,7 +41,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and write -> exit status: 0, or 2 for bad input with one line."""
+    """Measure and write -> exit status: 0; 2 for bad input, with one line; 130 when interrupted."""
     given = parse(arguments)
     os.environ["OMP_NUM_THREADS"] = str(given.threads)  # before anything loads OpenMP, here and in the workers
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -55,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SpecstepError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("bench: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 
