@@ -79,6 +79,7 @@ class Family(Protocol):
     def Runner(self, contender: Contender, path: Path, settings: Settings) -> Runner: ...
 
 
+OUR_WEIGHTS = {"bf16": "bfloat16", "int8": "int8", "int4": "int4"}
 TRANSFORMERS_LOOKUP = {"tokens": 10, "ngram": 2}  # as its documentation sets it
 OPENVINO_LOOKUP = {"tokens": 5, "ngram": 3}  # as its samples set it
 # Its own default, n-grams of 12 and 48 drafted tokens, is for texts that repeat whole passages: here it hardly drafts.
@@ -86,8 +87,8 @@ LLAMA_CPP_LOOKUP = {"spec-type": "ngram-simple", "spec-ngram-simple-size-n": 3, 
 
 CONTENDERS = [
     *(
-        Contender("specstep", weights, drafter, {"drafter": drafter, "weights": weights})
-        for weights in ("bf16", "int8", "int4")
+        Contender("specstep", name, drafter, {"drafter": drafter, "weights": weights})
+        for name, weights in OUR_WEIGHTS.items()
         for drafter in ("none", "default")
     ),
     Contender("transformers", "bf16", "none"),

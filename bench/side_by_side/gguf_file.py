@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
 from gguf.quants import dequantize, quantize
-from specstep.compile.source import _locate
-from specstep.errors import BuildError
+from specstep.compile.source import gguf_file
 
 from .engines import Report, Settings, Skip
 
@@ -66,13 +65,9 @@ def _copy_metadata(reader: GGUFReader, writer: GGUFWriter, file_type: LlamaFileT
 
 def converted(precision: str, settings: Settings, report: Report) -> Path:
     """The settings' model in a precision, written unless it is there. Raises Skip for a model that is no GGUF file."""
-    try:
-        folder, options = _locate(settings.model)
-    except BuildError as error:
-        raise Skip(str(error)) from None
-    if "gguf_file" not in options:
+    source = gguf_file(settings.model)
+    if source is None:
         raise Skip(f"it reads GGUF files, {settings.model} is none: give MODEL=FILE.gguf")
-    source = Path(folder) / options["gguf_file"]
     stamp = hashlib.sha256(f"{source.stat().st_size} {source.stat().st_mtime_ns}".encode()).hexdigest()[:8]
     target = settings.folder / f"{source.stem}-{stamp}.{precision}.gguf"
     if not target.is_file():

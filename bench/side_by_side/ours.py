@@ -8,7 +8,6 @@ from typing import Any
 
 import specstep
 import torch
-from specstep.compile.config import BuildOptions
 
 from .engines import Answer, Contender, Report, Settings, Skip
 
@@ -41,8 +40,6 @@ def prepare(contender: Contender, settings: Settings, report: Report) -> Path:
 
 def built(settings: Settings, options: dict[str, Any], report: Report) -> Path:
     """The directory of an engine with these build options. Raises Skip for one that these sources do not build."""
-    if "weights" not in BuildOptions.__annotations__ and options.pop("weights", "bf16") != "bf16":
-        raise Skip("this version of specstep has no --weights")
     key = repr((sources_digest(), settings.model, sorted(options.items())))
     named = "-".join(f"{value}" for _, value in sorted(options.items()))
     folder = settings.folder / f"{Path(settings.model).stem}-{named}"

@@ -14,13 +14,13 @@ from specstep.compile.source import load_tokenizer
 from specstep.errors import InputError
 
 from . import batches
-from .engines import CONTENDERS, Contender, Report, Settings, Skip
+from .engines import CONTENDERS, OUR_WEIGHTS, Contender, Report, Settings, Skip
 from .families import family
 from .machine import machine, versions
 from .page import show
 from .pictures import draw_batches, draw_engines, draw_steps
 from .questions import OWN, Question, read_questions
-from .steps import WEIGHTS, measure_steps, steps_table
+from .steps import measure_steps, steps_table
 from .summary import summarize, table
 from .turns import ask_in_turns
 from .worker import Worker, WorkerFailed
@@ -80,7 +80,8 @@ def batches_part(given: Namespace, settings: Settings, questions: Sequence[Quest
 
 def steps_part(given: Namespace, settings: Settings, questions: Sequence[Question], report: Report) -> Found | None:
     """What a step of ours costs."""
-    measured = measure_steps(settings, WEIGHTS, given.quick, report)
+    names = [name for name in given.only if name in OUR_WEIGHTS]
+    measured = measure_steps(settings, names or [*OUR_WEIGHTS], given.quick, report)
     title = f"{given.model}, {given.threads} threads: time of a step"
     return steps_table(measured), measured, lambda file: draw_steps(file, measured["steps"], title)
 

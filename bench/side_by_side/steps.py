@@ -4,7 +4,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,10 @@ import torch
 from specstep.runtime.engine_file import read_manifest
 from specstep.runtime.inductor.aoti import open_weights
 
-from .engines import Report, Settings, Skip
+from .engines import OUR_WEIGHTS, Report, Settings
 from .machine import read_bandwidth
 from .ours import built
 
-WEIGHTS = ("bf16", "int8", "int4")
 NODES = (0, 1, 4, 8, 16)
 LENGTHS = (128, 256, 512, 1024, 1536)
 LENGTH = 256  # where nodes and rows are compared
@@ -58,7 +57,7 @@ class Timed:
     one_read_ms: float
 
 
-def measure_steps(settings: Settings, weights: tuple[str, ...], quick: bool, report: Report) -> dict[str, Any]:
+def measure_steps(settings: Settings, weights: Sequence[str], quick: bool, report: Report) -> dict[str, Any]:
     """Build what is not there and time steps of all engines in turn -> what goes into the JSON, `steps` among it."""
     torch.set_num_threads(settings.threads)
     bandwidth = read_bandwidth()
@@ -82,17 +81,13 @@ def measure_steps(settings: Settings, weights: tuple[str, ...], quick: bool, rep
 
 
 def _engines(
-    settings: Settings, weights: tuple[str, ...], nodes: tuple[int, ...], bandwidth: float, report: Report
+    settings: Settings, weights: Sequence[str], nodes: tuple[int, ...], bandwidth: float, report: Report
 ) -> Iterator[Timed]:
     for precision in weights:
         for count in nodes:
             drafter = {"drafter": "ngram", "nodes": count} if count else {"drafter": "none"}
-            options = drafter | {"weights": precision, "max_batch": settings.rows, "max_seq_len": settings.slots}
-            try:
-                folder = built(settings, options, report)
-            except Skip as reason:
-                report(f"warning: steps: {precision} is left out: {reason}")
-                break
+            options = drafter | {"weights": OUR_WEIGHTS[precision]}
+            folder = built(settings, options | {"max_batch": settings.rows, "max_seq_len": settings.slots}, report)
             engine = specstep.load(folder)
             stored = open_weights(folder, engine.spec).values()
             size = sum(tensor.numel() * tensor.element_size() for tensor in stored)
