@@ -1,5 +1,6 @@
 """`make bench`: turns, medians, ratios and counts by their definition; files in another precision; stale engines."""
 
+import json
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -12,7 +13,9 @@ from gguf.quants import dequantize, quantize
 BENCH = Path(__file__).parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
+from models import save_model  # noqa: E402
 from side_by_side import ours, parts, peer_llama_cpp, peer_openvino  # noqa: E402
+from side_by_side.batches import ask_batches, batches_table  # noqa: E402
 from side_by_side.engines import CONTENDERS, Answer, Contender, Settings, Skip  # noqa: E402
 from side_by_side.gguf_file import convert, converted  # noqa: E402
 from side_by_side.page import show  # noqa: E402
@@ -23,6 +26,8 @@ from side_by_side.summary import baseline, summarize, table  # noqa: E402
 from side_by_side.turns import Measured, ask_in_turns  # noqa: E402
 from side_by_side.worker import WorkerFailed  # noqa: E402
 from specstep.commands.prompts import read_prompts  # noqa: E402
+
+import bench  # noqa: E402
 
 PLAIN = Contender("llama.cpp", "bf16", "none")
 DRAFTED = Contender("llama.cpp", "bf16", "ngram-simple")
@@ -62,16 +67,23 @@ def test_changed_texts_are_counted_against_the_plain_engine_of_the_same_weights(
 
 
 class FakeWorker:
-    """Answers at once, and notes who was asked; the third answer of a broken one fails."""
+    """Answers at once, and notes who was asked; the third call of a broken one fails."""
 
     def __init__(self, name, asked, broken=False):
         self.contender, self.asked, self.broken = Contender(name, "bf16", "none"), asked, broken
 
     def answer(self, prompt, new_tokens):
-        self.asked.append((self.contender.family, prompt[0]))
+        self.note(prompt[0])
+        return Answer([1] * new_tokens, 0.1, 0.2, new_tokens)
+
+    def answer_all(self, prompts, new_tokens):
+        self.note(len(prompts))
+        return [[1] * new_tokens for _ in prompts]
+
+    def note(self, what):
+        self.asked.append((self.contender.family, what))
         if self.broken and len([name for name, _ in self.asked if name == self.contender.family]) == 3:
             raise WorkerFailed("broken")
-        return Answer([1] * new_tokens, 0.1, 0.2, new_tokens)
 
 
 def test_each_question_goes_round_in_another_order():
@@ -91,6 +103,21 @@ def test_an_engine_that_fails_is_left_out_and_the_others_go_on():
     found = ask_in_turns(workers, [Question("a", "c", [1])], 4, 3, said.append)
     assert {one.engine for one in found} == {"x bf16"} and len(found) == 3
     assert "warning: left out: broken" in said
+
+
+def test_batches_ask_as_many_questions_at_once_as_there_are_rows():
+    asked, said = [], []
+    workers = [FakeWorker("x", asked), FakeWorker("y", asked, broken=True)]
+    found = ask_batches(workers, [Question("a", "c", [1]), Question("b", "c", [2])], 4, 1, said.append)
+    assert [rows for name, rows in asked if name == "x"] == [1, 1, 4, 4, 16, 16]  # each after a warm-up
+    assert [(batch.engine, batch.rows) for batch in found] == [
+        ("x bf16", 1),
+        ("y bf16", 1),
+        ("x bf16", 4),
+        ("x bf16", 16),
+    ]
+    assert "warning: left out: broken" in said
+    assert batches_table(found).splitlines()[0] == "| engine | 1 row | 4 rows | 16 rows |"
 
 
 def test_questions_of_all_categories_come_first():
@@ -222,7 +249,20 @@ def test_only_names_that_no_engine_has_are_refused():
 
 
 def test_the_command_line_is_the_one_of_the_makefile():
-    import bench
-
     given = bench.parse(["--model", "m", "--quick", "--only", "steps"])
     assert isinstance(given, Namespace) and given.quick and given.only == ["steps"] and given.repeats == 3
+
+
+@pytest.mark.slow
+def test_a_run_from_end_to_end(tmp_path, capsys):
+    model, out = save_model(tmp_path / "model", tokenizer=True), tmp_path / "out"
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a b a b a b"}\n{"prompt": "b a"}\n')
+    options = ["--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(out), "--engines", str(tmp_path / "engines")]
+    command = ["--model", str(model), *options, "--only", "transformers", "--only", "q8_0", "--max-new-tokens", "9"]
+    assert bench.main([*command, "--repeats", "2", "--threads", "1"]) == 0
+    result = json.loads((out / "engines.json").read_text())
+    assert [row["name"] for row in result["engines"]] == ["transformers bf16", "transformers bf16 prompt lookup"]
+    assert len(result["answers"]) == 2 * 2 * 2 and result["engines"][1]["changed"] == 0
+    assert result["conditions"]["versions"]["transformers"] and (out / "engines.png").is_file()
+    assert "| transformers | bf16 | prompt lookup |" in (out / "README.md").read_text()
+    assert capsys.readouterr().err.count("warning: left out") == 4  # they read GGUF files, if they are installed

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,6 @@ def versions(contenders: list[Contender]) -> dict[str, str]:
 
 def read_bandwidth(repeats: int = 15) -> float:
     """Bytes per second at which all threads together read memory: the best of several passes over 512 MB."""
-    import time
-
     data = torch.ones(2**26, dtype=torch.int64)
     times = []
     for _ in range(repeats):

@@ -36,6 +36,8 @@ Found = tuple[str, dict[str, Any], Callable[[Path], None]]  # the table, the JSO
 def run(given: Namespace, report: Report) -> None:
     """Measure the parts that were asked for and write what they found. Raises InputError."""
     tokenizer, _ = load_tokenizer(given.model)
+    if tokenizer is None:
+        raise InputError(f"model: expected one with a tokenizer, got {given.model} without")
     settings = Settings(given.model, given.threads, SLOTS, 1, (tokenizer.eos_token_id,), given.engines)
     limit = given.questions or (QUICK_QUESTIONS if given.quick else QUESTIONS)
     most = SLOTS - given.max_new_tokens - SCRATCH
