@@ -37,6 +37,11 @@ class Worker:
             self.close()
             raise
 
+    @property
+    def pid(self) -> int:
+        """The process that answers, whose children may help."""
+        return self._process.pid or 0
+
     def answer(self, prompt: list[int], new_tokens: int) -> Answer:
         """See `Runner.answer`. Raises WorkerFailed."""
         self._pipe.send(("answer", prompt, new_tokens))
