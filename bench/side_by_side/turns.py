@@ -37,23 +37,35 @@ def ask_in_turns(
     workers: Sequence[Worker], questions: Sequence[Question], new_tokens: int, repeats: int, report: Report
 ) -> list[Measured]:
     """Every question to every engine, `repeats` times, after one that does not count. An engine that fails is left out
-    from there on, with a line; the order is another for each question."""
-    alive, found = list(workers), []
+    from there on, with a line; the order is another for each question. An interrupt ends it with what it has."""
+    alive: list[Worker] = list(workers)
+    found: list[Measured] = []
     for worker in workers:
         report(f"warming up {worker.contender.name}")
         _ask(worker, questions[0], new_tokens, -1, alive, report)
-    started, asked = time.monotonic(), 0
-    for repeat in range(repeats):
-        for index, question in enumerate(questions):
-            first = (index + repeat) % max(len(alive), 1)
-            for worker in [*alive[first:], *alive[:first]]:
-                time.sleep(SETTLE_S)
-                if (measured := _ask(worker, question, new_tokens, repeat, alive, report)) is not None:
-                    found.append(measured)
-            asked += 1
-            left = (time.monotonic() - started) / asked * (repeats * len(questions) - asked)
+    started, rounds = (
+        time.monotonic(),
+        [(repeat, index) for repeat in range(repeats) for index in range(len(questions))],
+    )
+    try:
+        for done, (repeat, index) in enumerate(rounds, 1):
+            found += _round(questions[index], repeat, index + repeat, new_tokens, alive, report)
+            left = (time.monotonic() - started) / done * (len(rounds) - done)
             report(f"repeat {repeat + 1} of {repeats}, question {index + 1} of {len(questions)}, {left:.0f} s to go")
+    except KeyboardInterrupt:
+        report(f"warning: interrupted: {len(found)} answers count, of whole rounds")
     return [one for one in found if one.engine in {worker.contender.name for worker in alive}]
+
+
+def _round(
+    question: Question, repeat: int, turn: int, new_tokens: int, alive: list[Worker], report: Report
+) -> list[Measured]:
+    """One question to all engines."""
+    first, answers = turn % max(len(alive), 1), []
+    for worker in [*alive[first:], *alive[:first]]:
+        time.sleep(SETTLE_S)
+        answers.append(_ask(worker, question, new_tokens, repeat, alive, report))
+    return [answer for answer in answers if answer is not None]
 
 
 def _ask(

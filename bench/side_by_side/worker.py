@@ -47,13 +47,11 @@ class Worker:
 
     def answer(self, prompt: list[int], new_tokens: int) -> Answer:
         """See `Runner.answer`. Raises WorkerFailed."""
-        self._pipe.send(("answer", prompt, new_tokens))
-        return Answer(*self._receive())
+        return Answer(*self._call("answer", prompt, new_tokens))
 
     def answer_all(self, prompts: Sequence[list[int]], new_tokens: int) -> list[list[int]]:
         """See `Runner.answer_all`. Raises WorkerFailed."""
-        self._pipe.send(("answer_all", prompts, new_tokens))
-        result: list[list[int]] = self._receive()
+        result: list[list[int]] = self._call("answer_all", prompts, new_tokens)
         return result
 
     def close(self) -> None:
@@ -65,10 +63,15 @@ class Worker:
             self._process.terminate()
             self._process.join()
 
+    def _call(self, *request: Any) -> Any:
+        with contextlib.suppress(OSError):  # its process has ended: reading says how
+            self._pipe.send(request)
+        return self._receive()
+
     def _receive(self) -> Any:
         try:
             done, result = self._pipe.recv() if self._pipe.poll(SECONDS) else (False, f"nothing in {SECONDS} s")
-        except EOFError:
+        except (EOFError, OSError):
             lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
             done, result = False, f"its process ended: {lines[-1] if lines else 'without a word'}"
         if not done:
