@@ -64,7 +64,8 @@ def engines_part(given: Namespace, settings: Settings, questions: Sequence[Quest
         "answers": [asdict(one) for one in found],
     }
     title = f"{given.model}, {given.threads} threads: tokens per second by engine"
-    busy = f"Other work on the machine meanwhile: {_cores(rows)} cores on average.\n"
+    asked = 1 + max((one.repeat for one in found), default=-1)
+    busy = f"Repeats: {asked}. Other work on the machine meanwhile: {_cores(rows)} cores on average.\n"
     return f"{table(rows)}\n{busy}", result, lambda file: draw_engines(file, rows, title)
 
 
@@ -172,7 +173,7 @@ def _in_words(conditions: dict[str, Any]) -> str:
         f"({its['processor']}; {' '.join(its['instructions'])}), load of other work at the start "
         f"{its['load_at_start'][0]}. {conditions['questions']} questions ({conditions['prompts']}) of {shortest} to "
         f"{longest} tokens, greedy, at most {conditions['max_new_tokens']} new tokens, medians of "
-        f"{conditions['repeats']} repeats in turn. {found}."
+        f"up to {conditions['repeats']} repeats in turn. {found}."
     )
 
 
