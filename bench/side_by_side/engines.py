@@ -79,7 +79,7 @@ class Family(Protocol):
     def Runner(self, contender: Contender, path: Path, settings: Settings) -> Runner: ...
 
 
-OUR_WEIGHTS = {"bf16": "bfloat16", "int8": "int8", "int4": "int4"}
+OUR_WEIGHTS = {"bf16": "bfloat16", "int8": "int8", "int4": "int4", "auto": "auto"}  # auto: as the file has them
 TRANSFORMERS_LOOKUP = {"tokens": 10, "ngram": 2}  # as its documentation sets it
 OPENVINO_LOOKUP = {"tokens": 5, "ngram": 3}  # as its samples set it
 # Its own default, n-grams of 12 and 48 drafted tokens, is for texts that repeat whole passages: here it hardly drafts.

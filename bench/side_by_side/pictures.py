@@ -12,7 +12,7 @@ from .batches import Batch
 from .summary import Row, baseline
 
 OURS, PEER, INK, FAINT = "#2f6fb0", "#a4a9af", "#2b2f33", "#dfe2e6"
-PRECISIONS = {"bf16": "#2f6fb0", "int8": "#d07a2d", "int4": "#3f9160"}
+PRECISIONS = {"bf16": "#2f6fb0", "int8": "#d07a2d", "int4": "#3f9160", "auto": "#8a5fb5"}
 DASHES = (0, (4, 3))
 
 
