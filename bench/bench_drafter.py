@@ -6,7 +6,7 @@
 Answers that were sampled, with `--temperature T --seed N`, are replayed with the same `--temperature`, and without it
 to see what drafts would give that are blind to the noise.
 
-What it costs is another matter: `specstep tune` and bench_step.py time whole engines.
+What it costs is another matter: `specstep tune` and `make bench` time whole engines.
 """
 
 import argparse

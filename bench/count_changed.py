@@ -1,16 +1,18 @@
-"""How many answers change when speculation is switched on: the same questions to several engines, texts compared.
+"""Whether any of our engines, in a batch and with any number of threads, changes an answer: texts compared.
 
     specstep build MODEL -o PLAIN --drafter none
     specstep build MODEL -o DRAFTED --drafter default
     python bench/count_changed.py PLAIN DRAFTED --prompts FILE --limit 100 --threads 1,2
 
-Each engine answers with all its rows in use, greedily, with each number of threads. Expected: none changes.
+Each engine answers with all its rows in use, greedily, with each number of threads. Expected: none changes. What
+drafts change in the engines of other projects is a column of `make bench`.
 """
 
 import argparse
 
 import specstep
 import torch
+from side_by_side.summary import changed
 from specstep.commands.prompts import read_prompts
 
 
@@ -23,9 +25,9 @@ def fits(engine, prompt):
 
 
 def answers(engine, prompts, new_tokens):
-    """The token ids of each answer; chat where the prompt is a text."""
+    """The token ids of each answer, by the prompt's id."""
     results = engine.generate([prompt.prompt for prompt in prompts], new_tokens)
-    return [list(result.token_ids) for result in results]
+    return {prompt.id: list(result.token_ids) for prompt, result in zip(prompts, results, strict=True)}
 
 
 def main():
@@ -40,18 +42,18 @@ def main():
     prompts = prompts[:: max(1, len(prompts) // options.limit)][: options.limit]
     with specstep.load(options.engines[0]) as engine:
         prompts = [prompt for prompt in prompts if fits(engine, prompt)]
-    expected, changed = None, 0
+    expected, total = None, 0
     for directory in options.engines:
         for threads in map(int, options.threads.split(",")):
             torch.set_num_threads(threads)
             with specstep.load(directory) as engine:
                 got = answers(engine, prompts, options.max_new_tokens)
             expected = got if expected is None else expected
-            differing = [p.id for p, mine, its in zip(prompts, got, expected, strict=True) if mine != its]
-            changed += len(differing)
+            differing = changed(expected, got)
+            total += len(differing)
             changes = f"{len(differing)} of {len(prompts)} change {differing[:8]}"
             print(f"{directory}, {threads} threads: {changes}", flush=True)
-    raise SystemExit(changed > 0)
+    raise SystemExit(total > 0)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ COLOUR, LIGHT = "#2f6fb0", "#b9d0e8"
 def require_matplotlib() -> None:
     """Raises InputError when it is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise InputError('png: expected matplotlib, got none; install it: pip install "specstep[bench]"')
+        raise InputError('png: expected matplotlib, got none; install it: pip install "specstep[plot]"')
 
 
 def draw(file: str, groups: "dict[str, Acceptance]", title: str) -> None:

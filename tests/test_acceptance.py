@@ -94,4 +94,4 @@ def test_mistakes_are_named(engine_folder, questions, tmp_path, capsys, monkeypa
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
     assert main([*command, str(questions), "--png", "a.png"]) == 2
-    assert 'pip install "specstep[bench]"' in capsys.readouterr().err
+    assert 'pip install "specstep[plot]"' in capsys.readouterr().err

@@ -57,7 +57,7 @@ def train_drafter(
     try:
         plot_training(output / "history.png", training.history, options.batch * options.width)
     except ImportError:
-        report("no picture of the training: that needs `pip install specstep[bench]`")
+        report("no picture of the training: that needs `pip install specstep[plot]`")
     checkpoint.remove()
     report(f"head written to {output}")
     return output

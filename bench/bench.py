@@ -1,0 +1,65 @@
+"""`make bench`: our engines beside their peers on the same questions, and what a step costs.
+
+    make bench                                              # everything, on the default model and the questions here
+    make bench ARGS=--quick                                 # eight questions, fewer kinds of steps
+    make bench ARGS="--only llama.cpp --only 'bf16 default'"    # engines whose name has one of these in it
+    make bench MODEL=FILE.gguf PROMPTS=FILE.jsonl ARGS="--questions 24"
+
+Engines are built and files converted once, under engines/bench. Each engine is a process that loads once; the questions
+go to one engine after the other. bench/README.md says what is measured and how to read it.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+BENCH = Path(__file__).parent
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", default="smollm2-135m", help="as of `specstep build`; peers but transformers need GGUF"
+    )
+    parser.add_argument(
+        "--prompts", type=Path, help="JSON lines as of `specstep generate`; default: 18 questions of its own"
+    )
+    parser.add_argument("--questions", type=int, help="how many, each category in turn; default: 18, quick 8")
+    parser.add_argument("--quick", action="store_true", help="fewer questions and kinds of steps")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="engines, or `steps`, or `batches`")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--engines", type=Path, default=BENCH.parent / "engines" / "bench", help="where built engines are"
+    )
+    parser.add_argument("--out", type=Path, default=BENCH / "results", help="where results go")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write -> exit status: 0; 2 for bad input, with one line; 130 when interrupted."""
+    given = parse(arguments)
+    os.environ["OMP_NUM_THREADS"] = str(given.threads)  # before anything loads OpenMP, here and in the workers
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from side_by_side.parts import run
+    from specstep.commands.progress import Progress
+    from specstep.errors import SpecstepError
+
+    try:
+        with Progress() as report:
+            run(given, report)
+    except SpecstepError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("bench: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,157 @@
+"""What a step costs against one read of the weights, over cache length, nodes and rows; also load and build."""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import specstep
+import torch
+from specstep.runtime.engine_file import read_manifest
+from specstep.runtime.inductor.aoti import open_weights
+
+from .engines import OUR_WEIGHTS, Report, Settings
+from .machine import read_bandwidth
+from .ours import built
+
+NODES = (0, 1, 4, 8, 16)
+LENGTHS = (128, 256, 512, 1024, 1536)
+LENGTH = 256  # where nodes and rows are compared
+ROWS, ROW_NODES = (1, 2, 4, 8, 16), 8
+WARM_STEPS, STEPS = 5, 40
+LOAD = """
+import time, torch
+start = time.perf_counter()
+import specstep
+engine = specstep.load({folder!r})
+next(iter(engine.stream("Why is the sky blue?", 8, ignore_eos=True)))
+print(time.perf_counter() - start)
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A median step. tokens: in each row's cache. one_read_ms: one read of all these weights at the bandwidth of this
+    run."""
+
+    weights: str
+    nodes: int
+    rows: int
+    tokens: int
+    step_ms: float
+    one_read_ms: float
+
+
+@dataclass(frozen=True)
+class Timed:
+    """An engine under the clock."""
+
+    weights: str
+    nodes: int
+    folder: Path
+    engine: Any
+    one_read_ms: float
+
+
+def measure_steps(settings: Settings, weights: Sequence[str], quick: bool, report: Report) -> dict[str, Any]:
+    """Build what is not there and time steps of all engines in turn -> what goes into the JSON, `steps` among it."""
+    torch.set_num_threads(settings.threads)
+    bandwidth = read_bandwidth()
+    nodes, lengths = ((0, 8), (128, LENGTH, 1536)) if quick else (NODES, LENGTHS)
+    single = list(_engines(settings, weights, nodes, bandwidth, report))
+    steps = [step for length in lengths for step in _over_nodes(single, length, report)]
+    about = {timed.folder.name: read_manifest(timed.folder).about["build_s"] for timed in single}
+    load_s = [_first_token_s(single[-1].folder) for _ in range(5)] if single else []
+    for timed in single:
+        timed.engine.close()
+    for timed in _engines(replace(settings, rows=ROWS[-1]), weights, (ROW_NODES,), bandwidth, report):
+        steps += _over_rows(timed, report)
+        timed.engine.close()
+    return {
+        "threads": settings.threads,
+        "read_gb_s": bandwidth / 1e9,
+        "load_to_first_token_s": statistics.median(load_s) if load_s else None,
+        "build_s": about,
+        "steps": [asdict(step) for step in steps],
+    }
+
+
+def _engines(
+    settings: Settings, weights: Sequence[str], nodes: tuple[int, ...], bandwidth: float, report: Report
+) -> Iterator[Timed]:
+    for precision in weights:
+        for count in nodes:
+            drafter = {"drafter": "ngram", "nodes": count} if count else {"drafter": "none"}
+            options = drafter | {"weights": OUR_WEIGHTS[precision]}
+            folder = built(settings, options | {"max_batch": settings.rows, "max_seq_len": settings.slots}, report)
+            engine = specstep.load(folder)
+            stored = open_weights(folder, engine.spec).values()
+            size = sum(tensor.numel() * tensor.element_size() for tensor in stored)
+            yield Timed(precision, count, folder, engine, size / bandwidth * 1e3)
+
+
+def _over_nodes(engines: list[Timed], length: int, report: Report) -> list[Step]:
+    """Steps of single rows, one of each engine in turn."""
+    report(f"steps at {length} tokens")
+    for timed in engines:
+        _admit(timed, length)
+    times: list[list[float]] = [[] for _ in engines]
+    for _ in range(STEPS):
+        for timed, taken in zip(engines, times, strict=True):
+            taken.append(_step_s(timed))
+    for timed in engines:
+        timed.engine.session.release(0)
+    return [_median(timed, 1, length, taken) for timed, taken in zip(engines, times, strict=True)]
+
+
+def _over_rows(timed: Timed, report: Report) -> list[Step]:
+    """Steps of one engine as rows are added."""
+    found = []
+    for admitted in range(ROWS[-1]):
+        _admit(timed, LENGTH)
+        if admitted + 1 in ROWS:
+            report(f"steps of {admitted + 1} rows, {timed.weights}")
+            found.append(_median(timed, admitted + 1, LENGTH, [_step_s(timed) for _ in range(STEPS)]))
+    return found
+
+
+def _admit(timed: Timed, length: int) -> None:
+    prompt = [2 + index * 7919 % 20000 for index in range(length)]  # no repeats: the trees stay what they are
+    timed.engine.session.admit(prompt, timed.engine.spec.max_seq_len, [])
+    for _ in range(WARM_STEPS):
+        timed.engine.session.step()
+
+
+def _step_s(timed: Timed) -> float:
+    start = time.perf_counter()
+    timed.engine.session.step()
+    return time.perf_counter() - start
+
+
+def _median(timed: Timed, rows: int, length: int, taken: list[float]) -> Step:
+    return Step(timed.weights, timed.nodes, rows, length, statistics.median(taken) * 1e3, timed.one_read_ms)
+
+
+def _first_token_s(folder: Path) -> float:
+    """Seconds from after `import torch` to the first token, in a process of its own."""
+    command = [sys.executable, "-c", LOAD.format(folder=str(folder))]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def steps_table(measured: dict[str, Any]) -> str:
+    """As Markdown: step over one read by weights, rows and nodes, a column for each length."""
+    lengths = sorted({step["tokens"] for step in measured["steps"]})
+    head = "| weights | nodes | rows | " + " | ".join(f"{length} tokens" for length in lengths) + " |"
+    lines = [head, "|---|---:|---:|" + "---:|" * len(lengths)]
+    cells: dict[tuple[str, int, int], dict[int, str]] = {}
+    for step in measured["steps"]:
+        cell = f"{step['step_ms']:.1f} ms, {step['step_ms'] / step['one_read_ms']:.1f} reads"
+        cells.setdefault((step["weights"], step["nodes"], step["rows"]), {})[step["tokens"]] = cell
+    for (weights, nodes, rows), by_length in cells.items():
+        row = " | ".join(by_length.get(length, "") for length in lengths)
+        lines.append(f"| {weights} | {nodes} | {rows} | {row} |")
+    return "\n".join(lines) + "\n"

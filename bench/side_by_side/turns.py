@@ -1,0 +1,74 @@
+"""Engines in turns: each question goes to one engine after the other, so that a busy moment hits all alike."""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .engines import Answer, Report
+from .questions import Question
+from .worker import Worker, WorkerFailed
+
+SETTLE_S = 0.05  # threads of the engine before spin for a while: they must be asleep when the next one starts
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One answer. seconds: of the whole call, prompt included. text: a digest of its tokens."""
+
+    engine: str
+    question: str
+    category: str
+    repeat: int
+    prompt_tokens: int
+    new_tokens: int
+    decoded: int
+    prompt_s: float
+    decode_s: float
+    seconds: float
+    steps: int | None
+    text: str
+
+
+def ask_in_turns(
+    workers: Sequence[Worker], questions: Sequence[Question], new_tokens: int, repeats: int, report: Report
+) -> list[Measured]:
+    """Every question to every engine, `repeats` times, after one that does not count. An engine that fails is left out
+    from there on, with a line; the order is another for each question."""
+    alive, found = list(workers), []
+    for worker in workers:
+        report(f"warming up {worker.contender.name}")
+        _ask(worker, questions[0], new_tokens, -1, alive, report)
+    started, asked = time.monotonic(), 0
+    for repeat in range(repeats):
+        for index, question in enumerate(questions):
+            first = (index + repeat) % max(len(alive), 1)
+            for worker in [*alive[first:], *alive[:first]]:
+                time.sleep(SETTLE_S)
+                if (measured := _ask(worker, question, new_tokens, repeat, alive, report)) is not None:
+                    found.append(measured)
+            asked += 1
+            left = (time.monotonic() - started) / asked * (repeats * len(questions) - asked)
+            report(f"repeat {repeat + 1} of {repeats}, question {index + 1} of {len(questions)}, {left:.0f} s to go")
+    return [one for one in found if one.engine in {worker.contender.name for worker in alive}]
+
+
+def _ask(
+    worker: Worker, question: Question, new_tokens: int, repeat: int, alive: list[Worker], report: Report
+) -> Measured | None:
+    start = time.perf_counter()
+    try:
+        answer = worker.answer(question.tokens, new_tokens)
+    except WorkerFailed as error:
+        report(f"warning: left out: {error}")
+        alive.remove(worker)
+        return None
+    return _measured(worker.contender.name, question, repeat, answer, time.perf_counter() - start)
+
+
+def _measured(engine: str, question: Question, repeat: int, answer: Answer, seconds: float) -> Measured:
+    text = hashlib.sha256(str(answer.tokens).encode()).hexdigest()[:12]
+    return Measured(
+        engine, question.id, question.category, repeat, len(question.tokens), len(answer.tokens), answer.decoded,
+        answer.prompt_s, answer.decode_s, seconds, answer.steps, text,
+    )  # fmt: skip
