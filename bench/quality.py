@@ -13,7 +13,6 @@ token by token, so that their standard errors say what is noise.
 import argparse
 import json
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +42,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--files", type=Path, default=BENCH.parent / "engines" / "bench", help="where GGUF files are converted to"
     )
-    parser.add_argument("--out", type=Path, default=BENCH / "results" / "quality", help="results, without .md and .json")
+    parser.add_argument(
+        "--out", type=Path, default=BENCH / "results" / "quality", help="results, without .md and .json"
+    )
     return parser.parse_args(arguments)
 
 
@@ -94,25 +95,22 @@ def _wanted(given: argparse.Namespace, name: str) -> bool:
 def _ours(given: argparse.Namespace, sequences: Sequence[list[int]], report: Any) -> dict[str, Any]:
     import torch
     from specstep.compile.source import load_source
-    from teacher_forcing.ours import as_built, measure
+    from teacher_forcing.ours import as_built, finer, measure
 
     torch.set_num_threads(given.threads)
     measured = {}
-    variants = {f"specstep {name}": options for name, options in OURS.items() if _wanted(given, f"specstep {name}")}
     for dtype in ("float32", "bfloat16"):
-        of_dtype = {name: options for name, options in variants.items() if options[0] == dtype}
-        finer = given.finer if dtype == "bfloat16" else []
-        if not (of_dtype or finer):
+        wanted = {name: pair for name, pair in OURS.items() if _wanted(given, f"specstep {name}")}
+        names = {name: weights for name, (its, weights) in wanted.items() if its == dtype}
+        patterns = given.finer if dtype == "bfloat16" else []
+        if not (names or patterns):
             continue
         source = load_source(given.model, dtype, "cpu")
-        choices = {name: as_built(source, *options) for name, options in of_dtype.items()}
-        for pattern in finer:
-            coarse, fine = (as_built(source, dtype, weights) for weights in ("int4", "int8"))
-            choices[f"specstep int4, int8 in {pattern}"] = lambda name, weight, pattern=pattern, pair=(coarse, fine): (
-                pair[bool(re.search(pattern, name))](name, weight)
-            )
+        choices = {f"specstep {name}": as_built(source, dtype, weights) for name, weights in names.items()}
+        choices |= {f"specstep int4, int8 in {pattern}": finer(source, pattern) for pattern in patterns}
         for name, choice in choices.items():
-            measured[name] = measure(source, choice, sequences, lambda line, name=name: report(f"{name}: {line}"))
+            report(f"{name}: packs the weights")
+            measured[name] = measure(source, choice, sequences, report)
     return measured
 
 

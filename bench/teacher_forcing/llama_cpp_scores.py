@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
@@ -12,13 +13,19 @@ from side_by_side.engines import Skip
 from .ours import Measured
 from .scores import Scores, joined, score
 
-INSTALL = "pip install llama-cpp-python"
+PACKAGE = "llama-cpp-python"
+INSTALL = f"pip install {PACKAGE}"
+
+
+def llama_cpp_version() -> dict[str, str]:
+    """The bindings' version by their name; empty where they are not installed."""
+    return {PACKAGE: version(PACKAGE)} if find_spec("llama_cpp") else {}
 
 
 def check_installed() -> None:
     """Raises Skip."""
-    if find_spec("llama_cpp") is None:
-        raise Skip(f"llama-cpp-python is not installed: {INSTALL}")
+    if not llama_cpp_version():
+        raise Skip(f"{PACKAGE} is not installed: {INSTALL}")
 
 
 def measure_file(file: Path, sequences: Sequence[list[int]], threads: int) -> Measured:

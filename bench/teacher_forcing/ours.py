@@ -1,5 +1,6 @@
 """Our weights: transformers' own code, with every linear layer computed by the kernels of an engine."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,11 +34,22 @@ def as_built(source: Source, dtype: str, weights: str) -> Choice:
     return lambda name, weight: precision(weight)
 
 
+def finer(source: Source, pattern: str) -> Choice:
+    """int4, but int8 for the layers in whose names a regular expression is found."""
+    coarse, fine = (as_built(source, "bfloat16", weights) for weights in ("int4", "int8"))
+    return lambda name, weight: (fine if re.search(pattern, name) else coarse)(name, weight)
+
+
 def measure(source: Source, choice: Choice, sequences: Sequence[list[int]], report: Report) -> Measured:
-    """Score every sequence with the layers that `choice` makes. Only layers that call `linear` are packed, so experts of
-    a mixture keep their dtype here."""
+    """Score every sequence with the layers that `choice` makes. Only layers that call `linear` are packed; a warning
+    says what is not, as experts of a mixture."""
     packed = _pack(source.model, choice)
     held = {tensor.data_ptr(): tensor for tensor in source.model.parameters()}
+    looked_up = {module.weight.data_ptr() for module in source.model.modules() if isinstance(module, nn.Embedding)}
+    left = [one for address, one in held.items() if one.dim() > 1 and address not in {*packed, *looked_up}]
+    if left:
+        kept = sum(one.nbytes for one in left) / 1e6
+        report(f"warning: {len(left)} matrices of {kept:.1f} MB keep their dtype: they belong to no linear layer")
     size = sum(tensor.nbytes for tensor in {**held, **packed}.values())
     parts = []
     with torch.inference_mode(), _Packed(packed):

@@ -7,6 +7,7 @@ from typing import Any
 from side_by_side.engines import CONTENDERS
 from side_by_side.machine import machine, versions
 
+from .llama_cpp_scores import llama_cpp_version
 from .ours import Measured
 from .scores import Difference, difference
 
@@ -31,8 +32,8 @@ def conditions(given: argparse.Namespace, sequences: Sequence[list[int]]) -> str
     """What was measured on what, as a sentence."""
     scored = sum(len(ids) - 1 for ids in sequences)
     return (
-        f"{given.model}, {scored:,} tokens of {given.text.name} in {len(sequences)} sequences of at most {given.length}; "
-        "in brackets the standard error of the difference, token by token."
+        f"{given.model}, {scored:,} tokens of {given.text.name} in {len(sequences)} sequences of at most "
+        f"{given.length}; in brackets the standard error of the difference, token by token."
     )
 
 
@@ -52,7 +53,7 @@ def numbers(
         "sequences": len(sequences),
         "length": given.length,
         "machine": machine(),
-        "versions": versions([one for one in CONTENDERS if one.family == "transformers"]),
+        "versions": versions([one for one in CONTENDERS if one.family == "transformers"]) | llama_cpp_version(),
         "variants": variants,
         "pairs": {f"{ours} over {theirs}": apart._asdict() for ours, theirs, apart in _pairs(measured, pairs)},
     }
