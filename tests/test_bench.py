@@ -14,10 +14,11 @@ BENCH = Path(__file__).parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
 from models import save_model  # noqa: E402
-from side_by_side import ours, parts, peer_llama_cpp, peer_openvino  # noqa: E402
+from side_by_side import other_work, ours, parts, peer_llama_cpp, peer_openvino  # noqa: E402
 from side_by_side.batches import ask_batches, batches_table  # noqa: E402
 from side_by_side.engines import CONTENDERS, Answer, Contender, Settings, Skip  # noqa: E402
 from side_by_side.gguf_file import convert, converted  # noqa: E402
+from side_by_side.other_work import OtherWork  # noqa: E402
 from side_by_side.page import show  # noqa: E402
 from side_by_side.pictures import draw_engines, draw_steps  # noqa: E402
 from side_by_side.questions import OWN, Question, in_turn  # noqa: E402
@@ -41,7 +42,9 @@ def settings(folder, **changes):
 
 
 def measured(contender, question, repeat, decode_s, text="same", decoded=10):
-    return Measured(contender.name, question, "c", repeat, 50, decoded, decoded, 0.5, decode_s, decode_s + 0.5, 5, text)
+    return Measured(
+        contender.name, question, "c", repeat, 50, decoded, decoded, 0.5, decode_s, decode_s + 0.5, 5, text, 0.0
+    )
 
 
 def test_a_question_counts_with_the_median_of_its_repeats():
@@ -70,7 +73,7 @@ class FakeWorker:
     """Answers at once, and notes who was asked; the third call of a broken one fails."""
 
     def __init__(self, name, asked, broken=False):
-        self.contender, self.asked, self.broken = Contender(name, "bf16", "none"), asked, broken
+        self.pid, self.contender, self.asked, self.broken = 0, Contender(name, "bf16", "none"), asked, broken
 
     def answer(self, prompt, new_tokens):
         self.note(prompt[0])
@@ -103,6 +106,25 @@ def test_an_engine_that_fails_is_left_out_and_the_others_go_on():
     found = ask_in_turns(workers, [Question("a", "c", [1])], 4, 3, said.append)
     assert {one.engine for one in found} == {"x bf16"} and len(found) == 3
     assert "warning: left out: broken" in said
+
+
+def test_work_of_others_is_told_from_an_engine_s_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(other_work, "PROC", tmp_path)
+    clock = iter([5.0, 7.0])
+    monkeypatch.setattr(other_work.time, "perf_counter", lambda: next(clock))
+
+    def ticks(user, idle, engine, child):
+        (tmp_path / "stat").write_text(f"cpu  {user} 0 0 {idle} 9 0 0 0 {user} 0\ncpu0 1\n")
+        for pid, used, children in (("7", engine, "8"), ("8", child, "")):
+            (tmp_path / pid / "task" / pid).mkdir(parents=True, exist_ok=True)
+            (tmp_path / pid / "stat").write_text(f"{pid} (an (odd) name) S" + " 0" * 10 + f" {used} 0 0 0")
+            (tmp_path / pid / "task" / pid / "children").write_text(children)
+
+    ticks(user=1000, idle=0, engine=100, child=10)
+    stretch = OtherWork(7)
+    a_second = other_work.TICKS
+    ticks(user=1000 + 4 * a_second, idle=77, engine=100 + a_second, child=10 + 2 * a_second)
+    assert stretch.cores() == pytest.approx((4 - 1 - 2) / 2.0)
 
 
 def test_batches_ask_as_many_questions_at_once_as_there_are_rows():

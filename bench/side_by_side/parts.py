@@ -21,7 +21,7 @@ from .page import show
 from .pictures import draw_batches, draw_engines, draw_steps
 from .questions import OWN, Question, read_questions
 from .steps import measure_steps, steps_table
-from .summary import summarize, table
+from .summary import Row, summarize, table
 from .turns import ask_in_turns
 from .worker import Worker, WorkerFailed
 
@@ -64,7 +64,8 @@ def engines_part(given: Namespace, settings: Settings, questions: Sequence[Quest
         "answers": [asdict(one) for one in found],
     }
     title = f"{given.model}, {given.threads} threads: tokens per second by engine"
-    return table(rows), result, lambda file: draw_engines(file, rows, title)
+    busy = f"Other work on the machine meanwhile: {_cores(rows)} cores on average.\n"
+    return f"{table(rows)}\n{busy}", result, lambda file: draw_engines(file, rows, title)
 
 
 def batches_part(given: Namespace, settings: Settings, questions: Sequence[Question], report: Report) -> Found | None:
@@ -173,6 +174,12 @@ def _in_words(conditions: dict[str, Any]) -> str:
         f"{longest} tokens, greedy, at most {conditions['max_new_tokens']} new tokens, medians of "
         f"{conditions['repeats']} repeats in turn. {found}."
     )
+
+
+def _cores(rows: Sequence[Row]) -> str:
+    """What other work took from the least and from the most disturbed engine."""
+    taken = [row.other_cores for row in rows]
+    return f"{min(taken):.2f} to {max(taken):.2f}"
 
 
 def _rounded(value: Any) -> Any:

@@ -4,11 +4,9 @@ The server does the work in C++ with the instructions of this machine; the Pytho
 what a user of llama.cpp gets.
 """
 
-import ctypes
 import http.client
 import json
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -20,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from .engines import Answer, Contender, Report, Settings, Skip
+from .worker import end_with_parent
 
 INSTALL = "make peers (compiles it, some ten minutes), or put llama-server on the PATH"
 SECONDS = 120  # longest that the server may take to load
-SET_PARENT_DEATH_SIGNAL = 1
 
 
 def version() -> str:
@@ -74,7 +72,7 @@ class Runner:
         }
         arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         command = [str(binary()), *arguments, "--no-kv-unified", "--offline", "--no-webui", "--no-slots"]
-        self.server = subprocess.Popen(command, preexec_fn=_end_with_parent)
+        self.server = subprocess.Popen(command, preexec_fn=end_with_parent)
         deadline = time.monotonic() + SECONDS
         while not self._is_ready():
             if self.server.poll() is not None or time.monotonic() > deadline:
@@ -118,7 +116,3 @@ class Runner:
             return connection.getresponse().status == 200
         except OSError:
             return False
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)

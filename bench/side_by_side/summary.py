@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from .engines import Contender
@@ -17,7 +17,7 @@ class Row:
 
     Each is tokens over seconds of all questions, a question's seconds the median of its repeats. slowest, fastest:
     tokens_s of single repeats. per_step: tokens that a pass brings. changed: questions whose text is not that of its
-    plain engine, None for a plain one or where that did not run."""
+    plain engine, None for a plain one or where that did not run. other_cores: what other work took, on average."""
 
     contender: Contender
     tokens_s: float
@@ -28,6 +28,7 @@ class Row:
     per_step: float | None
     changed: int | None
     questions: int
+    other_cores: float
 
     @property
     def name(self) -> str:
@@ -72,6 +73,7 @@ def _row(contender: Contender, answers: list[Measured], plain: list[Measured] | 
         sum(one.decoded for one in answers) / max(sum(filter(None, steps)), 1) if None not in steps else None,
         len(changed(_texts(plain), _texts(answers))) if plain else None,
         len({one.question for one in answers}),
+        mean(one.other_cores for one in answers),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .engines import Answer, Report
+from .other_work import OtherWork
 from .questions import Question
 from .worker import Worker, WorkerFailed
 
@@ -14,7 +15,8 @@ SETTLE_S = 0.05  # threads of the engine before spin for a while: they must be a
 
 @dataclass(frozen=True)
 class Measured:
-    """One answer. seconds: of the whole call, prompt included. text: a digest of its tokens."""
+    """One answer. seconds: of the whole call, prompt included. text: a digest of its tokens. other_cores: cores that
+    other work took meanwhile."""
 
     engine: str
     question: str
@@ -28,6 +30,7 @@ class Measured:
     seconds: float
     steps: int | None
     text: str
+    other_cores: float
 
 
 def ask_in_turns(
@@ -56,19 +59,21 @@ def ask_in_turns(
 def _ask(
     worker: Worker, question: Question, new_tokens: int, repeat: int, alive: list[Worker], report: Report
 ) -> Measured | None:
-    start = time.perf_counter()
+    others, start = OtherWork(worker.pid), time.perf_counter()
     try:
         answer = worker.answer(question.tokens, new_tokens)
     except WorkerFailed as error:
         report(f"warning: left out: {error}")
         alive.remove(worker)
         return None
-    return _measured(worker.contender.name, question, repeat, answer, time.perf_counter() - start)
+    return _measured(worker.contender.name, question, repeat, answer, time.perf_counter() - start, others.cores())
 
 
-def _measured(engine: str, question: Question, repeat: int, answer: Answer, seconds: float) -> Measured:
+def _measured(
+    engine: str, question: Question, repeat: int, answer: Answer, seconds: float, other_cores: float
+) -> Measured:
     text = hashlib.sha256(str(answer.tokens).encode()).hexdigest()[:12]
     return Measured(
         engine, question.id, question.category, repeat, len(question.tokens), len(answer.tokens), answer.decoded,
-        answer.prompt_s, answer.decode_s, seconds, answer.steps, text,
+        answer.prompt_s, answer.decode_s, seconds, answer.steps, text, other_cores,
     )  # fmt: skip

@@ -1,8 +1,10 @@
 """Each engine in a process of its own, which loads once and answers prompt after prompt."""
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
+import signal
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -12,6 +14,7 @@ from .engines import Answer, Contender, Settings
 from .families import family
 
 SECONDS = 900  # longest that a load or an answer may take
+SET_PARENT_DEATH_SIGNAL = 1
 
 
 class WorkerFailed(Exception):
@@ -36,6 +39,11 @@ class Worker:
         except WorkerFailed:
             self.close()
             raise
+
+    @property
+    def pid(self) -> int:
+        """The process that answers, whose children may help."""
+        return self._process.pid or 0
 
     def answer(self, prompt: list[int], new_tokens: int) -> Answer:
         """See `Runner.answer`. Raises WorkerFailed."""
@@ -70,6 +78,7 @@ class Worker:
 
 def _serve(pipe: Connection, contender: Contender, path: Path, settings: Settings, log: Path) -> None:
     """The far end: answers until it is sent None or the pipe closes. What libraries print goes to the log."""
+    end_with_parent()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
@@ -88,3 +97,9 @@ def _serve(pipe: Connection, contender: Contender, path: Path, settings: Setting
     finally:
         if runner is not None:
             runner.close()
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it dies, however: it must not answer on, unseen, beside what is timed
+    next."""
+    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
