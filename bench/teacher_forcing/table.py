@@ -23,7 +23,8 @@ def table(measured: Mapping[str, Measured], pairs: Pairs) -> str:
     for name, (scores, size) in measured.items():
         found = _beside_bf16(measured, name)
         cells = ["", ""] if found is None else [_change(found), f"{found.agreement:.1%}"]
-        lines.append(f"| {' | '.join([name, f'{size / 1e6:.1f}', f'{scores.perplexity:.3f}', *cells])} |")
+        shown = name.replace("|", r"\|")  # a regular expression may hold it
+        lines.append(f"| {' | '.join([shown, f'{size / 1e6:.1f}', f'{scores.perplexity:.3f}', *cells])} |")
     lines += [""] + [f"{ours} over {theirs}: {_change(apart)}." for ours, theirs, apart in _pairs(measured, pairs)]
     return "\n".join(lines) + "\n"
 
