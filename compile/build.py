@@ -11,11 +11,12 @@ import torch
 from ..backends import BACKENDS
 from ..runtime.inductor.aoti import machine
 from .assemble import Graphs, assemble
-from .config import BuildOptions, given_scorer, make_config
+from .config import BuildOptions, EngineConfig, given_scorer, make_config
 from .drafters.validate import check_traceable
 from .faithful import check_faithful
+from .gguf_blocks import held_types
 from .lowered import Lowered
-from .source import Source, load_source, model_summary
+from .source import Source, gguf_file, load_source, model_summary
 from .stages import describe_tree
 from .try_drafts import try_drafts
 from .tuned import with_tuned
@@ -50,6 +51,7 @@ def build(
         source = load_source(model, config.dtype, config.device)
         write_tokenizer(directory, source)  # first: a template that is refused must not cost a compile
         config = with_tuned(source, config, options, report)
+        note_held_types(model, config, report)
         graphs = assemble(source, config, given_scorer(options))
         check_traceable(graphs.step.module)
         report("comparing the traced model with transformers")
@@ -61,6 +63,17 @@ def build(
         write_manifest(directory, graphs.spec, lowered, about)
     report(f"engine written to {output} in {time.perf_counter() - started:.0f} s")
     return Path(output)
+
+
+def note_held_types(model: str, config: EngineConfig, report: Report) -> None:
+    """Say so where weights would be quantised that are quantised already."""
+    file = gguf_file(model)
+    held = held_types(file) if file and config.weights in ("int8", "int4") else []
+    if held:
+        report(
+            f"note: {model} holds blocks of {', '.join(held)}, which {config.weights} rounds again; --weights auto keeps "
+            "them, and its text is closer to the model's"
+        )
 
 
 def _about(source: Source, graphs: Graphs, lowered: Lowered) -> dict[str, Any]:

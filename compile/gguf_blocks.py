@@ -86,6 +86,12 @@ class GgufBlocks:
         return places if torch.equal(held[places], hashes) else None
 
 
+def held_types(file: Path) -> list[str]:
+    """The types of a file's tensors whose blocks can be taken over, by name."""
+    held = {tensor.tensor_type for tensor in gguf.GGUFReader(file).tensors}
+    return [kind.name.lower() for kind in KINDS if kind in held]
+
+
 def known_types() -> list[str]:
     """The types of tensors that can be widened, by name."""
     return [kind.name for kind in Type if _is_known(kind)]

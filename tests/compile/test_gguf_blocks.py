@@ -9,6 +9,7 @@ import pytest
 import specstep
 import torch
 from gguf import GGMLQuantizationType as Type
+from specstep.compile.build import note_held_types
 from specstep.compile.config import make_config
 from specstep.compile.gguf_blocks import GgufBlocks, unknown_type
 from specstep.compile.precision import choose_precision
@@ -117,3 +118,11 @@ def test_a_type_that_is_not_known_is_named_with_those_that_are(file: Path, tmp_p
         with pytest.raises(specstep.BuildError, match=rf"expected tensors of F32, F16, .*Q4_1.*, got {name}"):
             load_source(str(odd), "float32", "cpu")
     assert unknown_type(file) is None
+
+
+def test_a_build_says_when_it_rounds_blocks_again(file: Path) -> None:
+    said: list[str] = []
+    for options in ({}, {"weights": "bfloat16"}, {"weights": "int4"}):
+        note_held_types(str(file), make_config(options), said.append)
+    note_held_types("some/model", make_config({"weights": "int8"}), said.append)
+    assert len(said) == 1 and "holds blocks of q8_0, q4_0, q4_1, which int4 rounds again; --weights auto" in said[0]
