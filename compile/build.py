@@ -71,8 +71,8 @@ def note_held_types(model: str, config: EngineConfig, report: Report) -> None:
     held = held_types(file) if file and config.weights in ("int8", "int4") else []
     if held:
         report(
-            f"note: {model} holds blocks of {', '.join(held)}, which {config.weights} rounds again; --weights auto keeps "
-            "them, and its text is closer to the model's"
+            f"note: {model} holds blocks of {', '.join(held)}, which {config.weights} rounds again; --weights auto "
+            "keeps them, and its text is closer to the model's"
         )
 
 
