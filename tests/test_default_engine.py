@@ -1,6 +1,7 @@
 """What ships, as it ships: `specstep build smollm2-135m` without options, the default drafter in bfloat16."""
 
 import json
+import math
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -122,12 +123,13 @@ def test_every_token_is_what_the_target_would_say(results):
 
 
 def test_weights_are_in_memory_once(folder):
-    """Of two loaded engines each maps the file once, for both programs; no page of it is copied, and what is private to
-    the process grows by far less."""
+    """Of two loaded engines each maps the file once, for both programs; no page of it is copied. With what is private
+    to the process it takes at most a quarter more than weights and caches."""
     done = subprocess.run([sys.executable, "-c", MEMORY, folder], capture_output=True, text=True, check=True)
     found, size = json.loads(done.stdout), (folder / WEIGHTS).stat().st_size
-    assert found["copied"] > 0.8 * size, "the measure would not see a copy"
-    assert found["grown"] < 0.5 * size  # caches and code
+    caches = sum(2 * math.prod(tensor.shape) for tensor in read_manifest(folder).spec.caches)
+    assert found["copied"] > 0.7 * size, "the measure would not see a copy"
+    assert size + found["grown"] < 1.25 * (size + caches)
     assert all(mapping["Anonymous:"] == 0 for mapping in found["mapped"])
     assert [round(mapping["size"] / size, 2) for mapping in found["mapped"]] == [1.0, 1.0]
     assert sum(mapping["Rss:"] for mapping in found["mapped"]) > 0.5 * size
