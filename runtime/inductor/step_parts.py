@@ -52,9 +52,9 @@ def step_parts(calls: Sequence[RecordedCall], times: Sequence[float], names: Map
 
 
 def weight_bytes(calls: Sequence[RecordedCall], names: Mapping[int, str]) -> int:
-    """Bytes of the weights that are read whole, each once."""
-    read = {given for call in calls if call.name not in READ_IN_PART for given in call.inputs if given[0] in names}
-    return sum(size for _, size in read)
+    """Bytes of the weights that linear layers read whole, each once."""
+    linear = [call for call in calls if "linear" in call.name and call.name not in READ_IN_PART]
+    return sum(size for _, size in {given for call in linear for given in call.inputs if given[0] in names})
 
 
 def _part(key: tuple[str, str, str], done: Sequence[tuple[float, int | None]]) -> Part:
@@ -63,14 +63,13 @@ def _part(key: tuple[str, str, str], done: Sequence[tuple[float, int | None]]) -
 
 
 def _stages(calls: Sequence[RecordedCall]) -> Iterator[str]:
-    """The stage of each call. The target's choice ends the verification; what only a report asks for is acceptance;
-    drafting goes on to the end."""
-    choice = max((index for index, call in enumerate(calls) if call.name == "choose"), default=len(calls))
-    stage = "verify"
-    for index, call in enumerate(calls):
-        if index > choice and stage != "draft":
-            stage = "accept" if call.name == "top_log_probs" else "draft"
-        yield stage
+    """The stage of each call. The target's choice ends the verification. The first log-probabilities behind it are the
+    report's: acceptance, wherever the compiler put them. The rest drafts."""
+    names = [call.name for call in calls]
+    choice = names.index("choose") if "choose" in names else len(names)
+    report = next((index for index, name in enumerate(names) if index > choice and name == "top_log_probs"), None)
+    for index in range(len(names)):
+        yield "verify" if index <= choice else "accept" if index == report else "draft"
 
 
 def _place(call: RecordedCall, names: Mapping[int, str]) -> str:
