@@ -52,7 +52,9 @@ def _multiply_at_once(node: Node) -> None:
     """Have a function take the product with its only user's other factor, in place: an activation and its gate."""
     functions = {getattr(torch.ops.specstep, f"exact_{name}").default for name in EXACT_FUNCTIONS}
     for function, factor in (node.args, node.args[::-1]):
-        if not isinstance(function, Node) or not isinstance(factor, Node) or function.target not in functions:
+        if not isinstance(function, Node) or not isinstance(factor, Node) or function is factor:
+            continue
+        if function.target not in functions:
             continue
         values = [given.meta["val"] for given in (function, factor, node)]
         alike = all((value.shape, value.dtype) == (values[0].shape, values[0].dtype) for value in values)

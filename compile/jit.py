@@ -59,6 +59,10 @@ def _assembled(model: str, options: BuildOptions) -> tuple[Source, Graphs]:
     config = make_config(options)
     if config.backend != "inductor":
         raise BuildError(f"backend: expected inductor, which is what runs without an artifact, got {config.backend}")
+    if config.weights not in ("auto", "bfloat16"):
+        raise BuildError(
+            f"weights: expected auto or bfloat16 without an artifact, got {config.weights}; `specstep build` takes it"
+        )
     source = load_source(model, config.dtype, config.device)
     graphs = assemble(source, config, given_scorer(options))
     check_faithful(graphs)

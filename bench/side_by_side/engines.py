@@ -58,11 +58,15 @@ class Runner(Protocol):
     def answer(self, prompt: list[int], new_tokens: int) -> Answer:
         """Write greedily, at most `new_tokens`, up to an end-of-sequence token."""
 
-    def answer_all(self, prompts: Sequence[list[int]], new_tokens: int) -> list[list[int]]:
-        """The same for as many prompts as there are rows, at once."""
-
     def close(self) -> None:
         """Give everything back."""
+
+
+class BatchRunner(Runner, Protocol):
+    """One that is measured with several rows, too: see `batches.FAMILIES`."""
+
+    def answer_all(self, prompts: Sequence[list[int]], new_tokens: int) -> list[list[int]]:
+        """`answer` for as many prompts as there are rows, at once."""
 
 
 class Family(Protocol):

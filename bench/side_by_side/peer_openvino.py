@@ -1,6 +1,5 @@
 """OpenVINO GenAI, which reads GGUF files, plain and with prompt lookup."""
 
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -54,10 +53,6 @@ class Runner:
         tokens, measured = list(result.tokens[0]), result.perf_metrics
         first, whole = measured.get_ttft().mean / 1e3, measured.get_generate_duration().mean / 1e3
         return Answer(tokens, first, whole - first, len(tokens) - 1)
-
-    def answer_all(self, prompts: Sequence[list[int]], new_tokens: int) -> list[list[int]]:
-        """Not measured."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Nothing to give back but the process."""

@@ -1,7 +1,6 @@
 """Transformers' own `generate`, plain and with prompt lookup."""
 
 import time
-from collections.abc import Sequence
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
@@ -70,10 +69,6 @@ class Runner:
         tokens = whole[0, len(prompt) :].tolist()
         start, first, last = clock.times[0], clock.times[1], clock.times[-1]
         return Answer(tokens, first - start, last - first, len(tokens) - clock.counts[1], len(clock.times) - 2)
-
-    def answer_all(self, prompts: Sequence[list[int]], new_tokens: int) -> list[list[int]]:
-        """A padded batch decodes as slowly as its longest answer: not measured."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Nothing to give back but the process."""

@@ -50,7 +50,7 @@ class Worker:
         return Answer(*self._call("answer", prompt, new_tokens))
 
     def answer_all(self, prompts: Sequence[list[int]], new_tokens: int) -> list[list[int]]:
-        """See `Runner.answer_all`. Raises WorkerFailed."""
+        """See `BatchRunner.answer_all`. Raises WorkerFailed."""
         result: list[list[int]] = self._call("answer_all", prompts, new_tokens)
         return result
 
