@@ -12,8 +12,9 @@ from sessions import PROMPTS, agree
 from specstep.commands.describe import describe
 from specstep.compile import inductor
 from specstep.compile.build import build
+from specstep.compile.inductor import instruction_flags
 from specstep.errors import BuildError
-from specstep.kernels.native import CompilerError
+from specstep.kernels.native import INSTRUCTION_SETS, CompilerError
 from specstep.runtime.engine_file import FORMAT_VERSION, MANIFEST, read_manifest
 
 OPTIONS = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
@@ -207,3 +208,10 @@ def test_inspect_marks_an_engine_that_accepts_anything(engine_folder):
     forced = dataclasses.replace(manifest.spec, config=manifest.spec.config | {"forced_acceptance": 2})
     assert "accepts 2 drafts per step whatever" in describe(dataclasses.replace(manifest, spec=forced))
     assert "FORCED" not in describe(manifest)
+
+
+def test_an_engine_needs_the_instructions_that_its_library_was_compiled_with() -> None:
+    for name, flags in INSTRUCTION_SETS.items():
+        needed = {flag.removeprefix("-m").replace("avx512bf16", "avx512_bf16").replace("avx512vnni", "avx512_vnni")
+                  for flag in flags}  # fmt: skip
+        assert instruction_flags([name]) == needed

@@ -126,3 +126,8 @@ def test_a_build_says_when_it_rounds_blocks_again(file: Path) -> None:
         note_held_types(str(file), make_config(options), said.append)
     note_held_types("some/model", make_config({"weights": "int8"}), said.append)
     assert len(said) == 1 and "holds blocks of q8_0, q4_0, q4_1, which int4 rounds again; --weights auto" in said[0]
+
+
+def test_what_runs_without_an_artifact_refuses_quantised_weights() -> None:
+    with pytest.raises(specstep.BuildError, match="weights: expected auto or bfloat16 without an artifact, got int8"):
+        specstep.eager("no/model", weights="int8")

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from specstep.compile.config import make_config
 from specstep.compile.packed_weights import pack_weights
+from specstep.compile.precision import choose_precision
 from specstep.kernels.expert_linear.op import expert_linear
 from specstep.kernels.linear.packing import pack
 from specstep.kernels.native import build_library, c_shims
@@ -74,6 +76,28 @@ def same(program: ExportedProgram, module: nn.Module, **tolerances: float) -> No
     for count in (2, 9, 40):
         with torch.no_grad():
             torch.testing.assert_close(program.module()(ids(count)), module(ids(count)), **tolerances)
+
+
+class Routed(Network):
+    """The same in bfloat16, with a router: an output for each of three experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(50, 3, bias=False), nn.Parameter(torch.randn(3, 19, 50))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = super().forward(ids)[0]
+        return expert_linear(x, self.experts, self.router(x).argmax(-1), False)
+
+
+def test_a_router_keeps_its_dtype_where_others_are_quantised() -> None:
+    program = exported(Routed().bfloat16())
+    packed = pack_weights([program], choose_precision(make_config({"weights": "int8"}), [], 50, set()))
+    kinds = {weight.name.removesuffix("_packed"): weight.kind for weight in packed}
+    assert kinds["router.weight"] == "bfloat16"
+    others = {name for name in kinds if "weight" in name or name == "experts"} - {"router.weight"}
+    assert others and all(kinds[name] == "int8" for name in others)
+    assert calls(program).count("specstep.packed_embedding.default") == 2  # the tied one, and the one alone
 
 
 class Columns(nn.Module):

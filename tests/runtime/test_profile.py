@@ -58,6 +58,15 @@ def test_every_call_of_the_compiled_graph_is_told(profile, engine_folder):
     assert told == expected and told["tree_attention"] == LAYERS
 
 
+def test_attention_reads_the_caches_where_they_lie(engine_folder):
+    """Keys and values are the program's own inputs, not copies of them."""
+    with zipfile.ZipFile(engine_folder / "step.pt2") as package:
+        name = next(name for name in package.namelist() if name.endswith(".wrapper.cpp"))
+        code = package.read(name).decode().split("::run_impl(", 1)[1]
+    calls = re.findall(r"CHECK\(aoti_torch_cpu_tree_attention_native\(\w+, (\w+), (\w+)", code)
+    assert len(calls) == LAYERS and all(cache.startswith("arg") for pair in calls for cache in pair)
+
+
 def test_bytes_are_those_of_weights_and_of_the_tokens_in_the_cache(profile, engine_folder):
     read = {(part.stage, part.op, part.place): part.read for part in profile.parts}
     element, attended = 4, ROWS * (TOKENS + NODES)
