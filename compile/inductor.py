@@ -21,9 +21,10 @@ from . import exact
 from .assemble import Graphs
 from .export import export_program
 from .lowered import Lowered
-from .packed_weights import Packed, pack_weights
+from .packed_weights import pack_weights
 from .precision import Precision, plain
 from .stages import count_operators, stage_shares
+from .stored_program import Packed
 from .writer import write_weights
 
 CONFIG: dict[str, Any] = {

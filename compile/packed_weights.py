@@ -1,43 +1,20 @@
 """Packs the weights of linear layers in exported programs, before they are compiled for a CPU: see `kernels.linear`."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node
 
 from ..kernels.expert_linear.op import expert_linear
-from ..kernels.linear.packing import OUTPUTS, STEPS
+from ..kernels.linear.packing import OUTPUTS
 from ..kernels.native import load_library
 from .precision import Form, Precision, plain
 from .rewrites import insert_call
-from .writer import identity
-
-STORED = (InputKind.PARAMETER, InputKind.BUFFER)
-Turn = Callable[[Tensor], Tensor]  # from a stored tensor to a weight [..., N, K]
-Key = tuple[Any, ...]  # of a tensor, or of several that are packed together
-
-
-def as_is(weight: Tensor) -> Tensor:
-    return weight
-
-
-def turned(weight: Tensor) -> Tensor:
-    return weight.transpose(-1, -2)
-
-
-class Packed(NamedTuple):
-    """A packed weight, one of several layers perhaps. kind: what its elements are, as `Form` names it."""
-
-    name: str
-    kind: str
-    tensor: Tensor
+from .stored_program import Key, Packed, PackedTensors, StoredProgram, as_is, turned
 
 
 def pack_weights(exported: Collection[ExportedProgram], precision: Precision = plain) -> list[Packed]:
@@ -52,8 +29,8 @@ def pack_weights(exported: Collection[ExportedProgram], precision: Precision = p
     A weight of several programs is packed once. A plain weight that nothing else uses is gone.
     """
     load_library()
-    packed = _Packed(precision)
-    programs = [_Program(program, packed) for program in exported]
+    packed = PackedTensors(precision)
+    programs = [StoredProgram(program, packed) for program in exported]
     linears = [_runs(program) for program in programs]
     embedded = {program.key(node.args[0]) for program in programs for node in program.embeddings()}
     partners: dict[Key, set[Key]] = defaultdict(set)
@@ -78,126 +55,11 @@ def pack_weights(exported: Collection[ExportedProgram], precision: Precision = p
     return list(packed.made.values())
 
 
-class _Packed:
-    """Packed tensors, each made once for all programs."""
-
-    def __init__(self, precision: Precision) -> None:
-        self.precision = precision
-        self.forms: dict[Key, Form] = {}
-        self.made: dict[Key, Packed] = {}
-
-    def form(self, weight: Tensor) -> Form:
-        """What a weight [..., N, K] becomes."""
-        key = identity(weight)
-        if key not in self.forms:
-            self.forms[key] = self.precision(weight)
-        return self.forms[key]
-
-    def of(self, name: str, weights: Sequence[Tensor], form: Form) -> Packed:
-        """These tensors, joined along their first dimension and brought to a form, under a name made from `name`."""
-        key = tuple(identity(weight) for weight in weights)
-        if key not in self.made:
-            name, taken = f"{name}_packed", {other.name for other in self.made.values()}
-            while name in taken:  # by another tensor, of another program
-                name += "_"
-            made = form.make(torch.cat(list(weights)) if len(weights) > 1 else weights[0])
-            self.made[key] = Packed(name, form.kind, made)
-        return self.made[key]
-
-
-class _Program:
-    """An exported program with its stored tensors."""
-
-    def __init__(self, exported: ExportedProgram, packed: _Packed):
-        self.packed_tensors = packed
-        self.exported, self.graph = exported, exported.graph_module.graph
-        specs = [spec for spec in exported.graph_signature.input_specs if spec.kind in STORED]
-        names = {spec.arg.name: spec.target for spec in specs}
-        self.stored = {node: names[node.name] for node in self.graph.find_nodes(op="placeholder") if node.name in names}
-        self.replaced: set[Node] = set()  # plain weights
-        self.added: dict[str, Node] = {}
-        experts = self.graph.find_nodes(op="call_function", target=expert_linear._opoverload)
-        self.routed = {node.args[1].meta["val"].shape[0] for node in experts}  # counts of experts
-
-    def calls(self, target: Any, first: int = 0) -> Iterator[Node]:
-        """Calls of an op whose arguments from `first` on are an x and a stored tensor of its dtype; on the CPU."""
-        for node in self.graph.find_nodes(op="call_function", target=target):
-            pair = node.args[first : first + 2]
-            x, weight = (argument.meta["val"] for argument in pair)
-            if pair[1] in self.stored and x.dtype == weight.dtype and weight.dtype in STEPS and _on_cpu(x, weight):
-                yield node
-
-    def embeddings(self) -> Iterator[Node]:
-        """Calls of `aten.embedding` over a stored tensor, by ids of int64; on the CPU."""
-        for node in self.graph.find_nodes(op="call_function", target=torch.ops.aten.embedding.default):
-            weight, ids = (argument.meta["val"] for argument in node.args[:2])
-            if node.args[0] in self.stored and ids.dtype == torch.int64 and _on_cpu(weight, ids):
-                yield node
-
-    def tensor(self, node: Any) -> Tensor:
-        """The stored tensor behind a placeholder."""
-        return self.exported.state_dict[self.stored[node]].detach()
-
-    def key(self, node: Any) -> Key:
-        return identity(self.tensor(node))
-
-    def form(self, node: Any, turn: Turn = as_is) -> Form:
-        """What a stored weight becomes once it is turned."""
-        weight = turn(self.tensor(node))
-        routes = weight.dim() == 2 and len(weight) in self.routed
-        form = plain(weight) if routes else self.packed_tensors.form(weight)
-        return Form(form.kind, lambda weight: form.make(turn(weight)))
-
-    def packed(self, nodes: Sequence[Any], form: Form) -> Node:
-        """The placeholder of these stored tensors in a form, joined. They are used no more."""
-        self.replaced |= set(nodes)
-        made = self.packed_tensors.of(self.stored[nodes[0]], [self.tensor(node) for node in nodes], form)
-        if made.name not in self.added:
-            self.added[made.name] = self._add(made.name, made.tensor)
-        return self.added[made.name]
-
-    def _add(self, name: str, tensor: Tensor) -> Node:
-        specs = self.exported.graph_signature.input_specs
-        place = next(index for index, spec in enumerate(specs) if spec.kind not in STORED)
-        nodes = self.graph.find_nodes(op="placeholder")
-        mode = detect_fake_mode([node.meta.get("val") for node in nodes])
-        assert mode is not None
-        with self.graph.inserting_before(nodes[place]):
-            new = self.graph.placeholder(name.replace(".", "_"))
-        new.meta["val"] = mode.from_tensor(tensor, static_shapes=True)
-        specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(name=new.name), name, persistent=True))
-        self.exported.state_dict[name] = tensor
-        return new
-
-    def replace(self, node: Node, new: Node) -> None:
-        """Have all that uses a node use another, and erase it."""
-        node.replace_all_uses_with(new)
-        self.exported.graph_signature.replace_all_uses(node.name, new.name)
-        self.graph.erase_node(node)
-
-    def drop_unused(self) -> None:
-        """Erase plain weights that have no other use."""
-        specs, held = self.exported.graph_signature.input_specs, self.exported.state_dict
-        unused = {node for node in self.replaced if not node.users}
-        keys, names = {self.key(node) for node in unused}, {node.name for node in unused}
-        specs[:] = [spec for spec in specs if spec.arg.name not in names]
-        for node in unused:
-            self.graph.erase_node(node)
-        targets = {spec.target for spec in specs}
-        for name in [name for name, tensor in held.items() if name not in targets and identity(tensor) in keys]:
-            del held[name]
-        self.exported.graph_module.recompile()
-
-
-def _on_cpu(*tensors: Tensor) -> bool:
-    return all(tensor.device.type == "cpu" for tensor in tensors)
-
-
-def _weights(program: _Program, run: Sequence[Node]) -> Key:
+def _weights(program: StoredProgram, run: Sequence[Node]) -> Key:
     return tuple(program.key(node.args[1]) for node in run)
 
 
-def _runs(program: _Program) -> list[list[Node]]:
+def _runs(program: StoredProgram) -> list[list[Node]]:
     """The linear layers to replace, in runs that can be one layer: of the same x, different weights of whole panels but
     for the last, and biases that are all stored or all absent."""
     runs: list[list[Node]] = []
@@ -211,7 +73,7 @@ def _runs(program: _Program) -> list[list[Node]]:
     return runs
 
 
-def _joins(program: _Program, run: list[Node], node: Node) -> bool:
+def _joins(program: StoredProgram, run: list[Node], node: Node) -> bool:
     biases = [_bias(layer) for layer in (*run, node)]
     return (
         _columns(run[-1]) % OUTPUTS == 0
@@ -229,7 +91,7 @@ def _columns(layer: Node) -> int:
     return int(layer.meta["val"].shape[-1])
 
 
-def _replace_linears(program: _Program, layers: list[Node]) -> None:
+def _replace_linears(program: StoredProgram, layers: list[Node]) -> None:
     """One product for all layers, which read the same x, and a slice of it for each."""
     columns = [_columns(layer) for layer in layers]
     bias = _bias(layers[0])
@@ -248,7 +110,7 @@ def _replace_linears(program: _Program, layers: list[Node]) -> None:
         program.replace(layer, own)
 
 
-def _replace_embedding(program: _Program, node: Node) -> None:
+def _replace_embedding(program: StoredProgram, node: Node) -> None:
     weight = program.packed([node.args[0]], program.form(node.args[0]))
     columns, depth = program.tensor(node.args[0]).shape
     op = torch.ops.specstep.packed_embedding.default
@@ -256,7 +118,7 @@ def _replace_embedding(program: _Program, node: Node) -> None:
         program.replace(node, insert_call(node, op, (weight, node.args[1], columns, depth)))
 
 
-def _replace_experts(program: _Program, node: Node) -> None:
+def _replace_experts(program: StoredProgram, node: Node) -> None:
     x, weight, experts, transposed = node.args
     packed = program.packed([weight], program.form(weight, turned if transposed else as_is))
     op = torch.ops.specstep.packed_expert_linear.default
@@ -264,7 +126,7 @@ def _replace_experts(program: _Program, node: Node) -> None:
         program.replace(node, insert_call(node, op, (x, packed, experts, _columns(node))))
 
 
-def _replace_addmm(program: _Program, node: Node) -> None:
+def _replace_addmm(program: StoredProgram, node: Node) -> None:
     bias, x, weight = node.args
     if bias not in program.stored or bias.meta["val"].dim() != 1 or node.kwargs:  # type: ignore[union-attr]
         return
