@@ -10,10 +10,10 @@ go to one engine after the other. bench/README.md says what is measured and how 
 """
 
 import argparse
-import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from script import run_script
 
 BENCH = Path(__file__).parent
 
@@ -41,24 +41,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and write -> exit status: 0; 2 for bad input, with one line; 130 when interrupted."""
+    """Measure and write -> exit status, see `run_script`."""
     given = parse(arguments)
-    os.environ["OMP_NUM_THREADS"] = str(given.threads)  # before anything loads OpenMP, here and in the workers
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from side_by_side.parts import run
-    from specstep.commands.progress import Progress
-    from specstep.errors import SpecstepError
 
-    try:
-        with Progress() as report:
-            run(given, report)
-    except SpecstepError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("bench: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    def run(report: Callable[[str], None]) -> None:
+        from side_by_side import parts  # loads OpenMP
+
+        parts.run(given, report)
+
+    return run_script("bench", given.threads, run)
 
 
 if __name__ == "__main__":

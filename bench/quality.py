@@ -12,11 +12,11 @@ token by token, so that their standard errors say what is noise.
 
 import argparse
 import json
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from script import run_script
 
 BENCH = Path(__file__).parent
 OURS = {"float32": ("float32", "auto"), "bf16": ("bfloat16", "bfloat16"), "int8": ("bfloat16", "int8"),
@@ -49,23 +49,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and write -> exit status: 0; 2 for bad input, with one line; 130 when interrupted."""
+    """Measure and write -> exit status, see `run_script`."""
     given = parse(arguments)
-    os.environ["OMP_NUM_THREADS"] = str(given.threads)  # before anything loads OpenMP, here and in the peer's process
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from specstep.commands.progress import Progress
-    from specstep.errors import SpecstepError
-
-    try:
-        with Progress() as report:
-            run(given, report)
-    except SpecstepError as error:
-        print(f"quality: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("quality: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    return run_script("quality", given.threads, lambda report: run(given, report))
 
 
 def run(given: argparse.Namespace, report: Any) -> None:
