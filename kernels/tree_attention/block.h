@@ -132,6 +132,32 @@ inline float weigh(const float* given, uint64_t seen, const Scores& scores, floa
   return Values::pack_weights(each, weights)[0];
 }
 
+// Keys and values of the next block, brought into the cache a few rows at a time between other work: all at once they
+// are more than a core can wait for while it computes.
+class Coming {
+ public:
+  Coming() = default;
+  Coming(int64_t rows, int64_t queries) : rows_(rows), step_(divide_up(rows, queries)) {}
+  void add(int which, const void* rows, int64_t stride, int64_t bytes) {
+    lines_[which] = {static_cast<const char*>(rows), stride, bytes};
+  }
+  // The share of one query.
+  void fetch() {
+    const int64_t end = std::min(next_ + step_, rows_);
+    for (; next_ < end; next_++)
+      for (const Lines& lines : lines_)
+        for (int64_t at = 0; at < lines.bytes; at += 64) __builtin_prefetch(lines.rows + next_ * lines.stride + at);
+  }
+
+ private:
+  struct Lines {
+    const char* rows;
+    int64_t stride, bytes;
+  };
+  Lines lines_[2] = {};
+  int64_t rows_ = 0, step_ = 0, next_ = 0;
+};
+
 // The sizes of heads, and how they are packed. Keys are packed [word][position], values [positions of a word][column].
 template <class Keys, class Values>
 struct Sizes {
@@ -155,18 +181,13 @@ struct Sizes {
     for (int64_t word = 0; word < key_stride(); word += LANES) store(to + word, words(from, word));
   }
   // The keys of positions `first` to `end` of a block and those that share a vector with them; row(i) is position i's.
-  // `ahead` elements further lies what is packed next.
   template <class Row>
-  void pack_keys(int64_t first, int64_t end, const Row& row, int64_t ahead, uint32_t* to) const {
+  void pack_keys(int64_t first, int64_t end, const Row& row, uint32_t* to) const {
     for (int64_t lane = first / LANES * LANES; lane < end; lane += LANES) {
       for (int64_t word = 0; word < key_stride(); word += LANES) {
         Words group[LANES];
 #pragma GCC unroll 16
-        for (int64_t i = 0; i < LANES; i++) {
-          const Element* from = row(std::min(lane + i, end - 1));
-          __builtin_prefetch(from + word * Keys::PER_WORD + ahead);
-          group[i] = words(from, word);
-        }
+        for (int64_t i = 0; i < LANES; i++) group[i] = words(row(std::min(lane + i, end - 1)), word);
         transpose(group);
 #pragma GCC unroll 16
         for (int64_t i = 0; i < LANES; i++) store(to + (word + i) * BLOCK + lane, group[i]);
@@ -174,7 +195,7 @@ struct Sizes {
     }
   }
   template <class Row>
-  void pack_values(int64_t first, int64_t end, const Row& row, int64_t ahead, uint32_t* to) const {
+  void pack_values(int64_t first, int64_t end, const Row& row, uint32_t* to) const {
     constexpr int64_t PER_WORD = Values::PER_WORD, STEP = LANES * PER_WORD;
     const Element zeros[STEP] = {};
     for (int64_t position = first / PER_WORD * PER_WORD; position < end; position += PER_WORD) {
@@ -183,7 +204,6 @@ struct Sizes {
       uint32_t* packed = to + position / PER_WORD * value_stride();
       for (int64_t column = 0; column < value; column += STEP) {
         Element last[2][STEP] = {};
-        __builtin_prefetch(a + column + ahead), __builtin_prefetch(b + column + ahead);
         const bool whole = column + STEP <= value;
         if (!whole) std::copy_n(a + column, value - column, last[0]), std::copy_n(b + column, value - column, last[1]);
         Values::pack_values(whole ? a + column : last[0], !pair ? zeros : whole ? b + column : last[1],
@@ -194,12 +214,14 @@ struct Sizes {
 
   // At most ROWS queries over the first `end` positions of a packed block, merged into `sum`.
   void attend(int64_t rows, const uint32_t* queries, const uint32_t* keys, const uint32_t* values, int64_t end,
-              const uint64_t* seen, const Scores& scores, const Partial& sum) const {
+              const uint64_t* seen, const Scores& scores, Coming& coming, const Partial& sum) const {
     alignas(64) float score[ROWS * BLOCK], out[ROWS * MOST_SIZE], greatest[ROWS], total[ROWS];
     alignas(64) uint32_t weights[ROWS * BLOCK];
     multiply<Keys>(rows, queries, key_stride(), keys, BLOCK, key_words(), round_up(end, LANES), score, BLOCK);
-    for (int64_t row = 0; row < rows; row++)
+    for (int64_t row = 0; row < rows; row++) {
+      coming.fetch();
       total[row] = weigh<Values>(score + row * BLOCK, seen[row], scores, greatest + row, weights + row * BLOCK);
+    }
     multiply<Values>(rows, weights, BLOCK, values, value_stride(), divide_up(end, Values::PER_WORD), columns(), out,
                      MOST_SIZE);
     merge(rows, columns(), scores, {greatest, total, out, MOST_SIZE}, sum);

@@ -172,7 +172,8 @@ class Attention {
         if (!node.mixed(start)) continue;
         const int64_t first = std::max(own, start) - start, end = std::min(node.end, start + BLOCK) - start;
         pack(tile, start, first, end, [&](int64_t position) { return row.slot(node, position); });
-        attend(tile, start, i, i + 1, queries, sum);
+        Coming none;
+        attend(tile, start, i, i + 1, queries, none, sum);
       }
     }
   }
@@ -181,9 +182,10 @@ class Attention {
   void attend_direct(const Tile& tile, int64_t start, const uint32_t* queries, const Partial& sum) const {
     const std::vector<Node>& nodes = call_.rows[tile.row].nodes;
     const auto fits = [&](int64_t i) { return nodes[i].sees(start) && !nodes[i].mixed(start); };
+    Coming coming = next_block(tile, start + BLOCK);
     for (int64_t i = tile.first, last; i < tile.last; i = last + 1) {
       for (last = i; last < tile.last && fits(last);) last++;
-      if (last > i) attend(tile, start, i, last, queries, sum);
+      if (last > i) attend(tile, start, i, last, queries, coming, sum);
     }
   }
 
@@ -192,14 +194,26 @@ class Attention {
     const auto row_of = [&](const Heads& heads) {
       return [&](int64_t i) { return heads.template at<Element>(tile.row, tile.head, slot(start + i)); };
     };
-    sizes_.pack_keys(first, end, row_of(call_.k), BLOCK * call_.k.strides[2], keys());
-    sizes_.pack_values(first, end, row_of(call_.v), BLOCK * call_.v.strides[2], values());
+    sizes_.pack_keys(first, end, row_of(call_.k), keys());
+    sizes_.pack_values(first, end, row_of(call_.v), values());
+  }
+  Coming next_block(const Tile& tile, int64_t start) const {
+    const int64_t positions = std::min({BLOCK, tile.end * SPAN - start, call_.k.count - start});
+    Coming coming(positions, rows(tile));
+    if (positions <= 0) return coming;
+    const auto add = [&](int which, const Heads& heads) {
+      constexpr auto ELEMENT = static_cast<int64_t>(sizeof(Element));
+      coming.add(which, heads.template at<Element>(tile.row, tile.head, start), heads.strides[2] * ELEMENT,
+                 heads.size * ELEMENT);
+    };
+    add(0, call_.k), add(1, call_.v);
+    return coming;
   }
   uint32_t* keys() const { return scratch<uint32_t>(KEYS, sizes_.key_stride() * BLOCK); }
   uint32_t* values() const { return scratch<uint32_t>(VALUES, sizes_.value_stride() * BLOCK); }
 
   // The nodes `first` to `last` over the packed block.
-  void attend(const Tile& tile, int64_t start, int64_t first, int64_t last, const uint32_t* queries,
+  void attend(const Tile& tile, int64_t start, int64_t first, int64_t last, const uint32_t* queries, Coming& coming,
               const Partial& sum) const {
     const Row& row = call_.rows[tile.row];
     const int64_t end_row = (last - tile.first) * group_;
@@ -212,7 +226,8 @@ class Attention {
         seen[i] = row.seen(node, start);
         end = std::max(end, std::min(node.end - start, BLOCK));
       }
-      sizes_.attend(count, queries + at * sizes_.key_stride(), keys(), values(), end, seen, call_.scores, sum.from(at));
+      sizes_.attend(count, queries + at * sizes_.key_stride(), keys(), values(), end, seen, call_.scores, coming,
+                    sum.from(at));
     }
   }
 
