@@ -95,7 +95,7 @@ struct Logits {
     const ScalarType type = given.scalar_type();
     if (given.dim() != 3 || (type != ScalarType::Float && type != ScalarType::BFloat16))
       throw std::invalid_argument("logits: expected [B, N, V] float32 or bfloat16");
-    if (given.size(2) > 1 && given.stride(2) != 1) held = torch::stable::contiguous(given);
+    if (given.size(2) > 1 && given.stride(2) != 1) held = dense(given);
     wide = type == ScalarType::Float;
     data = static_cast<const char*>(held.data_ptr());
     batch = held.size(0), nodes = held.size(1), count = held.size(2);

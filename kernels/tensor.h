@@ -26,6 +26,11 @@ inline Tensor empty(const std::vector<int64_t>& sizes, int32_t dtype) {  // 0.6 
   return Tensor(handle);
 }
 
+// The tensor, or a copy whose elements lie in order.
+inline Tensor dense(const Tensor& given) {  // the dispatcher takes a microsecond to find that there is nothing to do
+  return given.is_contiguous() ? given : torch::stable::contiguous(given);
+}
+
 // A tensor over a handle that stays the caller's: an input of the operator that runs.
 inline Tensor borrowed(AtenTensorHandle handle) {
   AtenTensorHandle reference;

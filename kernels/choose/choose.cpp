@@ -158,11 +158,9 @@ Tensor choose(
     const Tensor& lengths, const Tensor& prompt_lengths, const Tensor& sampling, const Tensor& seeds,
     const Tensor& bias_ids, const Tensor& bias, const Tensor& banned, const Tensor& allowed, const Tensor& masked) {
   const Tensor held[] = {
-      torch::stable::contiguous(tokens), torch::stable::contiguous(ancestors), torch::stable::contiguous(depths),
-      torch::stable::contiguous(lengths), torch::stable::contiguous(prompt_lengths), torch::stable::contiguous(sampling),
-      torch::stable::contiguous(seeds), torch::stable::contiguous(bias_ids), torch::stable::contiguous(bias),
-      torch::stable::contiguous(banned), torch::stable::contiguous(allowed), torch::stable::contiguous(masked)};
-  const Tensor past = history.dim() == 2 && history.stride(1) == 1 ? history : torch::stable::contiguous(history);
+      dense(tokens),   dense(ancestors), dense(depths), dense(lengths), dense(prompt_lengths), dense(sampling), dense(seeds),
+      dense(bias_ids), dense(bias),      dense(banned), dense(allowed), dense(masked)};
+  const Tensor past = history.dim() == 2 && history.stride(1) == 1 ? history : dense(history);
   Call call{Logits(logits)};
   const int64_t batch = call.logits.batch, nodes = call.logits.nodes;
   expect(past.dim() == 2 && past.size(0) == batch, "history [B, S]");

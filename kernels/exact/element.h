@@ -49,7 +49,7 @@ inline void store_block(const float* block, int64_t count, Element* to) {
 class Rows {
  public:
   explicit Rows(const Tensor& given, bool flat = false)
-      : held_(given.dim() == 0 || given.stride(-1) == 1 || given.size(-1) == 1 ? given : torch::stable::contiguous(given)),
+      : held_(given.dim() == 0 || given.stride(-1) == 1 || given.size(-1) == 1 ? given : dense(given)),
         data_(static_cast<const char*>(held_.data_ptr())) {
     const int64_t outer = flat ? 0 : std::max<int64_t>(0, held_.dim() - 1);
     for (int64_t d = 0; d < outer; d++) sizes_.push_back(held_.size(d)), strides_.push_back(held_.stride(d));

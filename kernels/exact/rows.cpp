@@ -41,7 +41,15 @@ __attribute__((noinline)) float sum(const Row& row) {
   return total;
 }
 
-__attribute__((noinline)) float sum_of_squares(const Row& row, float center) {
+__attribute__((noinline)) float sum_of_squares(const Row& row) {
+  float lanes[LANES] = {}, total = 0;
+  for (int64_t i = 0; i < static_cast<int64_t>(row.values.size()); i += LANES)
+    for (int64_t lane = 0; lane < LANES; lane++) lanes[lane] += row.values[i + lane] * row.values[i + lane];
+  for (const float lane : lanes) total += lane;
+  return total;
+}
+
+__attribute__((noinline)) float sum_of_squares_around(const Row& row, float center) {
   float lanes[LANES] = {}, total = 0;
   for (int64_t i = 0; i < row.count; i += LANES)
     for (int64_t lane = 0; lane < LANES; lane++) {
@@ -75,7 +83,7 @@ struct LayerNorm {
   static int64_t columns(int64_t count) { return count; }
   __attribute__((noinline)) void operator()(Row& row) const {
     const float size = static_cast<float>(row.count), mean = sum(row) / size;
-    const float scale = 1.0f / std::sqrt(sum_of_squares(row, mean) / size + epsilon);
+    const float scale = 1.0f / std::sqrt(sum_of_squares_around(row, mean) / size + epsilon);
     for (int64_t i = 0; i < row.count; i++) {
       const float normed = (row.values[i] - mean) * scale;
       row.values[i] = (weight ? normed * weight->values[i] : normed) + (bias ? bias->values[i] : 0.0f);
@@ -90,15 +98,18 @@ struct RmsNorm {
 
   static int64_t columns(int64_t count) { return count; }
   __attribute__((noinline)) void operator()(Row& row) const {
-    const float scale = 1.0f / std::sqrt(sum_of_squares(row, 0.0f) / static_cast<float>(row.count) + epsilon);
+    const float scale = 1.0f / std::sqrt(sum_of_squares(row) / static_cast<float>(row.count) + epsilon);
     const auto size = static_cast<int64_t>(row.values.size());
-    for (int64_t i = 0; i < size; i++) row.values[i] *= scale;
+    float* values = row.values.data();
+    for (int64_t i = 0; i < size; i++) values[i] *= scale;
     for (int64_t i = 0; rounds && i < size; i++) {
       Bfloat16 narrow;
-      rounded(row.values[i], narrow);
-      row.values[i] = widened(narrow);
+      rounded(values[i], narrow);
+      values[i] = widened(narrow);
     }
-    for (int64_t i = 0; weight && i < size; i++) row.values[i] *= weight->values[i];
+    if (!weight) return;
+    const float* __restrict by = weight->values.data();
+    for (int64_t i = 0; i < size; i++) values[i] *= by[i];
   }
 };
 
@@ -133,7 +144,7 @@ Tensor reduce(const Tensor& x, const Function& function) {
 std::optional<Row> whole(const std::optional<Tensor>& tensor, int64_t count) {
   if (!tensor) return std::nullopt;
   if (tensor->dim() != 1 || tensor->size(0) != count) throw std::invalid_argument("weight, bias: expected a row of x");
-  const Tensor plain = torch::stable::contiguous(*tensor);
+  const Tensor plain = dense(*tensor);
   Row row(count);
   if (plain.scalar_type() == ScalarType::Float)
     row.load(static_cast<const float*>(plain.data_ptr()));

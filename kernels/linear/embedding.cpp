@@ -38,7 +38,7 @@ Tensor packed_embedding(const Tensor& weight, const Tensor& ids, int64_t columns
   if (ids.scalar_type() != ScalarType::Long || !is_packed(weight, {}, columns, depth))
     throw std::invalid_argument(
         "specstep::packed_embedding: expected a weight packed from [columns, depth] and ids of int64");
-  const Tensor given = torch::stable::contiguous(ids);
+  const Tensor given = dense(ids);
   const auto* id = static_cast<const int64_t*>(given.data_ptr());
   for (int64_t place = 0; place < given.numel(); place++)
     if (id[place] < 0 || id[place] >= columns)

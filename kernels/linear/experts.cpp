@@ -13,7 +13,7 @@ namespace {
 
 // The numbers of the rows of each of `count` experts.
 std::vector<std::vector<int64_t>> rows_of_experts(const Tensor& experts, int64_t count) {
-  const Tensor chosen = torch::stable::contiguous(experts);
+  const Tensor chosen = dense(experts);
   const auto* expert = static_cast<const int64_t*>(chosen.data_ptr());
   std::vector<std::vector<int64_t>> groups(count);
   for (int64_t row = 0; row < chosen.numel(); row++) {
@@ -28,7 +28,7 @@ std::vector<std::vector<int64_t>> rows_of_experts(const Tensor& experts, int64_t
 // out [P, columns], where multiply(expert, x, out) fills the rows of one expert, gathered and contiguous.
 template <class Multiply>
 Tensor by_expert(const Tensor& x, const Tensor& experts, int64_t count, int64_t columns, const Multiply& multiply) {
-  const Tensor rows = torch::stable::contiguous(x);
+  const Tensor rows = dense(x);
   int32_t dtype;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
   Tensor out = empty({x.size(0), columns}, dtype);
@@ -84,7 +84,7 @@ Tensor expert_linear(const Tensor& x, const Tensor& weight, const Tensor& expert
                             torch::stable::detail::from(torch::stable::select(weight, 0, expert)),
                             torch::stable::detail::from(no_bias)};
     STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack, TORCH_ABI_VERSION));
-    return torch::stable::contiguous(torch::stable::detail::to<Tensor>(stack[0]));
+    return dense(torch::stable::detail::to<Tensor>(stack[0]));
   });
 }
 

@@ -140,8 +140,8 @@ static Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::op
   sizes.back() = columns;
   int64_t rows = 1;
   for (size_t d = 0; d + 1 < sizes.size(); d++) rows *= sizes[d];
-  const Tensor from = torch::stable::contiguous(x);
-  const auto shift = bias ? std::optional<Tensor>(torch::stable::contiguous(*bias)) : std::nullopt;
+  const Tensor from = dense(x);
+  const auto shift = bias ? std::optional<Tensor>(dense(*bias)) : std::nullopt;
   Tensor out = empty(sizes, element_dtype(weight));
   multiplier_of(weight)({weight.data_ptr(), shift ? shift->data_ptr() : nullptr, columns, x.size(-1)}, rows, from.data_ptr(),
                         out.data_ptr());

@@ -137,7 +137,7 @@ std::tuple<Tensor, Tensor> ngram(const Tensor& history, const Tensor& lengths, c
   if (bigrams && (bigrams->scalar_type() != ScalarType::Int || keys->scalar_type() != ScalarType::Long ||
                   trigrams->scalar_type() != ScalarType::Int || probability->scalar_type() != ScalarType::Float))
     throw std::invalid_argument("specstep::ngram: expected tables of int32, int64, int32 and float32");
-  const Tensor contexts = torch::stable::contiguous(context), ends = torch::stable::contiguous(lengths);
+  const Tensor contexts = dense(context), ends = dense(lengths);
   const int64_t batch = context.size(0), width = context.size(1);
   Level level{static_cast<const float*>(concentrations.data_ptr()), context.size(2), matches, top_k, {}, {}, {}, {}};
   if (bigrams) level.tables = Tables{*bigrams, *keys, *trigrams, *probability};

@@ -49,9 +49,7 @@ void best(const int64_t* tokens, std::vector<float>& scores, int64_t top_k, int6
 
 std::tuple<Tensor, Tensor> rank(const Tensor& tokens, const Tensor& log_probs, const Tensor& temperature,
                                 const Tensor& seeds, const Tensor& positions, int64_t top_k) {
-  const Tensor held[] = {torch::stable::contiguous(tokens), torch::stable::contiguous(log_probs),
-                         torch::stable::contiguous(temperature), torch::stable::contiguous(seeds),
-                         torch::stable::contiguous(positions)};
+  const Tensor held[] = {dense(tokens), dense(log_probs), dense(temperature), dense(seeds), dense(positions)};
   if (tokens.dim() != 3 || log_probs.dim() != 3 || log_probs.scalar_type() != ScalarType::Float)
     throw std::invalid_argument("specstep::rank: expected tokens [B, F, C] int64 and log_probs [B, F, C] float32");
   const int64_t batch = tokens.size(0), width = tokens.size(1), count = tokens.size(2);

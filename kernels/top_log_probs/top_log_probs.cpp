@@ -110,10 +110,8 @@ struct Call {
 std::tuple<Tensor, Tensor, Tensor> top_log_probs(
     const Tensor& logits, const Tensor& nodes, const Tensor& wanted, const Tensor& temperature, const Tensor& seeds,
     const Tensor& positions, const std::optional<Tensor>& ids, int64_t top) {
-  const Tensor held[] = {
-      torch::stable::contiguous(nodes), torch::stable::contiguous(wanted), torch::stable::contiguous(temperature),
-      torch::stable::contiguous(seeds), torch::stable::contiguous(positions)};
-  const std::optional<Tensor> names = ids ? std::optional<Tensor>(torch::stable::contiguous(*ids)) : std::nullopt;
+  const Tensor held[] = {dense(nodes), dense(wanted), dense(temperature), dense(seeds), dense(positions)};
+  const std::optional<Tensor> names = ids ? std::optional<Tensor>(dense(*ids)) : std::nullopt;
   int32_t integer, single;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(nodes.get(), &integer));
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(temperature.get(), &single));

@@ -37,7 +37,7 @@ struct Heads {
 
   explicit Heads(const Tensor& given) : held(given) {
     if (given.dim() != 4) throw std::invalid_argument("specstep::tree_attention: expected q, k and v of 4 dimensions");
-    if (given.stride(3) != 1) held = torch::stable::contiguous(given);
+    if (given.stride(3) != 1) held = dense(given);
     data = held.data_ptr();
     for (int d = 0; d < 3; d++) strides[d] = held.stride(d);
     batch = held.size(0), heads = held.size(1), count = held.size(2), size = held.size(3);

@@ -23,8 +23,6 @@ const Value* values(const Tensor& tensor, ScalarType type, const char* what) {
   return static_cast<const Value*>(tensor.data_ptr());
 }
 
-Tensor dense(const Tensor& given) { return given.is_contiguous() ? given : torch::stable::contiguous(given); }
-
 void run(ScalarType type, const Call& call) {
   if (type == ScalarType::Float) return Attention<Wide<float>, Wide<float>>(call).run();
   if (type == ScalarType::Half) return Attention<Wide<Float16>, Wide<Float16>>(call).run();
