@@ -18,9 +18,9 @@ from script import run_script
 BENCH = Path(__file__).parent
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None, description: str | None = __doc__) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--model", default="smollm2-135m", help="as of `specstep build`; peers but transformers need GGUF"
     )
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run(report: Callable[[str], None]) -> None:
         from side_by_side import parts  # loads OpenMP
 
-        parts.run(given, report)
+        parts.run(given, report, parts.PARTS)
 
     return run_script("bench", given.threads, run)
 

@@ -7,6 +7,7 @@ TITLES = {
     "engines": "Tokens per second, one row",
     "batches": "Tokens per second, several rows",
     "steps": "What a step of ours costs",
+    "serve": "Servers under load",
 }
 
 

@@ -4,7 +4,7 @@ import datetime
 import json
 import re
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,12 +13,12 @@ from typing import Any
 from specstep.compile.source import load_tokenizer
 from specstep.errors import InputError
 
-from . import batches
+from . import batches, loads
 from .engines import CONTENDERS, OUR_WEIGHTS, Contender, Report, Settings, Skip
 from .families import family
 from .machine import machine, versions
 from .page import show
-from .pictures import draw_batches, draw_engines, draw_steps
+from .pictures import draw_batches, draw_engines, draw_loads, draw_steps
 from .questions import OWN, Question, read_questions
 from .steps import measure_steps, steps_table
 from .summary import Row, summarize, table
@@ -31,10 +31,11 @@ QUESTIONS, QUICK_QUESTIONS = 18, 8
 RESULTS, PAGE = Path(__file__).parent.parent / "results", "README.md"
 
 Found = tuple[str, dict[str, Any], Callable[[Path], None]]  # the table, the JSON, what draws the picture
+Part = Callable[[Namespace, Settings, Sequence[Question], Report], Found | None]
 
 
-def run(given: Namespace, report: Report) -> None:
-    """Measure the parts that were asked for and write what they found. Raises InputError."""
+def run(given: Namespace, report: Report, known: Mapping[str, Part]) -> None:
+    """Measure the parts of `known` that were asked for and write what they found. Raises InputError."""
     tokenizer, _ = load_tokenizer(given.model)
     if tokenizer is None:
         raise InputError(f"model: expected one with a tokenizer, got {given.model} without")
@@ -42,10 +43,10 @@ def run(given: Namespace, report: Report) -> None:
     limit = given.questions or (QUICK_QUESTIONS if given.quick else QUESTIONS)
     most = SLOTS - given.max_new_tokens - SCRATCH
     questions = read_questions(given.prompts or OWN, tokenizer, limit, most, report)
-    parts = [name for name in PARTS if name in given.only] or ([*PARTS] if not given.only else ["engines"])
+    parts = [name for name in known if name in given.only] or [*known][: 1 if given.only else None]
     conditions = _conditions(given, questions)
     for name in parts:
-        found = PARTS[name](given, settings, questions, report)
+        found = known[name](given, settings, questions, report)
         if found is not None:
             _write(given, name, conditions, *found)
 
@@ -90,7 +91,20 @@ def steps_part(given: Namespace, settings: Settings, questions: Sequence[Questio
     return steps_table(measured), measured, lambda file: draw_steps(file, measured["steps"], title)
 
 
-PARTS: dict[str, Callable[[Namespace, Settings, Sequence[Question], Report], Found | None]] = {
+def serve_part(given: Namespace, settings: Settings, questions: Sequence[Question], report: Report) -> Found | None:
+    """Servers with several clients."""
+    chosen = [one for one in _chosen(given.only) if given.only or one.name in loads.TAKE_PART]
+    settings = replace(settings, rows=loads.CLIENTS[-1])
+    ready = _prepared([one for one in chosen if batches.takes_part(one)], settings, report)
+    if not ready:
+        return None
+    found, alone = loads.measure_loads(ready, settings, questions, given.max_new_tokens, given.repeats, report)
+    title = f"{given.model}, {given.threads} threads: servers under load"
+    result = {"loads": [asdict(load) for load in found], "generate_tokens_s": alone}
+    return loads.loads_table(found, alone), result, lambda file: draw_loads(file, found, title)
+
+
+PARTS: dict[str, Part] = {
     "engines": engines_part,
     "batches": batches_part,
     "steps": steps_part,
@@ -109,15 +123,8 @@ def _chosen(only: Sequence[str]) -> list[Contender]:
 
 def _start(contenders: Sequence[Contender], settings: Settings, stack: ExitStack, report: Report) -> list[Worker]:
     """Prepare and load; what cannot run here is left out with a line."""
-    ready, workers = [], []
-    for contender in contenders:
-        module = family(contender.family)
-        try:
-            module.version()
-            ready.append((contender, module.prepare(contender, settings, report)))
-        except Skip as reason:
-            report(f"warning: left out: {contender.name}: {reason}")
-    for contender, path in ready:  # after everything is built: nothing else runs beside what is measured
+    workers = []
+    for contender, path in _prepared(contenders, settings, report):
         report(f"loading {contender.name}")
         try:
             worker = Worker(contender, path, settings)
@@ -127,6 +134,19 @@ def _start(contenders: Sequence[Contender], settings: Settings, stack: ExitStack
         stack.callback(worker.close)
         workers.append(worker)
     return workers
+
+
+def _prepared(contenders: Sequence[Contender], settings: Settings, report: Report) -> list[tuple[Contender, Path]]:
+    """What each loads, made where it is not there: all of it, before anything is measured."""
+    ready = []
+    for contender in contenders:
+        module = family(contender.family)
+        try:
+            module.version()
+            ready.append((contender, module.prepare(contender, settings, report)))
+        except Skip as reason:
+            report(f"warning: left out: {contender.name}: {reason}")
+    return ready
 
 
 def _conditions(given: Namespace, questions: Sequence[Question]) -> dict[str, Any]:

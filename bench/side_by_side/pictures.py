@@ -9,6 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from .batches import Batch
+from .loads import Load
 from .summary import Row, baseline
 
 OURS, PEER, INK, FAINT = "#2f6fb0", "#a4a9af", "#2b2f33", "#dfe2e6"
@@ -61,6 +62,26 @@ def draw_batches(file: Path, batches: Sequence[Batch], title: str) -> None:
         axes.tick_params(axis="y", length=0, labelleft=axes is panels[0])
         axes.grid(axis="x", color=FAINT, linewidth=0.7)
     _finish(figure, panels, title, file)
+
+
+def draw_loads(file: Path, loads: Sequence[Load], title: str) -> None:
+    """Tokens per second, and the wait for the first text, over the number of clients; ours in colour."""
+    figure = _figure(9.0, 4.4)
+    panels = figure.subplots(1, 2)
+    engines = list(dict.fromkeys(load.engine for load in loads))
+    markers = dict(zip(engines, "oosD^vPX", strict=False))
+    for engine in engines:
+        line = [load for load in loads if load.engine == engine]
+        style = {"color": OURS if engine.startswith("specstep") else PEER, "marker": markers[engine], "label": engine}
+        clients = [load.clients for load in line]
+        panels[0].plot(clients, [load.tokens_s for load in line], linewidth=1.8, markersize=4, **style)
+        panels[1].plot(clients, [1e3 * load.first_s[0] for load in line], linewidth=1.8, markersize=4, **style)
+    for axes, name in zip(panels, ("tokens per second, all clients", "ms to the first text, median"), strict=True):
+        axes.set(xlabel="clients", ylabel=name, xticks=sorted({load.clients for load in loads}))
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y", color=FAINT, linewidth=0.7)
+    panels[0].legend(frameon=False, fontsize="small")
+    _finish(figure, list(panels), title, file)
 
 
 def draw_steps(file: Path, steps: Sequence[dict[str, Any]], title: str) -> None:
