@@ -120,16 +120,22 @@ class OnnxSession(Session):
         for tensor in self.spec.caches:
             self.state[tensor.name][row, :, :slots] = 0
 
-    def _reset(self, row: int) -> None:
-        super()._reset(row)
-        for tensor in self.spec.state:  # in both sets: a row that takes no part in a step is not carried over
-            self._sets[1 - self._turn][tensor.name][row] = tensor.fill
+    def copy(self, source: int, target: int, slots: int) -> None:
+        for tensor in self.spec.state:
+            self.state[tensor.name][target] = self.state[tensor.name][source]
+        for tensor in self.spec.caches:
+            cache = self.state[tensor.name]
+            cache[target, :, :slots] = cache[source, :, :slots]
 
     def replay(self, rows: int, slots: int) -> NDArray[np.int64]:
         self._use_slots(slots)
         if rows not in self._bindings:
             self._bindings[rows] = [self._bind_step(rows, *pair) for pair in (self._sets, reversed(self._sets))]
         self._step.run_with_iobinding(self._bindings[rows][self._turn])
+        now, after = self.state, self._sets[1 - self._turn]
+        for tensor in self.spec.state:  # rows that take no part in the step
+            if NEXT + tensor.name in self.spec.step.outputs:
+                after[tensor.name][rows:] = now[tensor.name][rows:]
         self._turn = 1 - self._turn
         return self._report[:rows].copy()
 

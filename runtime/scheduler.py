@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from ..errors import EngineError, InputError
 from .allowed_tokens import checked
 from .request import Event, Request
-from .session import Session
+from .session import Session, rows_for
 from .submission import Caller, Submission
 
 
@@ -96,6 +96,7 @@ class Scheduler:
             self.session.enter_thread()
             while self._go_on(rows):
                 self._admit(rows)
+                self._compact(rows)
                 self._mask(rows)
                 self._step(rows)
         except BaseException as error:  # not of a prefill or a step: the session can no longer be trusted
@@ -148,6 +149,12 @@ class Scheduler:
                 caller.events.put(error)
                 continue
             rows[row] = _Running(caller, request, admitted, time.perf_counter())
+
+    def _compact(self, rows: dict[int, _Running]) -> None:
+        """Where few rows are in use, but high ones, move them down: a step costs what its rows cost."""
+        most = self.session.spec.max_batch
+        for source, target in self.session.compact(rows_for(most - self.session.free_rows, most)).items():
+            rows[target] = rows.pop(source)
 
     def _mask(self, rows: dict[int, _Running]) -> None:
         """Ask those who have a say what may follow in the coming step. If that fails, it fails for the one alone."""

@@ -28,8 +28,8 @@ class DraftedTree(NamedTuple):
 class Session:
     """Rows of static buffers and one call per step. Rows are admitted and released one by one; the others never notice.
 
-    A backend fills in `array`, `numpy`, `prefill`, `replay`, `read`, `write` and `clear`. `state` holds its tensors by
-    name, [B, ...] each.
+    A backend fills in `array`, `numpy`, `prefill`, `replay`, `read`, `write`, `clear` and `copy`. `state` holds its
+    tensors by name, [B, ...] each.
     """
 
     state: dict[str, Any]
@@ -73,6 +73,10 @@ class Session:
 
     def clear(self, row: int, slots: int) -> None:
         """Fill the first slots of a row's caches with zeros."""
+        raise NotImplementedError
+
+    def copy(self, source: int, target: int, slots: int) -> None:
+        """Copy a row's state, and the first slots of its caches, to another row."""
         raise NotImplementedError
 
     @property
@@ -138,11 +142,25 @@ class Session:
         finally:
             self._taken.pop(row, None)
 
+    def compact(self, rows: int) -> dict[int, int]:
+        """Move what lies in row `rows` and beyond to free rows below -> where each moved row is now. A move costs what
+        the row's caches hold."""
+        free = sorted(set(range(rows)) - set(self._taken))
+        moves = dict(zip((row for row in sorted(self._taken) if row >= rows), free, strict=False))
+        for source, target in moves.items():
+            # All that the target held is overwritten, with zeros where the source holds nothing.
+            slots = min(max(self._written[source], self._written[target]), self.spec.most_slots)
+            self.copy(source, target, slots)
+            self.lengths[target], self._written[target] = self.lengths[source], self._written[source]
+            self._taken[target] = self._taken.pop(source)
+            self._reset(source)
+        return moves
+
     def next_size(self) -> tuple[int, int]:
         """Rows and slots of the next step: the smallest power of 2, or all rows, that holds the rows in use, and the
         slots that the longest needs. A step costs what these cost, and there are few numbers of rows to bind or
         capture a step for."""
-        rows = min(1 << max(self._taken, default=0).bit_length(), self.spec.max_batch)
+        rows = rows_for(1 + max(self._taken, default=0), self.spec.max_batch)
         return rows, self.slots_for(max(self.lengths) + self.spec.scratch)
 
     def slots_for(self, needed: int) -> int:
@@ -181,3 +199,8 @@ class Session:
         for tensor in self.spec.state:
             self.state[tensor.name][row] = tensor.fill
         self.lengths[row] = 0
+
+
+def rows_for(count: int, most: int) -> int:
+    """The rows of a step that runs the first `count` of `most`: a power of 2, or all of them."""
+    return min(1 << max(count - 1, 0).bit_length(), most)

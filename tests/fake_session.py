@@ -54,7 +54,7 @@ class FakeSession(Session):
             {}, rows, 100, 256, 64, 4, 8, vocabulary, stops, "cpu", state, (), program, program
         ))  # fmt: skip
         self.state = {tensor.name: np.full(tensor.shape, tensor.fill, tensor.dtype) for tensor in state}
-        self.steps, self.pause, self.failing = 0, pause, 0
+        self.steps, self.pause, self.failing, self.copies = 0, pause, 0, []
         self._follow, self._depth = follow, depth
         self._accepts = accepts or (lambda step, row: (step + row) % (depth + 1))
         self._inside = threading.Lock()
@@ -67,6 +67,11 @@ class FakeSession(Session):
 
     def clear(self, row, slots):
         pass
+
+    def copy(self, source, target, slots):
+        self.copies.append((source, target))
+        for tensor in self.state.values():
+            tensor[target] = tensor[source]
 
     def prefill(self, row, tokens, count, slots):
         assert self._inside.acquire(blocking=False), "two threads in one session"

@@ -66,6 +66,12 @@ class TorchSession(Session):
         for cache in self.caches.values():
             cache[row, :, :slots] = 0
 
+    def copy(self, source: int, target: int, slots: int) -> None:
+        for tensor in self.state.values():
+            tensor[target] = tensor[source]
+        for cache in self.caches.values():
+            cache[target, :, :slots] = cache[source, :, :slots]
+
     def _make_replay(self, rows: int, slots: int) -> Callable[[], Tensor]:
         """One step of the first rows over the first slots: the call, and the small state copied back into its
         buffers."""

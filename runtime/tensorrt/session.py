@@ -170,6 +170,16 @@ class TensorrtSession(Session):
         for cache in self.caches.values():
             cache.clear(row)
 
+    def copy(self, source: int, target: int, slots: int) -> None:
+        for array in self.state.values():
+            self.device.copy(array.row(target), array.row(source), array.row_bytes, self.stream)
+        for cache in self.caches.values():
+            heads, whole = cache.shape[1:3]
+            head = cache.row_bytes // heads
+            for start in range(0, cache.row_bytes, head):
+                places = cache.row(target) + start, cache.row(source) + start
+                self.device.copy(*places, head // whole * slots, self.stream)
+
     def _addresses(self, plan: Plan, row: int, extra: dict[str, int]) -> dict[str, int]:
         """What a plan reads and writes, from a row on, by name."""
         read = {name: self._every[name].row(row) for name in plan.inputs if name not in extra}

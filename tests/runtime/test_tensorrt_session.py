@@ -129,6 +129,22 @@ def test_what_a_row_left_behind_does_not_reach_the_next_request(engine: Path, on
     assert np.isfinite(loaded.session.caches["keys.0"].read(1)).all()
 
 
+def test_a_row_that_moved_says_what_it_would_have(engine: Path, onnx_engine: Path) -> None:
+    """Its state, and of each head the slots that it holds."""
+    session, expected = specstep.load(engine).session, specstep.load(onnx_engine).session
+    for each in (session, expected):
+        for prompt in (PROMPTS[1], PROMPTS[2]):
+            each.admit(prompt, 90, [])
+        each.step()
+        each.release(0)
+    whole = session.caches["keys.1"].read(2)[1]
+    assert session.compact(1) == {1: 0}
+    moved = session.caches["keys.1"].read(1)[0]
+    assert np.array_equal(moved[:, :54], whole[:, :54]) and np.abs(whole[:, 53]).min() > 0
+    for _ in range(6):
+        assert session.step()[0] == expected.step()[1]
+
+
 def variable(loaded: Any, name: str) -> Any:
     """A variable of the fake driver."""
     return ctypes.c_int.in_dll(loaded.session.device._library, name)
