@@ -18,8 +18,9 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from ..errors import EngineError
+from .buffers import Tensors
 from .engine_file import NEXT, REBUILD, EngineSpec, Manifest, ProgramSpec, TensorSpec
-from .session import Session, Tensors
+from .session import Session
 
 PROVIDERS = ["CPUExecutionProvider"]
 
@@ -128,7 +129,8 @@ class OnnxSession(Session):
             cache[target, :, :slots] = cache[source, :, :slots]
 
     def replay(self, rows: int, slots: int) -> NDArray[np.int64]:
-        self._use_slots(slots)
+        # What the longest row holds must stay, also where it takes no part.
+        self._use_slots(max(slots, self.slots_for(max(self.lengths) + self.spec.scratch)))
         if rows not in self._bindings:
             self._bindings[rows] = [self._bind_step(rows, *pair) for pair in (self._sets, reversed(self._sets))]
         self._step.run_with_iobinding(self._bindings[rows][self._turn])

@@ -8,8 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..buffers import Tensors
 from ..engine_file import EngineSpec, TensorSpec
-from ..session import Session, Tensors
+from ..session import Session
 from .cuda_graph import captured
 from .openmp import release_threads
 

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import EngineError
+from ..buffers import Tensors
 from ..engine_file import NEXT, REBUILD, EngineSpec, Manifest, TensorSpec
-from ..session import Session, Tensors
+from ..session import Session
 from .device_array import DeviceArray
 from .driver import Driver, DriverError, driver
 from .library import MODULES, LibraryError, load_library
@@ -174,11 +175,17 @@ class TensorrtSession(Session):
         for array in self.state.values():
             self.device.copy(array.row(target), array.row(source), array.row_bytes, self.stream)
         for cache in self.caches.values():
-            heads, whole = cache.shape[1:3]
-            head = cache.row_bytes // heads
-            for start in range(0, cache.row_bytes, head):
-                places = cache.row(target) + start, cache.row(source) + start
-                self.device.copy(*places, head // whole * slots, self.stream)
+            self._copy_slots(cache, target, 0, cache, source, 0, slots)
+
+    def _copy_slots(
+        self, target: DeviceArray, row: int, start: int, source: DeviceArray, its_row: int, its_start: int, count: int
+    ) -> None:
+        """Copy `count` slots of each head of a row of one cache to another."""
+        size = source.row_bytes // (source.shape[1] * source.shape[2])
+        for head in range(source.shape[1]):
+            to = target.row(row) + (head * target.shape[2] + start) * size
+            place = source.row(its_row) + (head * source.shape[2] + its_start) * size
+            self.device.copy(to, place, count * size, self.stream)
 
     def _addresses(self, plan: Plan, row: int, extra: dict[str, int]) -> dict[str, int]:
         """What a plan reads and writes, from a row on, by name."""

@@ -326,7 +326,7 @@ def test_a_row_is_free_again_when_its_release_fails():
         time.sleep(0.001)
     with pytest.raises(EngineError, match="expected an open engine, got RuntimeError: the device is gone"):
         engine.generate([6], 4)
-    assert engine._scheduler._session.free_rows == 1
+    assert engine._scheduler._rows.session.free_rows == 1
     engine.close()
 
 
