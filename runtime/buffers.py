@@ -59,3 +59,15 @@ class Buffers:
     def copy(self, source: int, target: int, slots: int) -> None:
         """Copy a row's state, and the first slots of its caches, to another row."""
         raise NotImplementedError
+
+    def make_store(self, slots: int) -> None:
+        """Allocate so many further slots of each cache, which belong to no row: the store."""
+        raise NotImplementedError
+
+    def keep(self, row: int, start: int, place: int, count: int) -> None:
+        """Copy a row's slots, `count` from `start` on, to the store's from `place` on."""
+        raise NotImplementedError
+
+    def recall(self, row: int, start: int, place: int, count: int) -> None:
+        """Copy the store's slots, `count` from `place` on, to a row's from `start` on."""
+        raise NotImplementedError

@@ -35,12 +35,13 @@ class Engine:
         text: EngineTokenizer | None,
         recommended: SamplingParams | None = None,
         *,
+        prefix_cache_bytes: int = 0,
         prefill_per_step: int | None = None,
     ):
         """recommended: what the model's generation_config recommends, None where that is greedy; others: see `load`.
         Raises InputError."""
         self.text, self.recommended = text, recommended
-        self._scheduler = Scheduler(session, prefill_per_step)
+        self._scheduler = Scheduler(session, prefix_cache_bytes, prefill_per_step)
         self._unsaid = recommended is not None  # whether to say what is recommended when nothing is asked for
 
     @property
@@ -95,7 +96,8 @@ class Engine:
             prompts: text, token ids, or a conversation, a list of messages as {"role": "user", "content": "..."}; or a
                 list of any of these. A numpy or torch vector is token ids, a matrix a list of them.
             max_new_tokens: most new tokens of each; None means up to the engine's limit.
-            options: sampling, chat, ignore_eos, stop_ids, chat_template_kwargs, allowed_tokens, see `RequestOptions`.
+            options: sampling, chat, ignore_eos, stop_ids, chat_template_kwargs, allowed_tokens, prefix_scope, see
+                `RequestOptions`.
 
         Returns:
             A `Generation`, or a list of them in the order of the prompts.
@@ -197,6 +199,7 @@ def load(
     directory: str | Path,
     deep_check: bool = False,
     *,
+    prefix_cache_bytes: int = 0,
     prefill_per_step: int | None = None,
 ) -> Engine:
     """Load an engine directory.
@@ -204,6 +207,8 @@ def load(
     Args:
         directory: what `build` wrote.
         deep_check: hash the weights file too.
+        prefix_cache_bytes: memory for keys and values of what was served: a prompt that begins like an earlier one, or
+            goes on from its answer, prefills the rest alone. 0 keeps nothing.
         prefill_per_step: most prompt tokens, 2 or more, that are prefilled between two steps while others decode: the
             longest pause that a prompt makes in their streams. None means the engine's `prefill_chunk`.
 
@@ -216,4 +221,4 @@ def load(
             to do.
     """
     opened = open_directory(Path(directory), deep_check)
-    return Engine(*opened, prefill_per_step=prefill_per_step)
+    return Engine(*opened, prefix_cache_bytes=prefix_cache_bytes, prefill_per_step=prefill_per_step)

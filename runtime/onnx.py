@@ -128,6 +128,18 @@ class OnnxSession(Session):
             cache = self.state[tensor.name]
             cache[target, :, :slots] = cache[source, :, :slots]
 
+    def make_store(self, slots: int) -> None:
+        self._store = {t.name: np.zeros((t.shape[1], slots, t.shape[3]), t.dtype) for t in self.spec.caches}
+
+    def keep(self, row: int, start: int, place: int, count: int) -> None:
+        for name, store in self._store.items():
+            store[:, place : place + count] = self.state[name][row, :, start : start + count]
+
+    def recall(self, row: int, start: int, place: int, count: int) -> None:
+        self._use_slots(max(self.slots_for(start + count), self._slots_bound))
+        for name, store in self._store.items():
+            self.state[name][row, :, start : start + count] = store[:, place : place + count]
+
     def replay(self, rows: int, slots: int) -> NDArray[np.int64]:
         # What the longest row holds must stay, also where it takes no part.
         self._use_slots(max(slots, self.slots_for(max(self.lengths) + self.spec.scratch)))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from .allowed_tokens import checked
+from .prefix_cache import PrefixCache
 from .request import Event, Request
 from .session import Session, rows_for
 from .submission import Caller
@@ -21,6 +22,7 @@ class Taken:
         self.admitted = self.prefilled = time.perf_counter()
         self.output: list[int] = []
         self.row: int | None = None
+        self.cached = 0  # tokens of the prompt that needed no prefill
 
     @property
     def ended(self) -> bool:
@@ -36,9 +38,9 @@ class Taken:
 class Rows:
     """Requests in the rows of a session. running: by their row. filling: the one whose prompt is being prefilled."""
 
-    def __init__(self, session: Session, prefill_per_step: int):
-        """prefill_per_step: most prompt tokens that are prefilled in a turn."""
-        self.session, self.prefill_per_step = session, prefill_per_step
+    def __init__(self, session: Session, prefill_per_step: int, prefixes: PrefixCache | None):
+        """prefill_per_step: most prompt tokens that are prefilled in a turn. prefixes: keeps what was served."""
+        self.session, self.prefill_per_step, self.prefixes = session, prefill_per_step, prefixes
         self.running: dict[int, Taken] = {}
         self.filling: Taken | None = None
 
@@ -50,7 +52,7 @@ class Rows:
     def release_ended(self) -> None:
         """Free the rows of requests that nobody wants more of."""
         for row in [row for row, taken in self.running.items() if taken.ended]:
-            self._release(row)
+            self._end(row)
         if self.filling is not None and self.filling.ended:
             if self.filling.row is not None:
                 self.session.release(self.filling.row)
@@ -69,6 +71,7 @@ class Rows:
                 if spent and spent + size > self.prefill_per_step:
                     return
                 filled = self.session.fill(row, self.prefill_per_step)
+                self._keep(taken)
             except BaseException as error:
                 if taken.row is not None:
                     self.session.release(taken.row)
@@ -81,10 +84,18 @@ class Rows:
                 self.running[row], self.filling = taken, None
 
     def _begin(self, taken: Taken) -> int:
-        """Give a request a row -> the row."""
+        """Give a request a row, with what is kept of its prompt -> the row."""
         asked = taken.request
         row = taken.row = self.session.begin(asked.prompt, asked.limit, asked.stop_ids, asked.controls)
+        if self.prefixes is not None:
+            taken.cached = self.prefixes.recall(row, asked.prefix_scope, asked.prompt)
         return row
+
+    def _keep(self, taken: Taken) -> None:
+        """Keep what a request has in its row, for others that begin like it."""
+        if self.prefixes is not None and taken.row is not None:
+            tokens = [*taken.request.prompt, *taken.output]
+            self.prefixes.keep(taken.row, taken.request.prefix_scope, tokens[: self.session.lengths[taken.row] + 1])
 
     def _compact(self, rows: int) -> None:
         for source, target in self.session.compact(rows).items():
@@ -111,8 +122,9 @@ class Rows:
             report = reports[row]
             taken.output += report.tokens
             if report.finish:
-                self._release(row)
-            taken.caller.events.put((taken.request, Event(report, taken.admitted, taken.prefilled, now)))
+                self._end(row)
+            told = Event(report, taken.admitted, taken.prefilled, now, taken.cached)
+            taken.caller.events.put((taken.request, told))
 
     def _mask(self) -> None:
         """Ask those who have a say what may follow in the coming step. If that fails, it fails for the one alone."""
@@ -133,6 +145,11 @@ class Rows:
         taken = self.running[row]
         self._release(row)
         taken.caller.events.put((taken.request, error))
+
+    def _end(self, row: int) -> None:
+        """Keep what a row has, and free it."""
+        self._keep(self.running[row])
+        self._release(row)
 
     def _release(self, row: int) -> None:
         self.session.release(row)

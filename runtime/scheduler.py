@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from ..errors import EngineError, InputError
+from .prefix_cache import PrefixCache
 from .prompt import at_least_one
 from .request import Request
 from .rows import Rows, Taken
@@ -24,10 +25,12 @@ from .submission import Caller, Submission
 class Scheduler:
     """Requests in, tokens out, over the rows of one session."""
 
-    def __init__(self, session: Session, prefill_per_step: int | None = None):
+    def __init__(self, session: Session, prefix_cache_bytes: int = 0, prefill_per_step: int | None = None):
         """See `engine.load`. Raises InputError."""
         most = at_least_one(prefill_per_step, session.spec.prefill_chunk, "prefill_per_step")
-        self._rows: Rows | None = Rows(session, max(most, 2))  # of the worker alone; no chunk is shorter
+        budget = at_least_one(prefix_cache_bytes or None, 0, "prefix_cache_bytes")
+        prefixes = PrefixCache(session, budget) if budget else None
+        self._rows: Rows | None = Rows(session, max(most, 2), prefixes)  # of the worker alone; no chunk is shorter
         self._lock = threading.Lock()  # of what follows
         self._callers: deque[Caller] = deque()  # those with requests that wait for a row, the next to be served first
         self._worker: threading.Thread | None = None

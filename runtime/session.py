@@ -76,6 +76,15 @@ class Session(Buffers):
             raise
         return row
 
+    def resume(self, row: int, count: int, runs: Sequence[tuple[int, int, int]]) -> None:
+        """Take the first tokens of the row's prompt, all but two at most, from the store: no prefill is needed for
+        `count` of them. runs: arguments of `recall`. It is called ahead of `fill`."""
+        for start, place, slots in runs:
+            self._written[row] = start + slots
+            self.recall(row, start, place, slots)
+        self.lengths[row] = count
+        self.state["lengths"][row] = self.array(count)
+
     def next_chunk(self, row: int, most: int) -> int:
         """How many tokens `fill` would prefill."""
         return min(len(self._unfilled[row]) - 1 - self.lengths[row], most, self.spec.prefill_chunk)

@@ -77,6 +77,15 @@ class FakeSession(Session):
             tensor[target] = tensor[source]
         self.caches[target, :slots] = self.caches[source, :slots]
 
+    def make_store(self, slots):
+        self.store = np.full((slots, 2), -1, np.int64)
+
+    def keep(self, row, start, place, count):
+        self.store[place : place + count] = self.caches[row, start : start + count]
+
+    def recall(self, row, start, place, count):
+        self.caches[row, start : start + count] = self.store[place : place + count]
+
     def prefill(self, row, tokens, count, slots):
         assert self._inside.acquire(blocking=False), "two threads in one session"
         try:

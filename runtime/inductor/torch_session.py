@@ -1,5 +1,6 @@
 """A session over torch tensors: static buffers, bound to programs that write the caches in place."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -72,6 +73,18 @@ class TorchSession(Session):
             tensor[target] = tensor[source]
         for cache in self.caches.values():
             cache[target, :, :slots] = cache[source, :, :slots]
+
+    def make_store(self, slots: int) -> None:
+        shapes = {t.name: dataclasses.replace(t, shape=(t.shape[1], slots, t.shape[3])) for t in self.spec.caches}
+        self._store = {name: _allocate(tensor, self.spec.device) for name, tensor in shapes.items()}
+
+    def keep(self, row: int, start: int, place: int, count: int) -> None:
+        for name, cache in self.caches.items():
+            self._store[name][:, place : place + count] = cache[row, :, start : start + count]
+
+    def recall(self, row: int, start: int, place: int, count: int) -> None:
+        for name, cache in self.caches.items():
+            cache[row, :, start : start + count] = self._store[name][:, place : place + count]
 
     def _make_replay(self, rows: int, slots: int) -> Callable[[], Tensor]:
         """One step of the first rows over the first slots: the call, and the small state copied back into its

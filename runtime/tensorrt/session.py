@@ -177,6 +177,21 @@ class TensorrtSession(Session):
         for cache in self.caches.values():
             self._copy_slots(cache, target, 0, cache, source, 0, slots)
 
+    def make_store(self, slots: int) -> None:
+        shapes = {t.name: ((1, t.shape[1], slots, t.shape[3]), t.dtype) for t in self.spec.caches}
+        try:
+            self._store = {name: self._new(*shape) for name, shape in shapes.items()}
+        except DriverError as error:
+            raise EngineError(f"engine: expected GPU memory for kept prefixes, got {error}; keep fewer") from None
+
+    def keep(self, row: int, start: int, place: int, count: int) -> None:
+        for name, store in self._store.items():
+            self._copy_slots(store, 0, place, self.caches[name], row, start, count)
+
+    def recall(self, row: int, start: int, place: int, count: int) -> None:
+        for name, store in self._store.items():
+            self._copy_slots(self.caches[name], row, start, store, 0, place, count)
+
     def _copy_slots(
         self, target: DeviceArray, row: int, start: int, source: DeviceArray, its_row: int, its_start: int, count: int
     ) -> None:

@@ -145,6 +145,20 @@ def test_a_row_that_moved_says_what_it_would_have(engine: Path, onnx_engine: Pat
         assert session.step()[0] == expected.step()[1]
 
 
+@pytest.mark.parametrize("plugins", [True, False])
+def test_prefixes_are_kept_on_the_device(plugins: bool, engine: Path, onnx_engine: Path) -> None:
+    """Of each head, runs of slots to the store and back to any row."""
+    edit(engine, lambda manifest: manifest["spec"]["config"].update(plugins=plugins))
+    loaded, expected = specstep.load(engine, prefix_cache_bytes=1 << 20), specstep.load(onnx_engine)
+    for prompts in ([PROMPTS[2]], [[*PROMPTS[2][:40], 7, 8], PROMPTS[2], PROMPTS[0]]):
+        results = loaded.generate(prompts, 24, ignore_eos=True)
+        theirs = expected.generate(prompts, 24, ignore_eos=True)
+        assert [result.token_ids for result in results] == [result.token_ids for result in theirs]
+    assert [result.stats["cached_tokens"] for result in results] == [31, 31, 0]
+    whole, store = loaded.session.caches["keys.1"].read(1)[0], loaded.session._store["keys.1"].read(1)[0]
+    assert any(np.array_equal(whole[:, :31], store[:, at + 1 : at + 32]) for at in range(0, store.shape[1], 32))
+
+
 def variable(loaded: Any, name: str) -> Any:
     """A variable of the fake driver."""
     return ctypes.c_int.in_dll(loaded.session.device._library, name)
