@@ -13,7 +13,7 @@ from .open_directory import open_directory
 from .prompt import Array, Prompt, RequestOptions, split_prompts
 from .request import Request
 from .sampling_params import SamplingParams
-from .scheduler import Scheduler
+from .scheduler import Occupancy, Scheduler
 from .session import Session
 from .stream import Generation, Stream, outcome
 from .submission import Submission
@@ -54,6 +54,11 @@ class Engine:
     def spec(self) -> EngineSpec:
         """Limits, programs and state layout."""
         return self.session.spec
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """How many requests wait, and how many have a row. Both are 0 when all are done."""
+        return self._scheduler.occupancy
 
     @property
     def tokenizer(self) -> EngineTokenizer:

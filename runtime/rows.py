@@ -49,6 +49,11 @@ class Rows:
         """All requests that were taken off the queue and have not ended."""
         return [*self.running.values(), *([self.filling] if self.filling else [])]
 
+    @property
+    def count(self) -> int:
+        """How many these are, from any thread."""
+        return (self.filling is not None) + len(self.running)  # in this order: one that goes over is never left out
+
     def release_ended(self) -> None:
         """Free the rows of requests that nobody wants more of."""
         for row in [row for row, taken in self.running.items() if taken.ended]:

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..errors import EngineError, InputError
 from .prefix_cache import PrefixCache
@@ -20,6 +21,13 @@ from .request import Request
 from .rows import Rows, Taken
 from .session import Session
 from .submission import Caller, Submission
+
+
+class Occupancy(NamedTuple):
+    """waiting: requests that wait for a row. running: those that have one; their prompts may be in prefill."""
+
+    waiting: int
+    running: int
 
 
 class Scheduler:
@@ -44,6 +52,15 @@ class Scheduler:
         if self._rows is None or self._broken is not None:
             raise self._refusal() from self._broken
         return self._rows.session
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """What there is to do; nothing after `close`."""
+        with self._lock:
+            if self._rows is None or self._broken is not None:
+                return Occupancy(0, 0)
+            waiting = sum(len(caller.waiting) for caller in self._callers if not caller.cancelled)
+            return Occupancy(waiting, self._rows.count)
 
     def submit(self, requests: Sequence[Request]) -> Submission:
         """Queue requests. Raises EngineError after `close`, InputError for a request that was submitted before."""
