@@ -128,7 +128,7 @@ tails = st.lists(st.integers(40, 41), min_size=1, max_size=40)
 asked = st.tuples(st.integers(0, 2), tails, st.sampled_from([1, 9, 20]), st.sampled_from([None, None, 0, 2]))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(asked, min_size=2, max_size=7), st.sampled_from([3, 40]), st.sampled_from([None, 5]))
 def test_random_prompts_with_random_joins_and_leaves(small, visits, blocks, most):
     """More than rows, of two tokens behind common beginnings; some leave in the middle, a thread each."""

@@ -145,10 +145,8 @@ def test_a_row_that_moved_says_what_it_would_have(engine: Path, onnx_engine: Pat
         assert session.step()[0] == expected.step()[1]
 
 
-@pytest.mark.parametrize("plugins", [True, False])
-def test_prefixes_are_kept_on_the_device(plugins: bool, engine: Path, onnx_engine: Path) -> None:
+def test_prefixes_are_kept_on_the_device(engine: Path, onnx_engine: Path) -> None:
     """Of each head, runs of slots to the store and back to any row."""
-    edit(engine, lambda manifest: manifest["spec"]["config"].update(plugins=plugins))
     loaded, expected = specstep.load(engine, prefix_cache_bytes=1 << 20), specstep.load(onnx_engine)
     for prompts in ([PROMPTS[2]], [[*PROMPTS[2][:40], 7, 8], PROMPTS[2], PROMPTS[0]]):
         results = loaded.generate(prompts, 24, ignore_eos=True)
