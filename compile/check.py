@@ -16,9 +16,10 @@ from polygraphy.logger import G_LOGGER
 from ..controls import TOP_LOGPROBS
 from ..errors import BuildError, InputError
 from ..report import LEAST_LOGPROB, LOGPROB_STEPS, Report
+from ..runtime.buffers import Tensors
 from ..runtime.engine import Engine, load
 from ..runtime.engine_file import NEXT, EngineSpec, read_manifest
-from ..runtime.session import Session, Tensors
+from ..runtime.session import Session
 from .config import EngineConfig
 from .jit import eager
 

@@ -19,11 +19,12 @@ from .source import Source, load_source
 from .writer import chat_template
 
 
-def jit(model: str, **options: Unpack[BuildOptions]) -> Engine:
+def jit(model: str, *, prefix_cache_bytes: int = 0, **options: Unpack[BuildOptions]) -> Engine:
     """Compile a model and a drafter in this process, with `torch.compile(fullgraph=True)`: no engine directory.
 
     Args:
         model: a Hugging Face directory, a .gguf file, a hub id, or "smollm2-135m".
+        prefix_cache_bytes: as for `load`.
         options: as for `build`.
 
     Returns:
@@ -34,14 +35,15 @@ def jit(model: str, **options: Unpack[BuildOptions]) -> Engine:
     """
     source, graphs = _assembled(model, options)
     check_traceable(graphs.step.module)
-    return _engine(source, graphs, _compiled)
+    return _engine(source, graphs, _compiled, prefix_cache_bytes)
 
 
-def eager(model: str, **options: Unpack[BuildOptions]) -> Engine:
+def eager(model: str, *, prefix_cache_bytes: int = 0, **options: Unpack[BuildOptions]) -> Engine:
     """Run a model and a drafter as plain modules, for debugging: breakpoints and prints work in them.
 
     Args:
         model: a Hugging Face directory, a .gguf file, a hub id, or "smollm2-135m".
+        prefix_cache_bytes: as for `load`.
         options: as for `build`.
 
     Returns:
@@ -51,7 +53,7 @@ def eager(model: str, **options: Unpack[BuildOptions]) -> Engine:
         BuildError: the model, the drafter or an option is one that no engine can be built from.
     """
     source, graphs = _assembled(model, options)
-    return _engine(source, graphs, _eager)
+    return _engine(source, graphs, _eager, prefix_cache_bytes)
 
 
 def _assembled(model: str, options: BuildOptions) -> tuple[Source, Graphs]:
@@ -69,11 +71,11 @@ def _assembled(model: str, options: BuildOptions) -> tuple[Source, Graphs]:
     return source, graphs
 
 
-def _engine(source: Source, graphs: Graphs, lower: Callable[[FlatProgram], Program]) -> Engine:
+def _engine(source: Source, graphs: Graphs, lower: Callable[[FlatProgram], Program], prefix_cache_bytes: int) -> Engine:
     """Lower both programs and put a session behind them."""
     session = TorchSession(graphs.spec, lower(graphs.prefill), lower(graphs.step))
     recommended = SamplingParams(**source.sampling) if source.sampling else None
-    return Engine(session, _text(source), recommended)
+    return Engine(session, _text(source), recommended, prefix_cache_bytes=prefix_cache_bytes)
 
 
 def _eager(program: FlatProgram) -> Program:

@@ -4,21 +4,20 @@ import dataclasses
 import logging
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Unpack, overload
 
-from ..backends import BACKENDS
-from ..errors import EngineError, InputError
-from .engine_file import REBUILD, EngineSpec, Manifest, check_files, check_machine, read_manifest
+from ..errors import InputError
+from .engine_file import EngineSpec
 from .make_requests import make_requests, one_each, require_tokenizer
+from .open_directory import open_directory
 from .prompt import Array, Prompt, RequestOptions, split_prompts
 from .request import Request
 from .sampling_params import SamplingParams
-from .scheduler import Scheduler
+from .scheduler import Occupancy, Scheduler
 from .session import Session
 from .stream import Generation, Stream, outcome
 from .submission import Submission
-from .text import TOKENIZER, EngineTokenizer, Message
+from .text import EngineTokenizer, Message
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +29,19 @@ class Engine:
     alone. Use it in a `with` block, or call `close`, to give its caches back early.
     """
 
-    def __init__(self, session: Session, text: EngineTokenizer | None, recommended: SamplingParams | None = None):
-        """recommended: what the model's generation_config recommends, None where that is greedy."""
+    def __init__(
+        self,
+        session: Session,
+        text: EngineTokenizer | None,
+        recommended: SamplingParams | None = None,
+        *,
+        prefix_cache_bytes: int = 0,
+        prefill_per_step: int | None = None,
+    ):
+        """recommended: what the model's generation_config recommends, None where that is greedy; others: see `load`.
+        Raises InputError."""
         self.text, self.recommended = text, recommended
-        self._scheduler = Scheduler(session)
+        self._scheduler = Scheduler(session, prefix_cache_bytes, prefill_per_step)
         self._unsaid = recommended is not None  # whether to say what is recommended when nothing is asked for
 
     @property
@@ -46,6 +54,11 @@ class Engine:
     def spec(self) -> EngineSpec:
         """Limits, programs and state layout."""
         return self.session.spec
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """How many requests wait, and how many have a row. Both are 0 when all are done."""
+        return self._scheduler.occupancy
 
     @property
     def tokenizer(self) -> EngineTokenizer:
@@ -88,7 +101,8 @@ class Engine:
             prompts: text, token ids, or a conversation, a list of messages as {"role": "user", "content": "..."}; or a
                 list of any of these. A numpy or torch vector is token ids, a matrix a list of them.
             max_new_tokens: most new tokens of each; None means up to the engine's limit.
-            options: sampling, chat, ignore_eos, stop_ids, chat_template_kwargs, allowed_tokens, see `RequestOptions`.
+            options: sampling, chat, ignore_eos, stop_ids, chat_template_kwargs, allowed_tokens, prefix_scope, see
+                `RequestOptions`.
 
         Returns:
             A `Generation`, or a list of them in the order of the prompts.
@@ -186,60 +200,30 @@ class Engine:
         return outcome(request, tokenizer)
 
 
-def load(directory: str | Path, deep_check: bool = False) -> Engine:
+def load(
+    directory: str | Path,
+    deep_check: bool = False,
+    *,
+    prefix_cache_bytes: int = 0,
+    prefill_per_step: int | None = None,
+) -> Engine:
     """Load an engine directory.
 
     Args:
         directory: what `build` wrote.
         deep_check: hash the weights file too.
+        prefix_cache_bytes: memory for keys and values of what was served: a prompt that begins like an earlier one, or
+            goes on from its answer, prefills the rest alone. 0 keeps nothing.
+        prefill_per_step: most prompt tokens, 2 or more, that are prefilled between two steps while others decode: the
+            longest pause that a prompt makes in their streams. None means the engine's `prefill_chunk`.
 
     Returns:
         The engine, ready to generate.
 
     Raises:
+        InputError: a number is unusable.
         EngineError: anything that could stop the engine from running here: what was expected, what was found, and what
             to do.
     """
-    directory = Path(directory)
-    while True:
-        before = _identity(directory)
-        try:
-            engine = _open(directory, deep_check)
-        except EngineError:
-            if _identity(directory) == before:
-                raise
-        else:
-            if _identity(directory) == before:
-                return engine
-            engine.close()
-        # Another engine has taken its place in the meantime: what was read is of both.
-
-
-def _identity(directory: Path) -> tuple[int, int] | None:
-    """What tells a directory from another one that takes its name."""
-    try:
-        found = directory.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _open(directory: Path, deep_check: bool) -> Engine:
-    """Read, check and open what is there now. Raises EngineError."""
-    manifest = read_manifest(directory)
-    check_files(directory, manifest, deep_check)
-    runner = _runner(manifest)
-    check_machine(manifest, runner.machine())
-    session = runner.open_session(directory, manifest)
-    special = manifest.about.get("special_tokens", {})
-    text = EngineTokenizer.load(directory, special) if TOKENIZER in manifest.files else None
-    sampling = manifest.about.get("sampling")
-    return Engine(session, text, SamplingParams.of(sampling) if sampling else None)
-
-
-def _runner(manifest: Manifest) -> ModuleType:
-    """The module that runs an engine, imported when an engine needs it. Raises EngineError."""
-    name = manifest.spec.config.get("backend")
-    if name not in BACKENDS:
-        raise EngineError(f"engine: backend: expected one of {', '.join(BACKENDS)}, got {name!r}; {REBUILD}")
-    return BACKENDS[name].load_runner()
+    opened = open_directory(Path(directory), deep_check)
+    return Engine(*opened, prefix_cache_bytes=prefix_cache_bytes, prefill_per_step=prefill_per_step)

@@ -29,6 +29,7 @@ def make_requests(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     allowed_tokens: AllowedTokens | None = None,
     forced_acceptance: bool = False,
+    prefix_scope: str = "",
 ) -> list[Request]:
     """A request for each of the n choices of a prompt. Options as in `RequestOptions`. Raises InputError."""
     forced = spec.config.get("forced_acceptance")
@@ -41,6 +42,8 @@ def make_requests(
         tokens = encode(require_tokenizer(text), prompt, chat, chat_template_kwargs, name)
     else:
         tokens = token_ids(prompt, spec.vocab_size, f"{name}: token_ids")
+    if not isinstance(prefix_scope, str):
+        raise InputError(f"prefix_scope: expected a text, got {type(prefix_scope).__name__}")
     params = _params(sampling, recommended)
     most = _room(spec, tokens, max_new_tokens, name)
     if params.min_new_tokens > most:
@@ -50,7 +53,7 @@ def make_requests(
     asked = controls(params, spec, len(tokens), text) | ({} if allowed_tokens is None else {"masked": 1})
     stops = _stop_ids(spec, ignore_eos, stop_ids)
     return [
-        Request(tokens, len(tokens) + most, stops, asked | seed, _stop_text(params, text), allowed_tokens)
+        Request(tokens, len(tokens) + most, stops, asked | seed, _stop_text(params, text), allowed_tokens, prefix_scope)
         for seed in seeds(params)
     ]
 

@@ -18,8 +18,9 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from ..errors import EngineError
+from .buffers import Tensors
 from .engine_file import NEXT, REBUILD, EngineSpec, Manifest, ProgramSpec, TensorSpec
-from .session import Session, Tensors
+from .session import Session
 
 PROVIDERS = ["CPUExecutionProvider"]
 
@@ -120,16 +121,35 @@ class OnnxSession(Session):
         for tensor in self.spec.caches:
             self.state[tensor.name][row, :, :slots] = 0
 
-    def _reset(self, row: int) -> None:
-        super()._reset(row)
-        for tensor in self.spec.state:  # in both sets: a row that takes no part in a step is not carried over
-            self._sets[1 - self._turn][tensor.name][row] = tensor.fill
+    def copy(self, source: int, target: int, slots: int) -> None:
+        for tensor in self.spec.state:
+            self.state[tensor.name][target] = self.state[tensor.name][source]
+        for tensor in self.spec.caches:
+            cache = self.state[tensor.name]
+            cache[target, :, :slots] = cache[source, :, :slots]
+
+    def make_store(self, slots: int) -> None:
+        self._store = {t.name: np.zeros((t.shape[1], slots, t.shape[3]), t.dtype) for t in self.spec.caches}
+
+    def keep(self, row: int, start: int, place: int, count: int) -> None:
+        for name, store in self._store.items():
+            store[:, place : place + count] = self.state[name][row, :, start : start + count]
+
+    def recall(self, row: int, start: int, place: int, count: int) -> None:
+        self._use_slots(max(self.slots_for(start + count), self._slots_bound))
+        for name, store in self._store.items():
+            self.state[name][row, :, start : start + count] = store[:, place : place + count]
 
     def replay(self, rows: int, slots: int) -> NDArray[np.int64]:
-        self._use_slots(slots)
+        # What the longest row holds must stay, also where it takes no part.
+        self._use_slots(max(slots, self.slots_for(max(self.lengths) + self.spec.scratch)))
         if rows not in self._bindings:
             self._bindings[rows] = [self._bind_step(rows, *pair) for pair in (self._sets, reversed(self._sets))]
         self._step.run_with_iobinding(self._bindings[rows][self._turn])
+        now, after = self.state, self._sets[1 - self._turn]
+        for tensor in self.spec.state:  # rows that take no part in the step
+            if NEXT + tensor.name in self.spec.step.outputs:
+                after[tensor.name][rows:] = now[tensor.name][rows:]
         self._turn = 1 - self._turn
         return self._report[:rows].copy()
 

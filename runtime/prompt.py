@@ -30,7 +30,8 @@ class RequestOptions(TypedDict, total=False):
     end-of-sequence tokens. stop_ids: further tokens that end the output. chat_template_kwargs: variables of the chat
     template, as {"enable_thinking": False}. allowed_tokens: called before each step with the output so far and the tree
     of the coming step -> which tokens may follow each node, see docs/sampling.md. forced_acceptance: take an engine
-    that was built to accept drafts right or wrong, for its speed.
+    that was built to accept drafts right or wrong, for its speed. prefix_scope: a request starts from what was kept of
+    requests of the same scope alone, where the engine keeps prefixes; how long it takes tells what others asked.
     """
 
     sampling: Sampling | Sequence[Sampling | None] | None
@@ -40,6 +41,7 @@ class RequestOptions(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     allowed_tokens: AllowedTokens | None
     forced_acceptance: bool
+    prefix_scope: str
 
 
 def split_prompts(prompts: Any) -> tuple[bool, list[Any]]:

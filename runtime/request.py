@@ -17,6 +17,7 @@ class Event(NamedTuple):
     admitted: float  # when the request got a row, and its prefill began
     prefilled: float  # when its prefill was done
     at: float  # when the step was done
+    cached: int  # tokens of the prompt that needed no prefill
 
 
 @dataclass
@@ -25,11 +26,12 @@ class Request:
 
     prompt: token ids, at least one. limit: most tokens, prompt included. stop_ids: tokens that end the output, and are
     its last. controls: what else the step is told, see `session.Session.admit`. stop_text: of a request with stop
-    strings, its text. allowed_tokens: says before each step what may follow. tokens: new ones so far. logprobs: theirs,
-    where they were asked for. finish_reason: "stop", "length", or "cancelled"; None while it runs. paths: the path that
-    a step accepted -> how many steps did. Seconds: queue_s from submission to a row of its own; prefill_s
-    from there to the end of prefill; decode_s from there to the last token; first_token_s from submission to the first
-    tokens.
+    strings, its text. allowed_tokens: says before each step what may follow. prefix_scope: whose kept prefixes it may
+    start from, and adds to. tokens: new ones so far. logprobs: theirs, where they were asked for. finish_reason:
+    "stop", "length", or "cancelled"; None while it runs. paths: the path that a step accepted -> how many steps did.
+    cached_tokens: how many of the prompt's needed no prefill. Seconds: queue_s from submission to a row of its own;
+    prefill_s from there to the end of prefill; decode_s from there to the last token; first_token_s from submission to
+    the first tokens.
     """
 
     prompt: list[int]
@@ -38,10 +40,12 @@ class Request:
     controls: Mapping[str, Any] = field(default_factory=dict)
     stop_text: StopText | None = None
     allowed_tokens: AllowedTokens | None = None
+    prefix_scope: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     paths: Counter[AcceptedPath] = field(default_factory=Counter)
+    cached_tokens: int = 0
     submitted: float = 0.0
     queue_s: float = 0.0
     prefill_s: float = 0.0
@@ -55,6 +59,7 @@ class Request:
             self.queue_s = event.admitted - self.submitted
             self.prefill_s = event.prefilled - event.admitted
             self.first_token_s = event.at - self.submitted
+            self.cached_tokens = event.cached
         self.decode_s = event.at - event.prefilled
         kept, finish = len(report.tokens), report.finish
         if self.stop_text is not None:
@@ -86,13 +91,14 @@ class Request:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """steps, new_tokens, tokens_per_step; accepted, the steps by number of accepted drafted tokens; seconds as
-        above: queue_s, prefill_s, decode_s, time_to_first_token_s."""
+        """steps, new_tokens, tokens_per_step; accepted, the steps by number of accepted drafted tokens; cached_tokens,
+        and seconds as above: queue_s, prefill_s, decode_s, time_to_first_token_s."""
         return {
             "steps": self.steps,
             "accepted": {str(depth): steps for depth, steps in sorted(self.accepted.items())},
             "new_tokens": len(self.tokens),
             "tokens_per_step": round(len(self.tokens) / max(self.steps, 1), 3),
+            "cached_tokens": self.cached_tokens,
             "queue_s": round(self.queue_s, 6),
             "prefill_s": round(self.prefill_s, 6),
             "decode_s": round(self.decode_s, 6),

@@ -1,8 +1,8 @@
 """In-flight batching: any number of threads submit requests; one worker thread admits them to rows and replays steps.
 
-The worker lives as long as there is work. It alone touches the session, so a step serves the requests of all callers,
-and a caller that is interrupted, raises or goes away disturbs nobody. Callers with waiting requests are served in turn,
-one request each, so a long list of prompts does not keep a single one waiting.
+The worker lives as long as there is work. It alone touches the session (`rows.Rows`), so a step serves the requests of
+all callers, and a caller that is interrupted, raises or goes away disturbs nobody. Callers with waiting requests are
+served in turn, one request each, so a long list of prompts does not keep a single one waiting.
 """
 
 import atexit
@@ -12,32 +12,33 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..errors import EngineError, InputError
-from .allowed_tokens import checked
-from .request import Event, Request
+from .prefix_cache import PrefixCache
+from .prompt import at_least_one
+from .request import Request
+from .rows import Rows, Taken
 from .session import Session
 from .submission import Caller, Submission
 
 
-class _Running:
-    """A request that has a row, and its output: the worker's own copy, ahead of what was read."""
+class Occupancy(NamedTuple):
+    """waiting: requests that wait for a row. running: those that have one; their prompts may be in prefill."""
 
-    def __init__(self, caller: Caller, request: Request, admitted: float, prefilled: float):
-        self.caller, self.request, self.admitted, self.prefilled = caller, request, admitted, prefilled
-        self.output: list[int] = []
-
-    @property
-    def ended(self) -> bool:
-        """Whether nobody wants more of it: its caller is gone, or read up to a stop string."""
-        return self.caller.cancelled or self.request.finish_reason is not None
+    waiting: int
+    running: int
 
 
 class Scheduler:
     """Requests in, tokens out, over the rows of one session."""
 
-    def __init__(self, session: Session):
-        self._session: Session | None = session
+    def __init__(self, session: Session, prefix_cache_bytes: int = 0, prefill_per_step: int | None = None):
+        """See `engine.load`. Raises InputError."""
+        most = at_least_one(prefill_per_step, session.spec.prefill_chunk, "prefill_per_step")
+        budget = at_least_one(prefix_cache_bytes or None, 0, "prefix_cache_bytes")
+        prefixes = PrefixCache(session, budget) if budget else None
+        self._rows: Rows | None = Rows(session, max(most, 2), prefixes)  # of the worker alone; no chunk is shorter
         self._lock = threading.Lock()  # of what follows
         self._callers: deque[Caller] = deque()  # those with requests that wait for a row, the next to be served first
         self._worker: threading.Thread | None = None
@@ -48,9 +49,18 @@ class Scheduler:
     @property
     def session(self) -> Session:
         """The session. Raises EngineError after `close`."""
-        if self._session is None or self._broken is not None:
+        if self._rows is None or self._broken is not None:
             raise self._refusal() from self._broken
-        return self._session
+        return self._rows.session
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """What there is to do; nothing after `close`."""
+        with self._lock:
+            if self._rows is None or self._broken is not None:
+                return Occupancy(0, 0)
+            waiting = sum(len(caller.waiting) for caller in self._callers if not caller.cancelled)
+            return Occupancy(waiting, self._rows.count)
 
     def submit(self, requests: Sequence[Request]) -> Submission:
         """Queue requests. Raises EngineError after `close`, InputError for a request that was submitted before."""
@@ -87,22 +97,22 @@ class Scheduler:
             self._closed, worker = True, self._worker
         if worker is not None:
             worker.join()
-        self._session = None
+        self._rows = None
 
     def _work(self) -> None:
-        """The worker: admit, step, hand out, until there is nothing to do."""
-        rows: dict[int, _Running] = {}
+        """The worker: prefill, step, hand out, until there is nothing to do."""
+        rows = self._rows
+        assert rows is not None  # `close` waits for the worker
         try:
-            self.session.enter_thread()
+            rows.session.enter_thread()
             while self._go_on(rows):
-                self._admit(rows)
-                self._mask(rows)
-                self._step(rows)
+                rows.prefill(lambda: self._take(rows))
+                rows.step()
         except BaseException as error:  # not of a prefill or a step: the session can no longer be trusted
             with self._lock:
                 self._closed, self._worker, self._broken = True, None, error
-            for running in rows.values():
-                running.caller.events.put(error)
+            for taken in rows.taken:
+                taken.caller.events.put(error)
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -113,80 +123,35 @@ class Scheduler:
                 caller.events.put(error)
             self._callers.clear()
 
-    def _go_on(self, rows: dict[int, _Running]) -> bool:
+    def _go_on(self, rows: Rows) -> bool:
         """Release what has ended -> whether there is work; if not, the worker is no longer this one."""
         with self._lock:
             if self._closed:
-                for caller in {*self._callers, *(running.caller for running in rows.values())}:
+                for caller in {*self._callers, *(taken.caller for taken in rows.taken)}:
                     caller.cancel()
             self._callers = deque(caller for caller in self._callers if caller.waiting and not caller.cancelled)
-            for row in [row for row, running in rows.items() if running.ended]:
-                self._release(rows, row)
-            if not rows and not self._callers:
+        rows.release_ended()
+        with self._lock:
+            if not rows.taken and not self._callers:
                 self._worker = None
-            return self._worker is threading.current_thread()
-
-    def _admit(self, rows: dict[int, _Running]) -> None:
-        """Give the free rows to the callers that wait, one request each in turn."""
-        if not rows and not self.session.free_rows:
+            if self._worker is not threading.current_thread():
+                return False
+        if not rows.taken and not rows.session.free_rows:
             self._fail(EngineError("rows: expected a free one, got all of them admitted outside of the engine's calls"))
-        while self.session.free_rows:
-            with self._lock:
-                if not self._callers or self._closed:
-                    return
+        return True
+
+    def _take(self, rows: Rows) -> Taken | None:
+        """Take the next request in turn off the queue, to be prefilled, if one waits."""
+        with self._lock:
+            while self._callers and not self._closed:
                 caller = self._callers.popleft()
                 if caller.cancelled or not caller.waiting:
                     continue
-                request = caller.waiting.popleft()
+                rows.filling = Taken(caller, caller.waiting.popleft())
                 if caller.waiting:
                     self._callers.append(caller)
-            admitted = time.perf_counter()
-            try:
-                row = self.session.admit(request.prompt, request.limit, request.stop_ids, request.controls)
-            except BaseException as error:
-                caller.waiting.clear()
-                caller.events.put(error)
-                continue
-            rows[row] = _Running(caller, request, admitted, time.perf_counter())
-
-    def _mask(self, rows: dict[int, _Running]) -> None:
-        """Ask those who have a say what may follow in the coming step. If that fails, it fails for the one alone."""
-        for row, running in list(rows.items()):
-            if running.request.allowed_tokens is None:
-                continue
-            tree = self.session.tree(row)
-            try:
-                bits = running.request.allowed_tokens(tuple(running.output), tree)
-                bits = checked(bits, tree, self.session.spec.vocab_size)
-            except BaseException as error:
-                self._release(rows, row)
-                running.caller.events.put((running.request, error))
-                continue
-            self.session.allow(row, bits)
-
-    def _release(self, rows: dict[int, _Running], row: int) -> None:
-        """Take a request out of its row."""
-        self.session.release(row)
-        del rows[row]
-
-    def _step(self, rows: dict[int, _Running]) -> None:
-        """One step of all rows. If it fails, it fails for all of them."""
-        if not rows:
-            return
-        try:
-            reports = self.session.step()
-        except BaseException as error:
-            for row in list(rows):
-                rows[row].caller.events.put((rows[row].request, error))
-                self._release(rows, row)
-            return
-        now = time.perf_counter()
-        for row, running in list(rows.items()):
-            report = reports[row]
-            running.output += report.tokens
-            if report.finish:
-                self._release(rows, row)
-            running.caller.events.put((running.request, Event(report, running.admitted, running.prefilled, now)))
+                return rows.filling
+        return None
 
 
 _SCHEDULERS: "weakref.WeakSet[Scheduler]" = weakref.WeakSet()

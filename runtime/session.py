@@ -1,20 +1,19 @@
 """A session: an engine's buffers, its rows and its two programs. It admits prompts to rows and replays the step.
 
-Nothing here knows a model: names, shapes and order come from the `EngineSpec`. Nor does it know a tensor library: what
-is bound to the programs, and how, is the backend's (`inductor/torch_session.py`, `onnx.py`, `tensorrt/session.py`).
+Nothing here knows a tensor library: what is bound to the programs, and how, is the backend's (`buffers.Buffers`, filled
+in by `inductor/torch_session.py`, `onnx.py` and `tensorrt/session.py`).
 A session is not safe to be called from several threads at once; `scheduler.Scheduler` makes it so.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from numpy import int32, int64
+from numpy import int32
 from numpy.typing import NDArray
 
 from ..report import RUNNING, RowReport
+from .buffers import Buffers
 from .engine_file import EngineSpec
-
-Tensors = dict[str, NDArray[Any]]  # state and caches by name; bfloat16 as float32, which numpy has
 
 
 class DraftedTree(NamedTuple):
@@ -25,55 +24,16 @@ class DraftedTree(NamedTuple):
     parents: list[int]
 
 
-class Session:
-    """Rows of static buffers and one call per step. Rows are admitted and released one by one; the others never notice.
-
-    A backend fills in `array`, `numpy`, `prefill`, `replay`, `read`, `write` and `clear`. `state` holds its tensors by
-    name, [B, ...] each.
-    """
-
-    state: dict[str, Any]
+class Session(Buffers):
+    """Rows of static buffers and one call per step. Rows are admitted and released one by one; the others never
+    notice."""
 
     def __init__(self, spec: EngineSpec):
         self.spec = spec
         self.lengths = [0] * spec.max_batch  # tokens in each row's cache: a host copy, kept from the reports
         self._taken: dict[int, int] = {}  # rows that were admitted and not released -> alternatives asked for, or -1
+        self._unfilled: dict[int, list[int]] = {}  # rows of which not all is in the caches -> their prompts
         self._written = [0] * spec.max_batch  # slots of each row that anything was written to since it was cleared
-
-    def enter_thread(self) -> None:
-        """Called by a thread before its first call of anything else here."""
-
-    def leave_thread(self) -> None:
-        """Called by a thread that hands work to another one, which will be the next to call."""
-
-    def array(self, values: Any, dtype: str = "int64") -> Any:
-        """Numbers, a list of them or an array as a tensor of the backend, to be assigned to a part of the state."""
-        raise NotImplementedError
-
-    def numpy(self, name: str, row: int) -> NDArray[Any]:
-        """A copy of one row of a state tensor."""
-        raise NotImplementedError
-
-    def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
-        """Run one chunk of a row's prompt over the first `slots` slots: its tokens, of which the first `count` are the
-        next ones of the row."""
-        raise NotImplementedError
-
-    def replay(self, rows: int, slots: int) -> NDArray[int64]:
-        """Run one step of the first `rows` rows over the first `slots` slots -> the report."""
-        raise NotImplementedError
-
-    def read(self, rows: int, slots: int) -> Tensors:
-        """Copies of what a replay of this size would read."""
-        raise NotImplementedError
-
-    def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `read` gave, here or in a session of another backend, for a replay of that size."""
-        raise NotImplementedError
-
-    def clear(self, row: int, slots: int) -> None:
-        """Fill the first slots of a row's caches with zeros."""
-        raise NotImplementedError
 
     @property
     def free_rows(self) -> int:
@@ -83,8 +43,17 @@ class Session:
     def admit(
         self, tokens: Sequence[int], limit: int, stop_ids: Sequence[int], controls: Mapping[str, Any] | None = None
     ) -> int:
-        """Give a free row a prompt (at least one token) and fill its caches with all but the last token, which is the
-        first root -> the row, which takes part in the next step. A row whose prefill fails is free again.
+        """`begin`, and `fill` to the end -> the row, which takes part in the next step."""
+        row = self.begin(tokens, limit, stop_ids, controls)
+        while not self.fill(row, self.spec.prefill_chunk):
+            pass
+        return row
+
+    def begin(
+        self, tokens: Sequence[int], limit: int, stop_ids: Sequence[int], controls: Mapping[str, Any] | None = None
+    ) -> int:
+        """Give a free row, the lowest, a prompt (at least one token) -> the row. It takes part in steps once it is
+        filled; until then the rows that step must lie below it.
 
         limit: most tokens, prompt included, that the row may reach. controls: what else the request asks for, by the
         names of `controls`: a number or a list, for the front of the row of that state tensor. Raises RuntimeError when
@@ -94,20 +63,50 @@ class Session:
             raise RuntimeError(f"admit: expected a free row, got {self.spec.max_batch} rows in use; release one")
         row = min(set(range(self.spec.max_batch)) - set(self._taken))
         given = dict(controls or {})
-        self._taken[row] = given.get("logprobs", -1)
+        self._taken[row], self._unfilled[row] = given.get("logprobs", -1), list(tokens)
         try:
             self._clean(row)
             if "seeds" in given:
                 given["seeds"] %= 2**63  # the graph's arithmetic knows no negative ones
-            given |= {"limits": limit, "stop_ids": list(stop_ids), "prompt_lengths": len(tokens)}
+            given |= {"limits": limit, "stop_ids": list(stop_ids), "prompt_lengths": len(tokens), "history": tokens}
             for name, values in given.items():
                 self._assign(name, row, values)
-            self._fill(row, tokens)
-            self.state["finish"][row] = RUNNING
         except BaseException:
             self.release(row)
             raise
         return row
+
+    def resume(self, row: int, count: int, runs: Sequence[tuple[int, int, int]]) -> None:
+        """Take the first tokens of the row's prompt, all but two at most, from the store: no prefill is needed for
+        `count` of them. runs: arguments of `recall`. It is called ahead of `fill`."""
+        for start, place, slots in runs:
+            self._written[row] = start + slots
+            self.recall(row, start, place, slots)
+        self.lengths[row] = count
+        self.state["lengths"][row] = self.array(count)
+
+    def next_chunk(self, row: int, most: int) -> int:
+        """How many tokens `fill` would prefill."""
+        return min(len(self._unfilled[row]) - 1 - self.lengths[row], most, self.spec.prefill_chunk)
+
+    def fill(self, row: int, most: int) -> bool:
+        """Prefill the next chunk of the row's prompt, of at most so many tokens (2 or more) -> whether the caches have
+        all but the last token, which is the first root. A row whose prefill fails is free again."""
+        tokens, start = self._unfilled[row], self.lengths[row]
+        try:
+            if count := self.next_chunk(row, most):  # of two tokens or more, as the graph wants
+                chunk = tokens[start : start + min(most, self.spec.prefill_chunk)]
+                self._written[row] = start + len(chunk) + self.spec.scratch  # the first step's tree is drafted behind
+                self.prefill(row, chunk, count, self.slots_for(self._written[row]))
+                self.lengths[row] += count
+            if self.lengths[row] < len(tokens) - 1:
+                return False
+            self.state["finish"][row] = RUNNING
+        except BaseException:
+            self.release(row)
+            raise
+        del self._unfilled[row]
+        return True
 
     def tree(self, row: int) -> DraftedTree:
         """The tree that the row's next step verifies."""
@@ -121,12 +120,14 @@ class Session:
         self.state["allowed"][row] = self.array(bits, "int32")
 
     def step(self) -> dict[int, RowReport]:
-        """Advance every running row -> the report of each row in use, without tokens where it has finished."""
-        rows, slots = self.next_size()
+        """Advance every row that is filled -> the report of each, without tokens where it has finished."""
+        running, (rows, slots) = self._running, self.next_size()
+        if max([0, *running]) >= rows:
+            raise RuntimeError(f"step: expected filled rows below {rows}, which is not, got {running}; compact them")
         for row in range(rows):  # a step writes its tree behind every row, in use or not
             self._written[row] = max(self._written[row], self.lengths[row] + self.spec.scratch)
         report = self.replay(rows, slots)
-        reports = {row: RowReport.read(report[row], asked) for row, asked in sorted(self._taken.items())}
+        reports = {row: RowReport.read(report[row], self._taken[row]) for row in running}
         for row, told in reports.items():
             self.lengths[row] += len(told.tokens)
         return reports
@@ -137,28 +138,39 @@ class Session:
             self._reset(row)
         finally:
             self._taken.pop(row, None)
+            self._unfilled.pop(row, None)
+
+    def compact(self, rows: int) -> dict[int, int]:
+        """Move the filled rows from row `rows` on to free rows below -> where each moved row is now. A move costs what
+        the row's caches hold."""
+        free = sorted(set(range(rows)) - set(self._taken))
+        moves = dict(zip((row for row in self._running if row >= rows), free, strict=False))
+        for source, target in moves.items():
+            # All that the target held is overwritten, with zeros where the source holds nothing.
+            slots = min(max(self._written[source], self._written[target]), self.spec.most_slots)
+            self.copy(source, target, slots)
+            self.lengths[target], self._written[target] = self.lengths[source], self._written[source]
+            self._taken[target] = self._taken.pop(source)
+            self._reset(source)
+        return moves
 
     def next_size(self) -> tuple[int, int]:
-        """Rows and slots of the next step: the smallest power of 2, or all rows, that holds the rows in use, and the
-        slots that the longest needs. A step costs what these cost, and there are few numbers of rows to bind or
-        capture a step for."""
-        rows = min(1 << max(self._taken, default=0).bit_length(), self.spec.max_batch)
-        return rows, self.slots_for(max(self.lengths) + self.spec.scratch)
+        """Rows and slots of the next step. Rows: the smallest power of 2, or all, that holds those that are filled, but
+        none that is being filled, to which a step would write its tree. Slots: what the longest needs. A step costs
+        what these cost, and there are few numbers of rows to bind or capture a step for."""
+        rows = rows_for(1 + max(self._running, default=0), self.spec.max_batch)
+        rows = min([rows, *self._unfilled])
+        return rows, self.slots_for(max(self.lengths[:rows], default=0) + self.spec.scratch)
+
+    @property
+    def _running(self) -> list[int]:
+        """The rows that take part in the next step."""
+        return sorted(self._taken.keys() - self._unfilled.keys())
 
     def slots_for(self, needed: int) -> int:
         """The smallest slot count a program may be given that holds `needed`: a step costs what the longest row
         needs."""
         return -(-needed // self.spec.slot_step) * self.spec.slot_step
-
-    def _fill(self, row: int, tokens: Sequence[int]) -> None:
-        """Prefill a clean row, chunk by chunk."""
-        self.state["history"][row, : len(tokens)] = self.array(tokens)
-        for start in range(0, len(tokens) - 1, self.spec.prefill_chunk):  # two tokens or more, as the graph wants
-            chunk = tokens[start : start + self.spec.prefill_chunk]
-            count = min(len(chunk), len(tokens) - 1 - start)
-            self._written[row] = start + len(chunk) + self.spec.scratch  # the first step's tree is drafted behind it
-            self.prefill(row, chunk, count, self.slots_for(self._written[row]))
-            self.lengths[row] += count
 
     def _assign(self, name: str, row: int, values: Any) -> None:
         """Write a number, or a list to the front of a row of a state tensor."""
@@ -181,3 +193,8 @@ class Session:
         for tensor in self.spec.state:
             self.state[tensor.name][row] = tensor.fill
         self.lengths[row] = 0
+
+
+def rows_for(count: int, most: int) -> int:
+    """The rows of a step that runs the first `count` of `most`: a power of 2, or all of them."""
+    return min(1 << max(count - 1, 0).bit_length(), most)

@@ -36,7 +36,8 @@ class FakeSession(Session):
 
     Drafts a chain of `depth` tokens, the first of them right: as many as `accepts` says of a step and a row. Of the
     controls it knows some: a sampled row adds its seed to each token; one that may not follow, by its mask or before
-    `min_lengths`, gives way to the next that may.
+    `min_lengths`, gives way to the next that may. Its caches hold the token of each slot, all that it knows of them,
+    and the one that follows it, as a drafter's may.
     """
 
     def __init__(self, rows, pause=0.0, follow=next_token, accepts=None, depth=DEPTH, vocabulary=VOCABULARY, stops=()):
@@ -50,11 +51,13 @@ class FakeSession(Session):
             "logprobs": ((), "int64", -1), "masked": ((), "int64", 0), "allowed": ((nodes, words), "int32", 0),
         }.items())  # fmt: skip
         program = ProgramSpec("", (), ())
+        caches = tuple(TensorSpec(name, (rows, 1, 256, 1), "float32") for name in ("own", "following"))
         super().__init__(EngineSpec(
-            {}, rows, 100, 256, 64, 4, 8, vocabulary, stops, "cpu", state, (), program, program
+            {}, rows, 100, 256, 64, 4, 8, vocabulary, stops, "cpu", state, caches, program, program
         ))  # fmt: skip
+        self.caches = np.zeros((rows, 256, 2), np.int64)
         self.state = {tensor.name: np.full(tensor.shape, tensor.fill, tensor.dtype) for tensor in state}
-        self.steps, self.pause, self.failing = 0, pause, 0
+        self.steps, self.pause, self.failing, self.copies = 0, pause, 0, []
         self._follow, self._depth = follow, depth
         self._accepts = accepts or (lambda step, row: (step + row) % (depth + 1))
         self._inside = threading.Lock()
@@ -66,14 +69,32 @@ class FakeSession(Session):
         return self.state[name][row].copy()
 
     def clear(self, row, slots):
-        pass
+        self.caches[row, :slots] = 0
+
+    def copy(self, source, target, slots):
+        self.copies.append((source, target))
+        for tensor in self.state.values():
+            tensor[target] = tensor[source]
+        self.caches[target, :slots] = self.caches[source, :slots]
+
+    def make_store(self, slots):
+        self.store = np.full((slots, 2), -1, np.int64)
+
+    def keep(self, row, start, place, count):
+        self.store[place : place + count] = self.caches[row, start : start + count]
+
+    def recall(self, row, start, place, count):
+        self.caches[row, start : start + count] = self.store[place : place + count]
 
     def prefill(self, row, tokens, count, slots):
         assert self._inside.acquire(blocking=False), "two threads in one session"
         try:
+            start = int(self.state["lengths"][row])
+            assert self.state["history"][row, start : start + len(tokens)].tolist() == list(tokens)
             if POISON in tokens:
                 raise PrefillFailedError("a prompt that fails")
             self.state["lengths"][row] += count
+            self._fill_caches(row, start)
             self._draft(row)
         finally:
             self._inside.release()
@@ -90,9 +111,17 @@ class FakeSession(Session):
         finally:
             self._inside.release()
 
+    def _fill_caches(self, row, start):
+        """From a slot on, up to the row's length."""
+        tokens = self.state["history"][row, : int(self.state["lengths"][row]) + 1]
+        self.caches[row, start : len(tokens) - 1] = np.stack([tokens[start:-1], tokens[start + 1 :]], 1)
+
     def _tokens(self, row):
-        """Prompt and output, the root last."""
-        return self.state["history"][row][: int(self.state["lengths"][row]) + 1].tolist()
+        """Prompt and output, the root last: what lies in the caches, and the root."""
+        length = int(self.state["lengths"][row])
+        tokens = [*self.caches[row, :length, 0].tolist(), int(self.state["history"][row, length])]
+        assert tokens[1:] == self.caches[row, :length, 1].tolist(), "a slot that another text decided"
+        return tokens
 
     def _draft(self, row):
         """The tree of the next step."""
@@ -122,6 +151,7 @@ class FakeSession(Session):
     def _row(self, row):
         """What a step does to a row -> its row of the report."""
         tokens, length = self._tokens(row), int(self.state["lengths"][row])
+        self.state["history"][row, length + 1 : length + 2 + self._depth] = POISON  # of every row, as in the graph
         drafted = [*self.state["tree_tokens"][row].tolist(), -1]  # -1: what follows the last node was not drafted
         new, accepted, finish = [], 0, int(self.state["finish"][row])
         while finish == RUNNING and accepted == len(new):
@@ -134,6 +164,7 @@ class FakeSession(Session):
             elif self.state["tree_parents"][row, 1] == 0 and new[-1] == drafted[accepted + 1]:
                 accepted += 1
         self.state["lengths"][row] += len(new)
+        self._fill_caches(row, length)
         self.state["finish"][row] = finish
         if finish == RUNNING:
             self._draft(row)

@@ -1,5 +1,6 @@
 """A session over torch tensors: static buffers, bound to programs that write the caches in place."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..buffers import Tensors
 from ..engine_file import EngineSpec, TensorSpec
-from ..session import Session, Tensors
+from ..session import Session
 from .cuda_graph import captured
 from .openmp import release_threads
 
@@ -65,6 +67,24 @@ class TorchSession(Session):
     def clear(self, row: int, slots: int) -> None:
         for cache in self.caches.values():
             cache[row, :, :slots] = 0
+
+    def copy(self, source: int, target: int, slots: int) -> None:
+        for tensor in self.state.values():
+            tensor[target] = tensor[source]
+        for cache in self.caches.values():
+            cache[target, :, :slots] = cache[source, :, :slots]
+
+    def make_store(self, slots: int) -> None:
+        shapes = {t.name: dataclasses.replace(t, shape=(t.shape[1], slots, t.shape[3])) for t in self.spec.caches}
+        self._store = {name: _allocate(tensor, self.spec.device) for name, tensor in shapes.items()}
+
+    def keep(self, row: int, start: int, place: int, count: int) -> None:
+        for name, cache in self.caches.items():
+            self._store[name][:, place : place + count] = cache[row, :, start : start + count]
+
+    def recall(self, row: int, start: int, place: int, count: int) -> None:
+        for name, cache in self.caches.items():
+            cache[row, :, start : start + count] = self._store[name][:, place : place + count]
 
     def _make_replay(self, rows: int, slots: int) -> Callable[[], Tensor]:
         """One step of the first rows over the first slots: the call, and the small state copied back into its

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import EngineError
+from ..buffers import Tensors
 from ..engine_file import NEXT, REBUILD, EngineSpec, Manifest, TensorSpec
-from ..session import Session, Tensors
+from ..session import Session
 from .device_array import DeviceArray
 from .driver import Driver, DriverError, driver
 from .library import MODULES, LibraryError, load_library
@@ -169,6 +170,37 @@ class TensorrtSession(Session):
     def clear(self, row: int, slots: int) -> None:
         for cache in self.caches.values():
             cache.clear(row)
+
+    def copy(self, source: int, target: int, slots: int) -> None:
+        for array in self.state.values():
+            self.device.copy(array.row(target), array.row(source), array.row_bytes, self.stream)
+        for cache in self.caches.values():
+            self._copy_slots(cache, target, 0, cache, source, 0, slots)
+
+    def make_store(self, slots: int) -> None:
+        shapes = {t.name: ((1, t.shape[1], slots, t.shape[3]), t.dtype) for t in self.spec.caches}
+        try:
+            self._store = {name: self._new(*shape) for name, shape in shapes.items()}
+        except DriverError as error:
+            raise EngineError(f"engine: expected GPU memory for kept prefixes, got {error}; keep fewer") from None
+
+    def keep(self, row: int, start: int, place: int, count: int) -> None:
+        for name, store in self._store.items():
+            self._copy_slots(store, 0, place, self.caches[name], row, start, count)
+
+    def recall(self, row: int, start: int, place: int, count: int) -> None:
+        for name, store in self._store.items():
+            self._copy_slots(self.caches[name], row, start, store, 0, place, count)
+
+    def _copy_slots(
+        self, target: DeviceArray, row: int, start: int, source: DeviceArray, its_row: int, its_start: int, count: int
+    ) -> None:
+        """Copy `count` slots of each head of a row of one cache to another."""
+        size = source.row_bytes // (source.shape[1] * source.shape[2])
+        for head in range(source.shape[1]):
+            to = target.row(row) + (head * target.shape[2] + start) * size
+            place = source.row(its_row) + (head * source.shape[2] + its_start) * size
+            self.device.copy(to, place, count * size, self.stream)
 
     def _addresses(self, plan: Plan, row: int, extra: dict[str, int]) -> dict[str, int]:
         """What a plan reads and writes, from a row on, by name."""

@@ -231,6 +231,27 @@ def test_queue_time_is_part_of_the_time_to_the_first_token():
         assert stats["time_to_first_token_s"] >= stats["queue_s"] + stats["prefill_s"]
 
 
+def test_how_many_wait_and_run():
+    """At no moment fewer than there are."""
+    engine, gate = engine_of(1), threading.Event()
+    assert engine.occupancy == (0, 0)
+    step = engine.session.step
+    engine.session.step = lambda: (gate.wait(PATIENCE), step())[1]
+    streams = [engine.submit(request([start], 5)) for start in range(4)]
+    left = len(streams)
+    while engine.occupancy.running == 0:
+        assert sum(engine.occupancy) == left
+    assert engine.occupancy == (3, 1)
+    streams[2].cancel()
+    assert engine.occupancy == (2, 1)
+    gate.set()
+    for stream in (streams[0], streams[1], streams[3]):
+        stream.result()
+    assert engine.occupancy == (0, 0) and is_idle(engine)
+    engine.close()
+    assert engine.occupancy == (0, 0)
+
+
 def test_a_request_can_be_submitted_once():
     engine, asked = engine_of(1), request([5], 3)
     engine.submit(asked).result()
@@ -326,7 +347,7 @@ def test_a_row_is_free_again_when_its_release_fails():
         time.sleep(0.001)
     with pytest.raises(EngineError, match="expected an open engine, got RuntimeError: the device is gone"):
         engine.generate([6], 4)
-    assert engine._scheduler._session.free_rows == 1
+    assert engine._scheduler._rows.session.free_rows == 1
     engine.close()
 
 

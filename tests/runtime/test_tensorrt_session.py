@@ -129,6 +129,34 @@ def test_what_a_row_left_behind_does_not_reach_the_next_request(engine: Path, on
     assert np.isfinite(loaded.session.caches["keys.0"].read(1)).all()
 
 
+def test_a_row_that_moved_says_what_it_would_have(engine: Path, onnx_engine: Path) -> None:
+    """Its state, and of each head the slots that it holds."""
+    session, expected = specstep.load(engine).session, specstep.load(onnx_engine).session
+    for each in (session, expected):
+        for prompt in (PROMPTS[1], PROMPTS[2]):
+            each.admit(prompt, 90, [])
+        each.step()
+        each.release(0)
+    whole = session.caches["keys.1"].read(2)[1]
+    assert session.compact(1) == {1: 0}
+    moved = session.caches["keys.1"].read(1)[0]
+    assert np.array_equal(moved[:, :54], whole[:, :54]) and np.abs(whole[:, 53]).min() > 0
+    for _ in range(6):
+        assert session.step()[0] == expected.step()[1]
+
+
+def test_prefixes_are_kept_on_the_device(engine: Path, onnx_engine: Path) -> None:
+    """Of each head, runs of slots to the store and back to any row."""
+    loaded, expected = specstep.load(engine, prefix_cache_bytes=1 << 20), specstep.load(onnx_engine)
+    for prompts in ([PROMPTS[2]], [[*PROMPTS[2][:40], 7, 8], PROMPTS[2], PROMPTS[0]]):
+        results = loaded.generate(prompts, 24, ignore_eos=True)
+        theirs = expected.generate(prompts, 24, ignore_eos=True)
+        assert [result.token_ids for result in results] == [result.token_ids for result in theirs]
+    assert [result.stats["cached_tokens"] for result in results] == [31, 31, 0]
+    whole, store = loaded.session.caches["keys.1"].read(1)[0], loaded.session._store["keys.1"].read(1)[0]
+    assert any(np.array_equal(whole[:, :31], store[:, at + 1 : at + 32]) for at in range(0, store.shape[1], 32))
+
+
 def variable(loaded: Any, name: str) -> Any:
     """A variable of the fake driver."""
     return ctypes.c_int.in_dll(loaded.session.device._library, name)

@@ -1,0 +1,73 @@
+"""What a backend does for a session: its buffers, and its two programs over them.
+
+Nothing here knows a model: names, shapes and order come from the `EngineSpec`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numpy import int64
+from numpy.typing import NDArray
+
+from .engine_file import EngineSpec
+
+Tensors = dict[str, NDArray[Any]]  # state and caches by name; bfloat16 as float32, which numpy has
+
+
+class Buffers:
+    """State and caches of all rows, and what is done to them; a backend fills in all but the first two methods. `state`
+    holds the state's tensors by name, [B, ...] each."""
+
+    spec: EngineSpec
+    state: dict[str, Any]
+
+    def enter_thread(self) -> None:
+        """Called by a thread before its first call of anything else here."""
+
+    def leave_thread(self) -> None:
+        """Called by a thread that hands work to another one, which will be the next to call."""
+
+    def array(self, values: Any, dtype: str = "int64") -> Any:
+        """Numbers, a list of them or an array as a tensor of the backend, to be assigned to a part of the state."""
+        raise NotImplementedError
+
+    def numpy(self, name: str, row: int) -> NDArray[Any]:
+        """A copy of one row of a state tensor."""
+        raise NotImplementedError
+
+    def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
+        """Run one chunk of a row's prompt over the first `slots` slots: its tokens, of which the first `count` are the
+        next ones of the row."""
+        raise NotImplementedError
+
+    def replay(self, rows: int, slots: int) -> NDArray[int64]:
+        """Run one step of the first `rows` rows over the first `slots` slots -> the report."""
+        raise NotImplementedError
+
+    def read(self, rows: int, slots: int) -> Tensors:
+        """Copies of what a replay of this size would read."""
+        raise NotImplementedError
+
+    def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `read` gave, here or in a session of another backend, for a replay of that size."""
+        raise NotImplementedError
+
+    def clear(self, row: int, slots: int) -> None:
+        """Fill the first slots of a row's caches with zeros."""
+        raise NotImplementedError
+
+    def copy(self, source: int, target: int, slots: int) -> None:
+        """Copy a row's state, and the first slots of its caches, to another row."""
+        raise NotImplementedError
+
+    def make_store(self, slots: int) -> None:
+        """Allocate so many further slots of each cache, which belong to no row: the store."""
+        raise NotImplementedError
+
+    def keep(self, row: int, start: int, place: int, count: int) -> None:
+        """Copy a row's slots, `count` from `start` on, to the store's from `place` on."""
+        raise NotImplementedError
+
+    def recall(self, row: int, start: int, place: int, count: int) -> None:
+        """Copy the store's slots, `count` from `place` on, to a row's from `start` on."""
+        raise NotImplementedError

@@ -1,0 +1,58 @@
+"""Opens an engine directory: what is in it, read, checked and ready to run."""
+
+from pathlib import Path
+from types import ModuleType
+
+from ..backends import BACKENDS
+from ..errors import EngineError
+from .engine_file import REBUILD, Manifest, check_files, check_machine, read_manifest
+from .sampling_params import SamplingParams
+from .session import Session
+from .text import TOKENIZER, EngineTokenizer
+
+Opened = tuple[Session, EngineTokenizer | None, SamplingParams | None]  # what the model recommends is the last
+
+
+def open_directory(directory: Path, deep_check: bool) -> Opened:
+    """Open what `build` wrote; deep_check: hash the weights file too. Raises EngineError."""
+    while True:
+        before = _identity(directory)
+        try:
+            opened = _open(directory, deep_check)
+        except EngineError:
+            if _identity(directory) == before:
+                raise
+        else:
+            if _identity(directory) == before:
+                return opened
+        # Another engine has taken its place in the meantime: what was read is of both.
+
+
+def _identity(directory: Path) -> tuple[int, int] | None:
+    """What tells a directory from another one that takes its name."""
+    try:
+        found = directory.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _open(directory: Path, deep_check: bool) -> Opened:
+    """Read, check and open what is there now. Raises EngineError."""
+    manifest = read_manifest(directory)
+    check_files(directory, manifest, deep_check)
+    runner = _runner(manifest)
+    check_machine(manifest, runner.machine())
+    session = runner.open_session(directory, manifest)
+    special = manifest.about.get("special_tokens", {})
+    text = EngineTokenizer.load(directory, special) if TOKENIZER in manifest.files else None
+    sampling = manifest.about.get("sampling")
+    return session, text, SamplingParams.of(sampling) if sampling else None
+
+
+def _runner(manifest: Manifest) -> ModuleType:
+    """The module that runs an engine, imported when an engine needs it. Raises EngineError."""
+    name = manifest.spec.config.get("backend")
+    if name not in BACKENDS:
+        raise EngineError(f"engine: backend: expected one of {', '.join(BACKENDS)}, got {name!r}; {REBUILD}")
+    return BACKENDS[name].load_runner()

@@ -1,0 +1,130 @@
+"""Keys and values of prompts and answers that were served, kept for prompts that begin like them.
+
+They are kept in blocks of BLOCK tokens. Slot p of a drafter's cache may depend on the token at p + 1 (EAGLE-3 pairs the
+two), so a block has the slots that its tokens and those before them decide: from the one ahead of its first token to
+the one ahead of its last. What else a drafter keeps comes anew from the prompt's last chunk, which is always prefilled.
+"""
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from ..errors import InputError
+from .session import Session
+
+BLOCK = 32
+BYTES = {"float32": 4}  # of an element of a cache, where it is not 2
+
+Key = tuple[int | str, tuple[int, ...]]  # the number of the block before, or the scope of a first one; its tokens
+
+
+class Block(NamedTuple):
+    """One block. number: given once; place: where it lies in the store, in blocks."""
+
+    number: int
+    place: int
+
+
+class PrefixCache:
+    """Blocks within a budget, in the store of a session; the least recently used make room for others.
+
+    A block is found by its tokens and the block before it, back to the first and its scope: dictionary keys, so all
+    tokens are compared. What one scope keeps, no other finds.
+    """
+
+    def __init__(self, session: Session, budget: int):
+        """budget: most bytes. Raises InputError for fewer than a block takes."""
+        self.session = session
+        elements = ((math.prod(tensor.shape[1:]) // tensor.shape[2], tensor.dtype) for tensor in session.spec.caches)
+        self.block_bytes = BLOCK * sum(size * BYTES.get(dtype, 2) for size, dtype in elements)
+        places = budget // self.block_bytes
+        if places < 1:
+            raise InputError(
+                f"prefix_cache_bytes: expected 0, or at least {self.block_bytes}, which {BLOCK} tokens take, "
+                f"got {budget}"
+            )
+        session.make_store(places * BLOCK)
+        self._free = deque(range(places))
+        self._blocks: OrderedDict[Key, Block] = OrderedDict()  # the least recently used first, a block's own end behind
+        self._numbers = count()
+
+    @property
+    def used_bytes(self) -> int:
+        """What the blocks take that are kept now."""
+        return len(self._blocks) * self.block_bytes
+
+    def recall(self, row: int, scope: str, prompt: Sequence[int]) -> int:
+        """Fill the caches of a row that was begun with what is kept of its prompt -> how many of its tokens need no
+        prefill. The last token is no part of a prefill, and one more is left to it: it drafts the first tree."""
+        found = self._find(scope, prompt)
+        cached = min(BLOCK * len(found), len(prompt) - 1) - 1
+        if cached < 1:
+            return 0
+        self._touch(found)
+        self.session.resume(row, cached, _runs((block.place for _, block in found), 0))
+        return cached
+
+    def keep(self, row: int, scope: str, tokens: Sequence[int]) -> None:
+        """Keep what is new of a row. tokens: all that it has, its root included, which is the last."""
+        found = self._find(scope, tokens)
+        first = len(found)
+        places = self._make_room(len(tokens) // BLOCK - first, {block.number for _, block in found})
+        try:
+            for run in _runs(places, first):
+                self.session.keep(row, *run)
+        except BaseException:
+            self._free += places
+            raise
+        for index, place in enumerate(places, first):
+            before = found[-1][1].number if found else scope
+            found.append(((before, _tokens(tokens, index)), Block(next(self._numbers), place)))
+        self._blocks.update(found)
+        self._touch(found)
+
+    def _find(self, scope: str, tokens: Sequence[int]) -> list[tuple[Key, Block]]:
+        """The blocks that tokens begin with."""
+        found: list[tuple[Key, Block]] = []
+        for index in range(len(tokens) // BLOCK):
+            key = found[-1][1].number if found else scope, _tokens(tokens, index)
+            if key not in self._blocks:
+                break
+            found.append((key, self._blocks[key]))
+        return found
+
+    def _touch(self, found: Sequence[tuple[Key, Block]]) -> None:
+        """Note that blocks are used: the last first, so that none goes before those that follow it."""
+        for key, _ in reversed(found):
+            self._blocks.move_to_end(key)
+
+    def _make_room(self, wanted: int, needed: set[int]) -> list[int]:
+        """Places for so many blocks, or for fewer where only `needed` ones are left to go, in their order."""
+        places: list[int] = []
+        while len(places) < wanted:
+            if self._free:
+                places.append(self._free.popleft())
+            elif self._blocks and next(iter(self._blocks.values())).number not in needed:
+                places.append(self._blocks.popitem(last=False)[1].place)
+            else:
+                break
+        return sorted(places)
+
+
+def _tokens(tokens: Sequence[int], index: int) -> tuple[int, ...]:
+    """The tokens of a block."""
+    return tuple(tokens[BLOCK * index : BLOCK * (index + 1)])
+
+
+def _runs(places: Iterable[int], first: int) -> list[tuple[int, int, int]]:
+    """Blocks of a row, `first` the number of the first of them, as slots of the row, slots of the store, and how many:
+    what lies side by side is one run."""
+    runs: list[tuple[int, int, int]] = []
+    for index, place in enumerate(places, first):
+        missing = 0 if index else 1  # nothing is ahead of the first token
+        start, at, size = BLOCK * index - 1 + missing, BLOCK * place + missing, BLOCK - missing
+        if runs and sum(runs[-1][1:]) == at:
+            start, at, size = runs[-1][0], runs[-1][1], runs[-1][2] + size
+            runs.pop()
+        runs.append((start, at, size))
+    return runs

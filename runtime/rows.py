@@ -1,0 +1,161 @@
+"""The rows of a session and the requests that have them: what the scheduler's worker does in one turn.
+
+A turn prefills a bounded part of the prompts that wait, and steps. One prompt is prefilled at a time, in a row behind
+those that run, which no step touches.
+"""
+
+import time
+from collections.abc import Callable
+
+from .allowed_tokens import checked
+from .prefix_cache import PrefixCache
+from .request import Event, Request
+from .session import Session, rows_for
+from .submission import Caller
+
+
+class Taken:
+    """A request that was taken off the queue, and its output: the worker's own copy, ahead of what was read."""
+
+    def __init__(self, caller: Caller, request: Request):
+        self.caller, self.request = caller, request
+        self.admitted = self.prefilled = time.perf_counter()
+        self.output: list[int] = []
+        self.row: int | None = None
+        self.cached = 0  # tokens of the prompt that needed no prefill
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody wants more of it: its caller is gone, or read up to a stop string."""
+        return self.caller.cancelled or self.request.finish_reason is not None
+
+    def fail(self, error: BaseException) -> None:
+        """Raise an error to its caller, and forget what else that one waits for."""
+        self.caller.waiting.clear()
+        self.caller.events.put(error)
+
+
+class Rows:
+    """Requests in the rows of a session. running: by their row. filling: the one whose prompt is being prefilled."""
+
+    def __init__(self, session: Session, prefill_per_step: int, prefixes: PrefixCache | None):
+        """prefill_per_step: most prompt tokens that are prefilled in a turn. prefixes: keeps what was served."""
+        self.session, self.prefill_per_step, self.prefixes = session, prefill_per_step, prefixes
+        self.running: dict[int, Taken] = {}
+        self.filling: Taken | None = None
+
+    @property
+    def taken(self) -> list[Taken]:
+        """All requests that were taken off the queue and have not ended."""
+        return [*self.running.values(), *([self.filling] if self.filling else [])]
+
+    @property
+    def count(self) -> int:
+        """How many these are, from any thread."""
+        return (self.filling is not None) + len(self.running)  # in this order: one that goes over is never left out
+
+    def release_ended(self) -> None:
+        """Free the rows of requests that nobody wants more of."""
+        for row in [row for row, taken in self.running.items() if taken.ended]:
+            self._end(row)
+        if self.filling is not None and self.filling.ended:
+            if self.filling.row is not None:
+                self.session.release(self.filling.row)
+            self.filling = None
+
+    def prefill(self, take: Callable[[], Taken | None]) -> None:
+        """Prefill prompts, one after the other, as far as the coming step may wait for them. If that fails, it fails
+        for the one alone. take: makes the next request of the queue `filling`, if one waits."""
+        spent = 0
+        while taken := self.filling or (take() if self.session.free_rows else None):
+            if taken.row is None:
+                self._compact(len(self.running))  # so that its row will be behind them
+            try:
+                row = self._begin(taken) if taken.row is None else taken.row
+                size = self.session.next_chunk(row, self.prefill_per_step)
+                if spent and spent + size > self.prefill_per_step:
+                    return
+                filled = self.session.fill(row, self.prefill_per_step)
+                self._keep(taken)
+            except BaseException as error:
+                if taken.row is not None:
+                    self.session.release(taken.row)
+                self.filling = None
+                taken.fail(error)
+                continue
+            spent += size
+            if filled:
+                taken.prefilled = time.perf_counter()
+                self.running[row], self.filling = taken, None
+
+    def _begin(self, taken: Taken) -> int:
+        """Give a request a row, with what is kept of its prompt -> the row."""
+        asked = taken.request
+        row = taken.row = self.session.begin(asked.prompt, asked.limit, asked.stop_ids, asked.controls)
+        if self.prefixes is not None:
+            taken.cached = self.prefixes.recall(row, asked.prefix_scope, asked.prompt)
+        return row
+
+    def _keep(self, taken: Taken) -> None:
+        """Keep what a request has in its row, for others that begin like it."""
+        if self.prefixes is not None and taken.row is not None:
+            tokens = [*taken.request.prompt, *taken.output]
+            self.prefixes.keep(taken.row, taken.request.prefix_scope, tokens[: self.session.lengths[taken.row] + 1])
+
+    def _compact(self, rows: int) -> None:
+        for source, target in self.session.compact(rows).items():
+            self.running[target] = self.running[source]
+            self.running[target].row = target
+            del self.running[source]
+
+    def step(self) -> None:
+        """One step of all that run, in as few rows as hold them. If it fails, it fails for all of them."""
+        if not self.running:
+            return
+        self._compact(rows_for(len(self.running), self.session.spec.max_batch))
+        self._mask()
+        if not self.running:
+            return
+        try:
+            reports = self.session.step()
+        except BaseException as error:
+            for row in list(self.running):
+                self._fail(row, error)
+            return
+        now = time.perf_counter()
+        for row, taken in list(self.running.items()):
+            report = reports[row]
+            taken.output += report.tokens
+            if report.finish:
+                self._end(row)
+            told = Event(report, taken.admitted, taken.prefilled, now, taken.cached)
+            taken.caller.events.put((taken.request, told))
+
+    def _mask(self) -> None:
+        """Ask those who have a say what may follow in the coming step. If that fails, it fails for the one alone."""
+        for row, taken in list(self.running.items()):
+            if taken.request.allowed_tokens is None:
+                continue
+            tree = self.session.tree(row)
+            try:
+                bits = taken.request.allowed_tokens(tuple(taken.output), tree)
+                bits = checked(bits, tree, self.session.spec.vocab_size)
+            except BaseException as error:
+                self._fail(row, error)
+                continue
+            self.session.allow(row, bits)
+
+    def _fail(self, row: int, error: BaseException) -> None:
+        """Raise an error for one request, and free its row."""
+        taken = self.running[row]
+        self._release(row)
+        taken.caller.events.put((taken.request, error))
+
+    def _end(self, row: int) -> None:
+        """Keep what a row has, and free it."""
+        self._keep(self.running[row])
+        self._release(row)
+
+    def _release(self, row: int) -> None:
+        self.session.release(row)
+        del self.running[row]
