@@ -13,9 +13,9 @@ DEMO    := engines/demo
 ONNX    ?= engines/onnx
 JOBS    ?= 2
 PYTEST  := $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
-FOLDERS := commands graphs kernels compile runtime train
+FOLDERS := commands graphs kernels compile runtime serving train
 
-.PHONY: help install demo engine generate test test-slow lint typecheck check-onnx size bench peers gpu-check clean
+.PHONY: help install demo serve engine generate test test-slow lint typecheck check-onnx size bench peers gpu-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -32,6 +32,10 @@ $(VENV)/.installed: pyproject.toml
 demo: install  ## build the default engine once and stream an answer from it
 	@test -f $(DEMO)/manifest.json || $(BIN)/specstep build smollm2-135m -o $(DEMO)
 	@$(BIN)/specstep generate $(DEMO) --prompt "$(PROMPT)" --max-new-tokens 256 --stats
+
+serve: install  ## serve the default engine at http://127.0.0.1:8000, a page to chat with at /
+	@test -f $(DEMO)/manifest.json || $(BIN)/specstep build smollm2-135m -o $(DEMO)
+	@$(BIN)/specstep serve smollm2-135m=$(DEMO) $(ARGS)
 
 engine: install  ## build any engine: MODEL=... DRAFTER=... BACKEND=... OUT=...
 	$(BIN)/specstep build "$(MODEL)" -o "$(OUT)" --drafter "$(DRAFTER)" --backend "$(BACKEND)" $(ARGS)

@@ -15,6 +15,7 @@ from .commands import (
     generate,
     inspect,
     profile,
+    serve,
     train_drafter,
     tune,
 )
@@ -30,6 +31,7 @@ COMMANDS = {
     "count": count,
     "inspect": inspect,
     "profile": profile,
+    "serve": serve,
     "train-drafter": train_drafter,
     "tune": tune,
 }

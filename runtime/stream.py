@@ -42,19 +42,36 @@ class Piece(NamedTuple):
     logprobs: Sequence[TokenLogprobs] = ()
 
 
+class Pieces:
+    """Makes the pieces of one request of its new tokens, each as they were read."""
+
+    def __init__(self, request: Request, tokenizer: EngineTokenizer | None):
+        self._request = request
+        self._text = TextStream(tokenizer) if tokenizer else None
+
+    def take(self, tokens: list[int]) -> Piece:
+        """The piece of the tokens that the request was last updated with."""
+        logprobs = self._request.logprobs[len(self._request.tokens) - len(tokens) :]
+        return Piece(tokens, self._new_text(tokens), logprobs)
+
+    def _new_text(self, tokens: list[int]) -> str:
+        if self._request.stop_text is not None:
+            return self._request.stop_text.take()
+        return self._text.push(tokens, last=self._request.finish_reason is not None) if self._text else ""
+
+
 class Stream(Iterator[Piece]):
     """A submitted request: an iterator of pieces. Leaving it for good, by `cancel`, `with` or garbage collection, ends
     the request; nobody else's is touched."""
 
     def __init__(self, request: Request, submission: Submission, tokenizer: EngineTokenizer | None):
         self.request, self._submission, self._tokenizer = request, submission, tokenizer
-        self._text = TextStream(tokenizer) if tokenizer else None
+        self._pieces = Pieces(request, tokenizer)
 
     def __next__(self) -> Piece:
         """Wait for the next step's tokens. Raises what the engine raised while it worked on the request."""
         _, tokens = next(self._submission)
-        logprobs = self.request.logprobs[len(self.request.tokens) - len(tokens) :]
-        return Piece(tokens, self._new_text(tokens), logprobs)
+        return self._pieces.take(tokens)
 
     def cancel(self) -> None:
         """End the request, from any thread. Its row is free when the step under way is done."""
@@ -65,11 +82,6 @@ class Stream(Iterator[Piece]):
         for _ in self:
             pass
         return outcome(self.request, self._tokenizer)
-
-    def _new_text(self, tokens: list[int]) -> str:
-        if self.request.stop_text is not None:
-            return self.request.stop_text.take()
-        return self._text.push(tokens, last=self.request.finish_reason is not None) if self._text else ""
 
     def __enter__(self) -> "Stream":
         return self

@@ -2,8 +2,8 @@
 
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
-from queue import SimpleQueue
+from collections.abc import Callable, Iterator, Sequence
+from queue import Empty, SimpleQueue
 
 from .request import Event, Request
 
@@ -11,12 +11,23 @@ from .request import Event, Request
 Told = tuple[Request, Event | BaseException] | BaseException | None
 
 
+class Events(SimpleQueue[Told]):
+    """What the worker tells, in order. listener: called after each, by the thread that tells; it must not raise."""
+
+    listener: Callable[[], None] | None = None
+
+    def put(self, told: Told, block: bool = True, timeout: float | None = None) -> None:
+        super().put(told)
+        if self.listener is not None:
+            self.listener()
+
+
 class Caller:
     """The worker's side of a submission. Only the worker takes from `waiting`; `events` is read by the caller."""
 
     def __init__(self, requests: Sequence[Request]):
         self.waiting = deque(requests)
-        self.events: SimpleQueue[Told] = SimpleQueue()
+        self.events = Events()
         self.cancelled = False
 
     def cancel(self) -> None:
@@ -42,16 +53,20 @@ class Submission:
         return self
 
     def __next__(self) -> tuple[Request, list[int]]:
-        if self._error is not None:
-            raise self._error
-        if not self._unfinished or self._caller.cancelled:
-            self.cancel()
-            raise StopIteration
-        request, event = self._next_event()
-        tokens = request.advance(event)
-        if request.finish_reason:
-            self._unfinished = [other for other in self._unfinished if other is not request]
-        return request, tokens
+        return self._read(block=True)
+
+    def poll(self) -> tuple[Request, list[int]] | None:
+        """As `next`, without waiting: None where nothing new has come. Raises StopIteration at the end."""
+        try:
+            return self._read(block=False)
+        except Empty:
+            return None
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have a function called, now and by the engine's thread whenever there may be more to `poll`. It must be quick
+        and must not raise."""
+        self._caller.events.listener = listener
+        listener()
 
     def cancel(self) -> None:
         """End the requests that still run or wait, from any thread; a reader that waits gets no more. What was read so
@@ -60,11 +75,24 @@ class Submission:
         for request in self._unfinished:
             request.finish_reason = request.finish_reason or "cancelled"
 
-    def _next_event(self) -> tuple[Request, Event]:
+    def _read(self, block: bool) -> tuple[Request, list[int]]:
+        """The next request with its new tokens. Raises Empty where that would wait and must not."""
+        if self._error is not None:
+            raise self._error
+        if not self._unfinished or self._caller.cancelled:
+            self.cancel()
+            raise StopIteration
+        request, event = self._next_event(block)
+        tokens = request.advance(event)
+        if request.finish_reason:
+            self._unfinished = [other for other in self._unfinished if other is not request]
+        return request, tokens
+
+    def _next_event(self, block: bool) -> tuple[Request, Event]:
         """Wait for what the worker says of a request that goes on: the worker may be a step ahead of one that ended at
-        a stop string."""
+        a stop string. Raises Empty."""
         while True:
-            told = self._caller.events.get()
+            told = self._caller.events.get(block)
             if told is None:
                 self._caller.events.put(None)  # for other readers
                 self.cancel()

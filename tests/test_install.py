@@ -62,6 +62,7 @@ def test_an_engine_generates_with_the_base_requirements(environment, engine_fold
         (["count", "data", "-o", "tables", "--model", "smollm2-135m"], "build"),
         (["train-drafter", "smollm2-135m", "data", "-o", "head"], "build"),
         (["tune", "smollm2-135m"], "build"),
+        (["serve", "engine"], "serve"),
         (["check", "engine"], "polygraphy"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else value,

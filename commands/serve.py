@@ -1,0 +1,103 @@
+"""`specstep serve`."""
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+from pathlib import Path
+
+from ..errors import InputError, needs_extra
+
+HELP = "serve engines over HTTP, with the API of OpenAI"
+ENVIRONMENT = "SPECSTEP_API_KEY"
+OPEN = "specstep: warning: {} without an API key: whoever reaches it can use it"
+EXAMPLES = f"""examples:
+  specstep serve engines/smol
+  specstep serve small=engines/smol engines/qwen --port 9000 --max-queue 32
+  {ENVIRONMENT}=secret1,secret2 specstep serve engines/smol --host 0.0.0.0
+
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+
+A page to chat with is at http://127.0.0.1:8000/, the list of all fields at /docs (docs/serving.md)."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("engines", metavar="DIR", nargs="+", help="engine directory, or NAME=DIR; the name is the API's `model`")
+    add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine alone)")
+    add("--port", type=int, metavar="N", default=8000, help="port; 0 takes any that is free (default: 8000)")
+    add(
+        "--api-key",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help=f"a key that opens the API; may be given again. Others see command lines: {ENVIRONMENT} holds keys, too, "
+        "with commas between them",
+    )
+    add(
+        "--max-queue", type=int, metavar="N", default=128, help="answers that may wait for a row of each model; a call "
+        "past them gets status 429 (default: 128)"
+    )  # fmt: skip
+    add(
+        "--prefix-cache", type=int, metavar="MIB", default=256, help="memory of each model for keys and values of what "
+        "was served: prompts that begin like it prefill the rest alone; 0 keeps nothing (default: 256)"
+    )  # fmt: skip
+    add(
+        "--prefill-per-step", type=int, metavar="N", help="most prompt tokens that are prefilled between two steps: "
+        "the longest pause that a prompt makes in running streams (default: the engine's prefill chunk)"
+    )  # fmt: skip
+    add("--share-prefixes", action="store_true", help="let calls with one API key start from what others were served")
+    add("--drain", type=int, metavar="S", default=30, help="seconds that answers have to end at shutdown (default: 30)")
+    add("--log-prompts", action="store_true", help="write prompts to the log, which has none of them otherwise")
+
+
+def run(options: argparse.Namespace) -> int:
+    with needs_extra("serve", "serve"):
+        from ..serving.options import ServeOptions
+        from ..serving.server import hosts_of, is_local, listen, serve
+    from ..runtime.engine import load
+
+    keys = given_keys(options)
+    asked = ServeOptions(
+        api_keys=keys,
+        max_queue=options.max_queue,
+        log_prompts=options.log_prompts,
+        share_prefixes=options.share_prefixes,
+        hosts=hosts_of(options.host, bool(keys)),
+    )
+    for name in ("drain", "prefix_cache"):
+        if getattr(options, name) < 0:
+            raise InputError(
+                f"{name.replace('_', '-')}: expected an integer of at least 0, got {getattr(options, name)}"
+            )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    cache = {"prefix_cache_bytes": options.prefix_cache * 2**20, "prefill_per_step": options.prefill_per_step}
+    with contextlib.ExitStack() as open_, listen(options.host, options.port) as bound:
+        if not keys and not is_local(options.host):
+            print(OPEN.format(options.host), file=sys.stderr)
+        engines = {
+            name: open_.enter_context(load(directory, **cache)) for name, directory in named(options.engines).items()
+        }
+        serve(engines, bound, asked, options.drain)
+    return 0
+
+
+def given_keys(options: argparse.Namespace) -> tuple[str, ...]:
+    """Those of the options and of the environment."""
+    more = [key.strip() for key in os.environ.get(ENVIRONMENT, "").split(",")]
+    return (*options.api_key, *(key for key in more if key))
+
+
+def named(given: list[str]) -> dict[str, Path]:
+    """Directories by the names of their models. Raises InputError for a name that is there twice."""
+    found: dict[str, Path] = {}
+    for each in given:
+        name, equals, directory = each.partition("=")
+        path = Path(directory if equals else each)
+        name = name if equals else path.resolve().name
+        if not name or name in found:
+            raise InputError(f"engines: expected a name of its own for each, got {name!r} again; give NAME=DIR")
+        found[name] = path
+    return found

@@ -1,0 +1,190 @@
+"""An answer under way, as one JSON object or as a stream of server-sent events."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from ..runtime.request import Request
+from .bridge import Answer, Grown
+from .drafts import Drafts
+from .errors import BROKEN, error_body
+from .forms import Form, Json
+from .metrics import Metrics
+from .served import Places, Served
+
+logger = logging.getLogger(__name__)
+GONE = 499  # the client closed the connection, as nginx counts it
+LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+@dataclass
+class Call:
+    """One call: its answer, the form that it takes, and what is to be done when it ends."""
+
+    served: Served
+    answer: Answer
+    places: Places
+    form: Form
+    metrics: Metrics
+    firsts: list[Request]  # of the choices, one of each prompt
+    include_usage: bool = False
+    include_drafts: bool = False
+    started: float = field(default_factory=time.perf_counter)
+    created: int = field(default_factory=lambda: int(time.time()))
+    gone: bool = False  # the client
+
+    def __post_init__(self) -> None:
+        self.id = self.form.prefix + secrets.token_hex(12)
+
+    @contextlib.contextmanager
+    def running(self, receive: Receive) -> Iterator[None]:
+        """Watches for the client to go away; whatever happens in the block, the rows are free when it is left."""
+        watch = asyncio.ensure_future(self._watch(receive))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            self.answer.cancel()
+            self.places.give_back()
+            self._ended()
+
+    def _ended(self) -> None:
+        """Count it, and tell the log how much it was."""
+        seconds, requests = time.perf_counter() - self.started, self.answer.requests
+        self.served.took(seconds)
+        for request in requests:
+            self.metrics.ended(self.served.name, request)
+        new, reasons = sum(len(request.tokens) for request in requests), {request.finish_reason for request in requests}
+        told = (
+            self.id,
+            self.served.name,
+            sum(len(request.prompt) for request in self.firsts),
+            new,
+            ", ".join(sorted(map(str, reasons))),
+            seconds,
+        )
+        logger.info("%s %s: %d prompt tokens, %d new, %s, %.3f s", *told)
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        self.answer.cancel()
+
+    async def read(self) -> AsyncIterator[Grown]:
+        """The answer, with its places given back one by one. Raises what the engine raised."""
+        async for grown in self.answer.read():
+            if grown.request.finish_reason:
+                self.places.give_back(1)
+            yield grown
+
+    def head(self, kind: str) -> Json:
+        """What every object of this call begins with."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.served.name}
+
+    def usage(self) -> Json:
+        """Tokens of prompt and answers. OpenAI's accepted prediction tokens are those of a `prediction` that the client
+        sent: there is none, so nothing is said of them."""
+        prompt = sum(len(request.prompt) for request in self.firsts)
+        completion = sum(len(request.tokens) for request in self.answer.requests)
+        cached = sum(request.cached_tokens for request in self.firsts)
+        counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+async def whole(call: Call, receive: Receive) -> Response:
+    """The answer as one object."""
+    texts = [""] * len(call.answer.requests)
+    with call.running(receive):
+        async for index, _, piece in call.read():
+            texts[index] += piece.text
+        if call.gone:
+            return Response(status_code=GONE)
+        if any(request.finish_reason == "cancelled" for request in call.answer.requests):
+            return _json(error_body("the server shuts down", BROKEN), 503)
+        listed = [
+            call.form.whole(index, text, request.logprobs, request.finish_reason or "")
+            for index, (text, request) in enumerate(zip(texts, call.answer.requests, strict=True))
+        ]
+        return _json({**call.head(call.form.whole_object), "choices": listed, "usage": call.usage()})
+
+
+class EventStream(Response):
+    """The answer as server-sent events: a chunk for each step of each choice, then `[DONE]`."""
+
+    def __init__(self, call: Call):
+        self.call = call
+        super().__init__(None, 200, HEADERS, "text/event-stream")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [header for header in self.raw_headers if header[0] != b"content-length"]
+        with self.call.running(receive):
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            async for event in self._events():
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        call = self.call
+        try:
+            for index in range(len(call.answer.requests)):
+                begun = call.form.begin(index)
+                if begun is not None:
+                    yield self._chunk(begun)
+            async for chunk in self._steps():
+                yield chunk
+        except Exception:
+            logger.exception("%s failed", call.id)
+            yield _event(error_body("the server failed; its log says why", BROKEN))
+            return
+        if call.gone:
+            return
+        if any(request.finish_reason == "cancelled" for request in call.answer.requests):
+            yield _event(error_body("the server shuts down", BROKEN))
+            return
+        if call.include_usage:
+            yield _event({**call.head(call.form.chunk_object), "choices": [], "usage": call.usage()})
+        yield b"data: [DONE]\n\n"
+
+    async def _steps(self) -> AsyncIterator[bytes]:
+        call, tokenizer = self.call, self.call.served.engine.text
+        asked = call.include_drafts and tokenizer is not None
+        drafts = [Drafts(tokenizer) for _ in call.answer.requests] if asked and tokenizer else []
+        async for index, request, piece in call.read():
+            told = drafts[index].step(request, piece.token_ids) if drafts else None
+            if piece.text or piece.logprobs or told:
+                yield self._chunk(call.form.grown(index, piece.text, piece.logprobs), told)
+            if request.finish_reason in ("stop", "length"):
+                yield self._chunk(call.form.end(index, request.finish_reason))
+
+    def _chunk(self, choice: Json, drafts: Json | None = None) -> bytes:
+        chunk = {**self.call.head(self.call.form.chunk_object), "choices": [choice]}
+        if self.call.include_usage:
+            chunk["usage"] = None
+        if drafts is not None:
+            chunk["specstep"] = drafts
+        return _event(chunk)
+
+
+def _event(data: Any) -> bytes:
+    return b"data: " + _dumped(data) + b"\n\n"
+
+
+def _json(data: Any, status: int = 200) -> Response:
+    return Response(_dumped(data), status, media_type="application/json")
+
+
+def _dumped(data: Any) -> bytes:
+    """JSON without a character at which any client, such as one that uses Python's `splitlines`, may end a line."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.translate(LINE_ENDS).encode()

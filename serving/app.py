@@ -1,0 +1,160 @@
+"""The routes: OpenAI's API over engines, and what operators and people look at."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
+
+from ..runtime.engine import Engine
+from .answering import Call, EventStream, whole
+from .bridge import Answer
+from .errors import ApiError, add_handlers
+from .fields import Asked, ChatRequest, CompletionRequest, TokenizeRequest
+from .forms import ChatForm, CompletionForm
+from .guard import Guard
+from .metrics import Metrics
+from .options import ServeOptions
+from .prepare import chat_tokens, choices, prepare_chat, prepare_completion, text_tokens
+from .schema import ANSWERS, CHAT, COMPLETION, MODEL, MODELS, TOKENS, openapi
+from .served import Served, on_error
+
+logger = logging.getLogger(__name__)
+PAGE = Path(__file__).with_name("page.html")
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; " \
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"  # fmt: skip
+
+
+def create_app(engines: Mapping[str, Engine], options: ServeOptions | None = None) -> FastAPI:
+    """The whole server as an ASGI application. It closes no engine.
+
+    Args:
+        engines: by the names that clients know them by, at least one; the first is the one of requests without a name.
+        options: None for an open API with the default limits.
+    """
+    options = options or ServeOptions()
+    served = {name: Served(name, engine, options.max_queue) for name, engine in engines.items()}
+    metrics = Metrics(served.values())
+    app = FastAPI(
+        title="specstep", description="OpenAI's API over compiled speculative decoding.", version="1", redoc_url=None
+    )
+    app.openapi = lambda: openapi(app, bool(options.api_keys))  # type: ignore[method-assign]
+    add_handlers(app)
+    _add_answers(app, served, metrics, options)
+    _add_models(app, served)
+    _add_looks(app, metrics)
+    routes = [path for route in app.routes if "{" not in (path := getattr(route, "path", ""))]
+    app.add_middleware(Guard, options=options, metrics=metrics, routes=routes)
+    return app
+
+
+def _add_answers(app: FastAPI, served: Mapping[str, Served], metrics: Metrics, options: ServeOptions) -> None:
+    """The two routes that generate."""
+
+    @app.post("/v1/chat/completions", responses=ANSWERS | CHAT, response_model=None)
+    async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        one = _find(served, body.model)
+        _log_prompt(options, one, [message.plain() for message in body.messages])
+        places = one.take(choices(body))
+        with on_error(places):
+            ready = await asyncio.to_thread(prepare_chat, one, body, request.state.prefix_scope)
+            form = ChatForm(one.token_text, bool(body.logprobs))
+            answer = Answer(one.engine, ready.requests)
+        return await _answered(body, Call(one, answer, places, form, metrics, ready.firsts), request)
+
+    @app.post("/v1/completions", responses=ANSWERS | COMPLETION, response_model=None)
+    async def create_completion(body: CompletionRequest, request: Request) -> Response:
+        """Go on with a text, or with token ids."""
+        one = _find(served, body.model)
+        _log_prompt(options, one, body.prompt)
+        places = one.take(choices(body))
+        with on_error(places):
+            ready = await asyncio.to_thread(prepare_completion, one, body, request.state.prefix_scope)
+            form = CompletionForm(one.token_text, body.logprobs, ready.echoed)
+            answer = Answer(one.engine, ready.requests)
+        return await _answered(body, Call(one, answer, places, form, metrics, ready.firsts), request)
+
+
+def _add_models(app: FastAPI, served: Mapping[str, Served]) -> None:
+    """What there is to ask, and how its tokens are counted."""
+
+    @app.get("/v1/models", responses=MODELS, response_model=None)
+    async def list_models() -> dict[str, Any]:
+        """The models of this server."""
+        return {"object": "list", "data": [_model(one) for one in served.values()]}
+
+    @app.get("/v1/models/{model:path}", responses=MODEL, response_model=None)
+    async def retrieve_model(model: str) -> dict[str, Any]:
+        """One of them."""
+        return _model(_find(served, model))
+
+    @app.post("/tokenize", responses=TOKENS, response_model=None)
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        """The token ids of a text, or of a conversation in the chat template."""
+        one = _find(served, body.model)
+        if body.messages is not None:
+            messages = [message.plain() for message in body.messages]
+            tokens = await asyncio.to_thread(chat_tokens, one, messages, body.chat_template_kwargs)
+        else:
+            special = body.add_special_tokens is not False
+            tokens = await asyncio.to_thread(text_tokens, one, body.prompt or "", special)
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": one.engine.spec.max_seq_len}
+
+
+def _add_looks(app: FastAPI, metrics: Metrics) -> None:
+    """What operators and people look at."""
+
+    @app.get("/health", response_class=PlainTextResponse)
+    async def health() -> str:
+        """Whether the server answers."""
+        return "ok"
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def read_metrics() -> Response:
+        """Counters, gauges and histograms for Prometheus."""
+        return Response(metrics.page(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/", response_class=HTMLResponse)
+    async def page() -> Response:
+        """A page to chat with the models."""
+        headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=headers)
+
+
+async def _answered(body: Asked, call: Call, request: Request) -> Response:
+    """Streamed or whole, as the body asks."""
+    if not body.stream:
+        return await whole(call, request.receive)
+    if body.stream_options:
+        call.include_usage = bool(body.stream_options.include_usage)
+        call.include_drafts = bool(body.stream_options.include_drafts)
+    return EventStream(call)
+
+
+def _find(served: Mapping[str, Served], name: str | None) -> Served:
+    """The model of a name, the first without one. Raises ApiError."""
+    if name is None:
+        return next(iter(served.values()))
+    if name not in served:
+        message = f"model: expected one of {', '.join(served)}, got {name!r:.60}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+    return served[name]
+
+
+def _model(one: Served) -> dict[str, Any]:
+    return {
+        "id": one.name,
+        "object": "model",
+        "created": one.created,
+        "owned_by": "specstep",
+        "max_model_len": one.engine.spec.max_seq_len,
+    }
+
+
+def _log_prompt(options: ServeOptions, one: Served, prompt: Any) -> None:
+    if options.log_prompts:
+        logger.info("%s: %r", one.name, prompt)

@@ -1,0 +1,155 @@
+"""The bodies of requests, as OpenAI's API and vLLM's extensions name their fields."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from ..controls import TOP_LOGPROBS
+from ..runtime.messages import ROLES
+from ..runtime.sampling_params import MOST_CHOICES, MOST_STOPS, SEEDS
+from .unsupported import without_idle
+
+MOST_IDS = 16  # stop tokens of a row
+MOST_PROMPTS = 128
+MOST_MESSAGES = 2**14
+MOST_FIELDS = 600  # of any object: a million wrong ones would be a million errors
+
+
+def _not_too_many(fields: Any) -> Any:
+    if isinstance(fields, dict) and len(fields) > MOST_FIELDS:
+        raise ValueError(f"expected at most {MOST_FIELDS} fields, got {len(fields)}")
+    return fields
+
+
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+Tokens = Annotated[list[Token], Field(max_length=2**20, fail_fast=True)]  # a million wrong ones are one error
+StopString = Annotated[str, Field(min_length=1, max_length=512)]
+Word = Annotated[str, Field(min_length=1, max_length=256)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Label = Annotated[str, Field(max_length=512)]
+Biases = Annotated[dict[str, float], Field(max_length=512), BeforeValidator(_not_too_many)]
+Metadata = Annotated[dict[str, str], Field(max_length=16), BeforeValidator(_not_too_many)]
+
+
+class Fields(BaseModel):
+    """An object with these fields alone, each of its own type: "1" is no number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _checked(cls, fields: Any) -> Any:
+        return without_idle(_not_too_many(fields))
+
+
+class StreamOptions(Fields):
+    """include_usage: a last chunk with the usage. include_drafts: each chunk tells its tokens, and how many of them
+    were accepted drafts, in a field `specstep` of its own."""
+
+    include_usage: bool | None = None
+    include_drafts: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class Asked(Fields):
+    """What chat and completions have in common. What is left out, or null, is what the model recommends, or else what
+    OpenAI's API takes: temperature 1."""
+
+    model: str | None = Field(None, max_length=256, description="one of /v1/models; the first one when left out")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1, le=2**31)
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    stop: StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
+    seed: int | None = Field(None, ge=-SEEDS, lt=SEEDS)
+    temperature: float | None = Field(None, ge=0, le=100, description="0, or from 0.01")
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31, description="0 or -1: all tokens")
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    logit_bias: Biases | None = None
+    min_tokens: int | None = Field(None, ge=0, lt=2**31)
+    stop_token_ids: Annotated[list[Token], Field(max_length=MOST_IDS, fail_fast=True)] | None = None
+    ignore_eos: bool | None = None
+    bad_words: Annotated[list[Word], Field(max_length=64, fail_fast=True)] | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    metadata: Metadata | None = None
+
+
+class TextPart(Fields):
+    """A piece of a message; images, audio and files are not supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Fields):
+    """One message. An assistant's of an earlier answer may be sent back as it came."""
+
+    role: Literal[ROLES]  # type: ignore[valid-type]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    name: Label | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: Label | None = None
+    reasoning_content: str | None = None
+    refusal: None = None
+    annotations: list[dict[str, Any]] | None = None
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> "ChatMessage":
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("expected content, a text or a list of text parts, got none")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates see it."""
+        told = self.model_dump(exclude_none=True, exclude={"annotations"})
+        return {"content": None, **told}
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+
+
+class ChatRequest(Asked):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(Asked):
+    """POST /v1/completions."""
+
+    prompt: (
+        str
+        | Tokens
+        | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
+        | Annotated[list[Tokens], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
+    )
+    logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
+    echo: bool | None = None
+
+
+class TokenizeRequest(Fields):
+    """POST /tokenize: a text, or messages as a chat's."""
+
+    model: str | None = Field(None, max_length=256)
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("expected prompt or messages, one of them")
+        return self

@@ -1,0 +1,116 @@
+"""Answers in the two forms of OpenAI's API: a chat's message and a completion's text."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ..report import TokenLogprobs
+from .token_text import TokenText
+
+Json = dict[str, Any]
+
+
+class Form(Protocol):
+    """How choices look. An instance belongs to one call: it may count what it wrote."""
+
+    prefix: str  # of the id
+    whole_object: str
+    chunk_object: str
+
+    def begin(self, index: int) -> Json | None:
+        """What comes before the first token of a choice, in a stream."""
+
+    def grown(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> Json:
+        """A choice in a chunk: the text that is new, and the log-probabilities of its tokens."""
+
+    def end(self, index: int, reason: str) -> Json:
+        """The last of a choice in a stream."""
+
+    def whole(self, index: int, text: str, logprobs: Sequence[TokenLogprobs], reason: str) -> Json:
+        """A choice that was not streamed."""
+
+
+class ChatForm:
+    """chat.completion and chat.completion.chunk."""
+
+    prefix, whole_object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, tokens: TokenText | None, logprobs: bool):
+        self._tokens, self._logprobs = tokens, logprobs
+
+    def begin(self, index: int) -> Json | None:
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def grown(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> Json:
+        told = self._told(logprobs)
+        return {"index": index, "delta": {"content": text}, "logprobs": told, "finish_reason": None}
+
+    def end(self, index: int, reason: str) -> Json:
+        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
+
+    def whole(self, index: int, text: str, logprobs: Sequence[TokenLogprobs], reason: str) -> Json:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": self._told(logprobs), "finish_reason": reason}
+
+    def _told(self, logprobs: Sequence[TokenLogprobs]) -> Json | None:
+        if not self._logprobs or self._tokens is None:
+            return None
+        content = [
+            self._token(each.token_id, each.logprob) | {"top_logprobs": [self._token(*likely) for likely in each.top]}
+            for each in logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> Json:
+        assert self._tokens is not None
+        written = self._tokens.of(token)
+        return {"token": written.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(written)}
+
+
+class CompletionForm:
+    """text_completion."""
+
+    prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
+
+    def __init__(self, tokens: TokenText | None, logprobs: int | None, echoed: Sequence[str]):
+        """echoed: the text ahead of each choice, or nothing."""
+        self._tokens, self._logprobs, self._echoed = tokens, logprobs, echoed
+        self._offsets: dict[int, int] = {}  # of each choice's next token in its text
+
+    def begin(self, index: int) -> Json | None:
+        return self._choice(index, self._echoed[index], None, None) if self._echoed else None
+
+    def grown(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> Json:
+        return self._choice(index, text, self._told(index, logprobs), None)
+
+    def end(self, index: int, reason: str) -> Json:
+        return self._choice(index, "", None, reason)
+
+    def whole(self, index: int, text: str, logprobs: Sequence[TokenLogprobs], reason: str) -> Json:
+        echoed = self._echoed[index] if self._echoed else ""
+        return self._choice(index, echoed + text, self._told(index, logprobs), reason)
+
+    def _choice(self, index: int, text: str, logprobs: Json | None, reason: str | None) -> Json:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _told(self, index: int, logprobs: Sequence[TokenLogprobs]) -> Json | None:
+        if self._logprobs is None or self._tokens is None:
+            return None
+        told: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for each in logprobs:
+            text = self._text(each.token_id)
+            told["tokens"].append(text)
+            told["token_logprobs"].append(each.logprob)
+            told["top_logprobs"].append({self._text(token): logprob for token, logprob in each.top})
+            told["text_offset"].append(self._offsets.get(index, 0))
+            self._offsets[index] = self._offsets.get(index, 0) + len(text)
+        return told
+
+    def _text(self, token: int) -> str:
+        """A part of a character is written as its bytes, so that no two tokens have one name."""
+        assert self._tokens is not None
+        written = self._tokens.of(token)
+        try:
+            return written.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in written)

@@ -1,0 +1,32 @@
+"""What a server may be told, checked."""
+
+from dataclasses import dataclass
+
+from ..errors import InputError
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """api_keys: any of them opens the API; none: it is open. max_queue: choices of answers that may wait for a row, for
+    each model. most_bytes: of a request's body. body_seconds: in which it has to arrive. log_prompts: write what was
+    asked to the log. share_prefixes: a call may start from what was kept of another key's; how long it takes tells
+    of it. hosts: names that the header Host may have, none: any. An open server for one machine names them:
+    otherwise a web page could have its own name stand for this machine, and read what the browser gets here.
+
+    Raises InputError for a key that no header can hold, and for numbers out of range.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    max_queue: int = 128
+    most_bytes: int = 4 * 2**20
+    body_seconds: float = 30.0
+    log_prompts: bool = False
+    share_prefixes: bool = False
+    hosts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for key in self.api_keys:
+            if not key or not key.isascii() or not key.isprintable() or " " in key:
+                raise InputError("api-key: expected printable ASCII without spaces, got another text")
+        if self.max_queue < 0:
+            raise InputError(f"max-queue: expected an integer of at least 0, got {self.max_queue}")

@@ -1,0 +1,151 @@
+"""The OpenAPI schema: what answers look like. Requests are in `fields.py`."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+
+class ErrorDetail(BaseModel):
+    """What was wrong, and in which field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(BaseModel):
+    """Every answer that is an error."""
+
+    error: ErrorDetail
+
+
+class PromptDetails(BaseModel):
+    """Of the prompt's tokens, those whose keys and values were kept from an earlier call."""
+
+    cached_tokens: int
+
+
+class Usage(BaseModel):
+    """Counted in tokens."""
+
+    prompt_tokens_details: PromptDetails
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class AnswerMessage(BaseModel):
+    """What the assistant said."""
+
+    role: str
+    content: str
+    refusal: str | None
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: str
+
+
+class ChatCompletion(BaseModel):
+    """An answer that is not streamed."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class TextChoice(BaseModel):
+    """One continuation."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: str
+
+
+class Completion(BaseModel):
+    """Continuations that are not streamed."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+
+
+class Model(BaseModel):
+    """A model that can be asked."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class Models(BaseModel):
+    """All of them."""
+
+    object: str
+    data: list[Model]
+
+
+class TokenIds(BaseModel):
+    """A prompt as the model reads it."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def _errors(**texts: str) -> Responses:
+    return {int(status.removeprefix("e")): {"model": Error, "description": text} for status, text in texts.items()}
+
+
+BASE = _errors(e401="No valid API key", e408="The body is late", e413="The body is too large")
+STREAM = {"text/event-stream": {"schema": {"type": "string", "description": "a chunk for each step, then [DONE]"}}}
+ANSWERS = BASE | _errors(
+    e400="A field that cannot be taken; its name is `param`",
+    e404="No such model",
+    e429="The queue is full; Retry-After says when to come back",
+    e500="The server failed",
+    e503="The server shuts down",
+)
+CHAT: Responses = {200: {"model": ChatCompletion, "description": "The answer", "content": STREAM}}
+COMPLETION: Responses = {200: {"model": Completion, "description": "The continuations", "content": STREAM}}
+MODELS: Responses = BASE | {200: {"model": Models}}
+MODEL: Responses = MODELS | {200: {"model": Model}} | _errors(e404="No such model")
+TOKENS: Responses = ANSWERS | {200: {"model": TokenIds}}
+
+
+def openapi(app: FastAPI, keys: bool) -> dict[str, Any]:
+    """The schema, made once: errors have OpenAI's form and not FastAPI's. keys: whether a call needs one."""
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        for path, methods in schema["paths"].items():
+            for method in methods.values():
+                method["responses"].pop("422", None)
+                if keys and path not in ("/", "/health"):
+                    method["security"] = [{"key": []}]
+        parts = schema["components"]
+        for name in ("HTTPValidationError", "ValidationError"):
+            parts["schemas"].pop(name, None)
+        if keys:
+            parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        app.openapi_schema = schema
+    return app.openapi_schema

@@ -1,0 +1,66 @@
+"""Reading a submission without waiting, and being told when there is something to read."""
+
+import queue
+import threading
+import time
+
+import pytest
+from fake_session import POISON, FakeSession, PrefillFailedError, alone
+from specstep.runtime.engine import Engine
+from specstep.runtime.request import Request
+
+PATIENCE = 30  # seconds after which a wait is taken for a hang
+
+
+def request(prompt, new_tokens):
+    return Request(list(prompt), len(prompt) + new_tokens, [])
+
+
+def polled(submission):
+    """Everything, with a wait for the listener's call wherever there is nothing to read."""
+    calls = queue.SimpleQueue()
+    submission.listen(lambda: calls.put(threading.current_thread().name))
+    assert calls.get(timeout=PATIENCE) == threading.current_thread().name, "called at once, for what came before"
+    while True:
+        try:
+            told = submission.poll()
+        except StopIteration:
+            return
+        if told is None:
+            calls.get(timeout=PATIENCE)
+        else:
+            yield told
+
+
+def test_polling_reads_what_iterating_does():
+    engine, asked = Engine(FakeSession(2), None), [request([start], 12) for start in (5, 6, 7)]
+    got = {id(one): [] for one in asked}
+    for one, tokens in polled(engine.run(asked)):
+        got[id(one)] += tokens
+    assert [got[id(one)] for one in asked] == [alone([start], 13) for start in (5, 6, 7)]
+
+
+def test_a_poll_does_not_wait():
+    engine = Engine(FakeSession(1, pause=0.05), None)
+    submission = engine.run([request([5], 80)])
+    assert submission.poll() is None
+    submission.cancel()
+    with pytest.raises(StopIteration):
+        submission.poll()
+
+
+def test_a_failure_and_a_cancel_are_told():
+    engine = Engine(FakeSession(1, pause=0.01), None)
+    with pytest.raises(PrefillFailedError):
+        list(polled(engine.run([request([*range(10), POISON, 1], 5)])))
+    submission = engine.run([request([5], 80)])
+    threading.Timer(0.05, submission.cancel).start()
+    assert len(list(polled(submission))) < 80
+
+
+def test_a_listener_that_comes_late_misses_nothing():
+    engine = Engine(FakeSession(1), None)
+    submission = engine.run([request([5], 12)])
+    while engine._scheduler._worker is not None:
+        time.sleep(0.001)
+    assert [token for _, tokens in polled(submission) for token in tokens] == alone([5], 13)

@@ -1,0 +1,54 @@
+"""Servers for tests: an application on a socket of its own, and what tests ask of it."""
+
+import contextlib
+import threading
+import time
+
+import httpx2 as httpx
+import uvicorn
+from specstep.errors import EngineError
+from specstep.serving.server import listen
+
+PATIENCE = 60  # seconds after which a wait is taken for a hang
+
+
+@contextlib.contextmanager
+def running(app):
+    """Serve an application in a thread -> its address."""
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+    bound = listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        bound.close()
+        assert not thread.is_alive(), "the server hangs"
+
+
+def until(true):
+    """Wait for something to be true."""
+    ends = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < ends, "waited in vain"
+        time.sleep(0.002)
+
+
+def is_idle(engine):
+    """Whether all rows are free and the worker is gone, or the engine is closed."""
+    try:
+        return engine._scheduler._worker is None and engine.session.free_rows == engine.spec.max_batch
+    except EngineError:
+        return True
+
+
+def post(url, path, **body):
+    """One call without a client's retries."""
+    return httpx.post(url + path, json=body, timeout=PATIENCE)
+
+
+def user(text):
+    return [{"role": "user", "content": text}]

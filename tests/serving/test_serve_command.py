@@ -1,0 +1,90 @@
+"""`specstep serve`: its options, and the server that it starts."""
+
+import socket
+
+import pytest
+from specstep.cli import main
+from specstep.commands import serve as command
+from specstep.runtime import engine as engines
+from specstep.serving import server
+from specstep.serving.server import is_local, listen
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What the command would serve, in place of a server."""
+    calls = []
+    monkeypatch.setattr(server, "serve", lambda *given: calls.append(given))
+    monkeypatch.setattr(engines, "load", FakeEngine)
+    monkeypatch.delenv(command.ENVIRONMENT, raising=False)
+    return calls
+
+
+class FakeEngine:
+    closed = 0
+
+    def __init__(self, directory, **options):
+        self.directory, self.options = directory, options
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        FakeEngine.closed += 1
+
+
+def test_directories_become_models(served, tmp_path):
+    FakeEngine.closed = 0
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main(["serve", str(first), f"other={second}/", "--port", "0", "--max-queue", "3", "--drain", "7"]) == 0
+    [(loaded, bound, options, drain)] = served
+    assert {name: engine.directory for name, engine in loaded.items()} == {"first": first, "other": second}
+    assert (options.max_queue, options.api_keys, drain, FakeEngine.closed) == (3, (), 7, 2)
+    assert bound.fileno() == -1, "the socket is closed"
+    assert loaded["first"].options == {"prefix_cache_bytes": 2**28, "prefill_per_step": None}
+    assert main(["serve", str(first), "--port", "0", "--prefix-cache", "0", "--prefill-per-step", "64"]) == 0
+    assert served[1][0]["first"].options == {"prefix_cache_bytes": 0, "prefill_per_step": 64}
+
+
+def test_keys_come_from_options_and_environment(served, monkeypatch, capsys):
+    monkeypatch.setenv(command.ENVIRONMENT, "one, two,")
+    assert main(["serve", "x", "--port", "0", "--api-key", "three", "--host", "0.0.0.0"]) == 0
+    assert served[0][2].api_keys == ("three", "one", "two")
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_an_open_server_for_everybody_is_warned_of(served, capsys):
+    assert main(["serve", "x", "--port", "0", "--host", "0.0.0.0"]) == 0
+    assert "warning: 0.0.0.0 without an API key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["a/x", "b/x"], "engines"), (["=x"], "engines"), (["x", "--api-key", "two words"], "api-key"),
+        (["x", "--max-queue", "-1"], "max-queue"), (["x", "--drain", "-1"], "drain"),
+        (["x", "--prefix-cache", "-1"], "prefix-cache"),
+        (["x", "--port", "70000"], "host"), (["x", "--host", "no.such.host.invalid"], "host"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line(served, capsys, arguments, field):
+    assert main(["serve", "--port", "0", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"specstep: {field}") and len(error.splitlines()) == 1 and not served
+
+
+def test_a_port_in_use_is_an_error_before_anything_is_loaded(served, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert main(["serve", "x", "--port", str(other.getsockname()[1])]) == 2
+    assert "expected an address that is free" in capsys.readouterr().err
+
+
+def test_an_engine_that_is_not_there_is_one_line(tmp_path, capsys):
+    assert main(["serve", str(tmp_path / "none"), "--port", "0"]) == 2
+    assert "expected a directory with manifest.json" in capsys.readouterr().err
+
+
+def test_addresses():
+    assert is_local("127.0.0.1") and is_local("::1") and is_local("localhost") and not is_local("0.0.0.0")
+    with listen("localhost", 0) as bound:
+        assert bound.getsockname()[1] > 0
