@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("graphs", "kernels", "compile", "runtime", "train")
+FOLDERS = ("graphs", "kernels", "compile", "runtime", "serving", "train")
 
 
 def main() -> None:
