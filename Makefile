@@ -10,6 +10,7 @@ PROMPTS ?=
 PROMPT  ?= Explain in a few sentences why the sky is blue, then list three facts about light.
 BIN     := $(VENV)/bin
 DEMO    := engines/demo
+SERVED  := engines/served
 ONNX    ?= engines/onnx
 JOBS    ?= 2
 PYTEST  := $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
@@ -34,8 +35,8 @@ demo: install  ## build the default engine once and stream an answer from it
 	@$(BIN)/specstep generate $(DEMO) --prompt "$(PROMPT)" --max-new-tokens 256 --stats
 
 serve: install  ## serve the default engine at http://127.0.0.1:8000, a page to chat with at /
-	@test -f $(DEMO)/manifest.json || $(BIN)/specstep build smollm2-135m -o $(DEMO)
-	@$(BIN)/specstep serve smollm2-135m=$(DEMO) $(ARGS)
+	@test -f $(SERVED)/manifest.json || $(BIN)/specstep build smollm2-135m -o $(SERVED) --max-batch 8
+	@$(BIN)/specstep serve smollm2-135m=$(SERVED) $(ARGS)
 
 engine: install  ## build any engine: MODEL=... DRAFTER=... BACKEND=... OUT=...
 	$(BIN)/specstep build "$(MODEL)" -o "$(OUT)" --drafter "$(DRAFTER)" --backend "$(BACKEND)" $(ARGS)

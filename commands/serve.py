@@ -45,8 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "was served: prompts that begin like it prefill the rest alone; 0 keeps nothing (default: 256)"
     )  # fmt: skip
     add(
-        "--prefill-per-step", type=int, metavar="N", help="most prompt tokens that are prefilled between two steps: "
-        "the longest pause that a prompt makes in running streams (default: the engine's prefill chunk)"
+        "--prefill-per-step", type=int, metavar="N", default=64, help="most prompt tokens that are prefilled between "
+        "two steps: the longest pause that a prompt makes in running streams (default: 64)"
     )  # fmt: skip
     add("--share-prefixes", action="store_true", help="let calls with one API key start from what others were served")
     add("--drain", type=int, metavar="S", default=30, help="seconds that answers have to end at shutdown (default: 30)")

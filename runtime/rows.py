@@ -39,7 +39,7 @@ class Rows:
     """Requests in the rows of a session. running: by their row. filling: the one whose prompt is being prefilled."""
 
     def __init__(self, session: Session, prefill_per_step: int, prefixes: PrefixCache | None):
-        """prefill_per_step: most prompt tokens that are prefilled in a turn. prefixes: keeps what was served."""
+        """prefill_per_step: most prompt tokens of a turn while others decode. prefixes: keeps what was served."""
         self.session, self.prefill_per_step, self.prefixes = session, prefill_per_step, prefixes
         self.running: dict[int, Taken] = {}
         self.filling: Taken | None = None
@@ -72,10 +72,11 @@ class Rows:
                 self._compact(len(self.running))  # so that its row will be behind them
             try:
                 row = self._begin(taken) if taken.row is None else taken.row
-                size = self.session.next_chunk(row, self.prefill_per_step)
-                if spent and spent + size > self.prefill_per_step:
+                most = self.prefill_per_step if self.running else self.session.spec.prefill_chunk
+                size = self.session.next_chunk(row, most)
+                if spent and spent + size > most:
                     return
-                filled = self.session.fill(row, self.prefill_per_step)
+                filled = self.session.fill(row, most)
                 self._keep(taken)
             except BaseException as error:
                 if taken.row is not None:

@@ -55,8 +55,9 @@ def test_a_long_prompt_delays_a_stream_by_a_bounded_amount(most):
     assert len(turns) == -(-89 // ((most or CHUNK) // size * size))
 
 
-def test_chunks_run_back_to_back_when_nothing_decodes():
-    watched = Watched(2)
+@pytest.mark.parametrize("most", [None, 4])
+def test_whole_chunks_run_back_to_back_when_nothing_decodes(most):
+    watched = Watched(2, prefill_per_step=most)
     assert watched.submit(LONG, 5).result().token_ids == alone(LONG, 95)
     assert watched.log == [8] * 11 + [1] + [-1] * 5
 
@@ -98,7 +99,7 @@ def test_a_row_that_is_being_filled_takes_no_part_in_steps():
 
 
 def test_cancelling_frees_the_row_before_the_next_chunk():
-    watched = Watched(1, prefill_per_step=4)
+    watched = Watched(1)
     prefill, streams = watched.session.prefill, []
 
     def cancel_at_the_third(*given):
@@ -114,7 +115,7 @@ def test_cancelling_frees_the_row_before_the_next_chunk():
     gate.set()
     assert streams[0].result().finish_reason == "cancelled"
     assert watched.submit([6], 4).result().token_ids == alone([6], 5)
-    assert watched.log[:3] == [4, 4, 4] and all(entry < 0 for entry in watched.log[3:])
+    assert watched.log[:3] == [8, 8, 8] and all(entry < 0 for entry in watched.log[3:])
 
 
 def test_a_prefill_that_fails_half_way_fails_alone():
