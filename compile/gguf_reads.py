@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 
 
-class PlainReader(gguf.GGUFReader):  # type: ignore[misc]
+class PlainReader(gguf.GGUFReader):
     """gguf's reader over a plain array: slices of np.memmap, one for each word of a vocabulary, take three times as
     long."""
 

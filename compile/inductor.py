@@ -20,7 +20,7 @@ from ..runtime.inductor.aoti import machine
 from . import exact
 from .assemble import Graphs
 from .export import export_program
-from .lean_code import FEW_PAIRS, UNCHECKED, collect_rarely, known, no_input_checks
+from .lean_code import FEW_PAIRS, UNCHECKED, collect_rarely, known, no_input_checks, rules_made_once
 from .lowered import Lowered
 from .packed_weights import pack_weights
 from .precision import Precision, plain
@@ -119,7 +119,7 @@ def _compile(program: ExportedProgram, path: Path, config: dict[str, Any]) -> No
     # Our ops take any strides. By default the compiler copies what does not have those of the traced tensors: each
     # layer's whole cache, which it writes in place although the trace has a new tensor for it.
     layout = torch._functorch.config.patch(custom_op_default_layout_constraint="needs_fixed_stride_order")
-    with layout, no_input_checks():
+    with layout, no_input_checks(), rules_made_once():
         torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=config)
 
 

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 from torch._inductor import config
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 from torch._inductor.virtualized import V
 
 # Checks of sizes that only run when an environment variable asks for them, and line numbers for debuggers.
@@ -40,6 +41,21 @@ def no_input_checks() -> Iterator[None]:
             generate(wrapper)
 
     with patch.object(CppWrapperCpu, _INPUT_CHECKS, generate_none):
+        yield
+
+
+@contextlib.contextmanager
+def rules_made_once() -> Iterator[None]:
+    """Within it, PyTorch's table of the dtypes of operations, of which it has one, is filled at its first use alone,
+    not at each of thousands."""
+    fill, filled = DtypePropagationOpsHandler.__init__, []
+
+    def fill_once(handler: DtypePropagationOpsHandler) -> None:
+        if handler not in filled:
+            fill(handler)
+            filled.append(handler)
+
+    with patch.object(DtypePropagationOpsHandler, "__init__", fill_once):
         yield
 
 

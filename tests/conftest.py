@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+# Before OpenMP is loaded: its threads would spin at barriers, on cores that other workers need.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 import transformers
 
