@@ -24,10 +24,18 @@ transformers.logging.disable_progress_bar()
 # The files that take longest, longest first: workers are given one file after the other.
 LONG = (
     "test_engine.py",
-    "test_default_engine.py",
-    "test_smollm2.py",
+    "test_exact_engine.py",
     "test_onnx.py",
+    "test_own_drafter.py",
+    "test_session.py",
+    "test_tensorrt.py",
+    "test_smollm2.py",
+    "test_tensorrt_session.py",
+    "test_experts.py",
+    "test_lowering.py",
     "test_tune.py",
+    "test_packed_weights.py",
+    "test_cubin.py",
     "test_faithful.py",
 )
 ENGINE = {"drafter": "ngram", "dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
