@@ -75,7 +75,7 @@ def capability(value: int) -> None:
 
 
 @pytest.mark.parametrize("plugins", [True, False])
-def test_equals_the_onnx_folder(plugins: bool, engine: Path, onnx_folder: Path) -> None:
+def test_equals_the_onnx_engine(plugins: bool, engine: Path, onnx_folder: Path) -> None:
     """Caches bound in place, or copied back; chunked prompts of both profiles; rows that come and go."""
     edit(engine, lambda manifest: manifest["spec"]["config"].update(plugins=plugins))
     expected = specstep.load(onnx_folder).generate(PROMPTS, 24)
