@@ -1,6 +1,7 @@
 """`specstep build`."""
 
 import argparse
+import os
 
 from ..errors import needs_extra
 from .progress import Progress
@@ -43,6 +44,8 @@ def run(options: argparse.Namespace) -> int:
         for name, value in vars(options).items()
         if value is not None and name not in ("run", "model", "output")
     }
+    # Before OpenMP is loaded: on a busy machine its threads would spin at barriers, and take ten times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with needs_extra("build", "build"):
         from ..compile.build import build  # imports torch and transformers
 

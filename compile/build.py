@@ -15,6 +15,7 @@ from .config import BuildOptions, EngineConfig, given_scorer, make_config
 from .drafters.validate import check_traceable
 from .faithful import check_faithful
 from .gguf_blocks import held_types
+from .gguf_reads import shared_reads
 from .lowered import Lowered
 from .source import Source, gguf_file, load_source, model_summary
 from .stages import describe_tree
@@ -46,7 +47,7 @@ def build(
     started = time.perf_counter()
     config = make_config(options)
     compiler = BACKENDS[config.backend].load_compiler()
-    with engine_directory(Path(output)) as directory:
+    with engine_directory(Path(output)) as directory, shared_reads():
         report(f"loading {model}")
         source = load_source(model, config.dtype, config.device)
         write_tokenizer(directory, source)  # first: a template that is refused must not cost a compile

@@ -20,6 +20,7 @@ from ..runtime.inductor.aoti import machine
 from . import exact
 from .assemble import Graphs
 from .export import export_program
+from .lean_code import FEW_PAIRS, UNCHECKED, collect_rarely, known, no_input_checks, rules_made_once
 from .lowered import Lowered
 from .packed_weights import pack_weights
 from .precision import Precision, plain
@@ -91,7 +92,7 @@ def compile_programs(
     library of our kernels can be built. Each program is compiled in a process of its own, at the same time: compiling
     is one thread of Python, then one of g++. The processes are forked and share the weights.
     """
-    config, paths = dict(CONFIG), {name: directory / f"{name}.pt2" for name in exported}
+    config, paths = CONFIG | known(UNCHECKED), {name: directory / f"{name}.pt2" for name in exported}
     if device == "cuda":  # CUDA does not survive a fork
         for name, program in exported.items():
             _compile(program, paths[name], config)
@@ -102,6 +103,7 @@ def compile_programs(
             exact.use_exact(program)
         packed = pack_weights(exported.values(), precision)
         config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
+    config |= known(FEW_PAIRS)
     check_vector_instructions()
     children = [_Child(name, program, paths[name], config) for name, program in exported.items()]
     try:
@@ -116,7 +118,8 @@ def compile_programs(
 def _compile(program: ExportedProgram, path: Path, config: dict[str, Any]) -> None:
     # Our ops take any strides. By default the compiler copies what does not have those of the traced tensors: each
     # layer's whole cache, which it writes in place although the trace has a new tensor for it.
-    with torch._functorch.config.patch(custom_op_default_layout_constraint="needs_fixed_stride_order"):
+    layout = torch._functorch.config.patch(custom_op_default_layout_constraint="needs_fixed_stride_order")
+    with layout, no_input_checks(), rules_made_once():
         torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=config)
 
 
@@ -146,6 +149,7 @@ class _Child:
     def _run(program: ExportedProgram, path: Path, config: dict[str, Any], result: Connection) -> None:
         torch.set_num_threads(1)  # the parent's OpenMP threads are not here
         warnings.simplefilter("ignore")  # the compiler's about itself
+        collect_rarely()
         try:
             _compile(program, path, config)
             result.send(None)

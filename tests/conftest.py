@@ -7,20 +7,35 @@ import sys
 from pathlib import Path
 
 import pytest
+
+# Before OpenMP is loaded: its threads would spin at barriers, on cores that other workers need.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).parent))
+# The code that calls the kernels is compiled in half the time. `make test-slow` builds the default engine as it ships:
+# without this file.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 # The files that take longest, longest first: workers are given one file after the other.
 LONG = (
     "test_engine.py",
-    "test_default_engine.py",
-    "test_smollm2.py",
+    "test_exact_engine.py",
     "test_onnx.py",
+    "test_own_drafter.py",
+    "test_session.py",
+    "test_tensorrt.py",
+    "test_smollm2.py",
+    "test_tensorrt_session.py",
+    "test_experts.py",
+    "test_lowering.py",
     "test_tune.py",
+    "test_packed_weights.py",
+    "test_cubin.py",
     "test_faithful.py",
 )
 ENGINE = {"drafter": "ngram", "dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}

@@ -1,6 +1,7 @@
 """A CUDA driver and a TensorRT runtime for machines without a GPU: host memory, ONNX Runtime as the executor."""
 
 import ctypes
+import functools
 import shutil
 import subprocess
 from pathlib import Path
@@ -32,12 +33,18 @@ def array_at(address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return np.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype).reshape(shape)
 
 
+@functools.cache
+def onnx_session(path: Path) -> onnxruntime.InferenceSession:
+    """ONNX Runtime over a file that does not change: it holds no state, and takes seconds to open."""
+    return onnxruntime.InferenceSession(str(path))
+
+
 class FakeEngine:
     """An ONNX file behind TensorRT's engine. `slots`: of the caches, which a plan has fixed; `profiles`: sizes of its
     one dynamic dimension."""
 
     def __init__(self, path: Path, slots: int, profiles: list[tuple[int, int, int]], device: Driver):
-        self.session = onnxruntime.InferenceSession(str(path))
+        self.session = onnx_session(path)
         self.inputs = {value.name: value for value in self.session.get_inputs()}
         self.outputs = {value.name: value for value in self.session.get_outputs()}
         self.slots, self.profiles, self.device = slots, profiles, device

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import specstep
+from models import save_model
 from specstep.cli import main
 from specstep.compile import tuned
 from specstep.compile.config import EngineConfig
@@ -98,8 +99,9 @@ def test_models_are_told_apart(source, drafter_folder, model_folder):
     assert tuned.model_hash(source) == tuned.model_hash(again) != tuned.model_hash(other)
 
 
-def test_command_measures_keeps_and_explains(model_folder, tmp_path, capsys, monkeypatch):
+def test_command_measures_keeps_and_explains(tmp_path, capsys, monkeypatch):
     """The whole way, with the plain modules in place of compiled engines."""
+    model_folder = save_model(tmp_path / "model", tokenizer=True, num_hidden_layers=1)
     built = {}
 
     def build(model, folder, report, **options):

@@ -18,20 +18,12 @@ import numpy as np
 import pytest
 import specstep
 from fake_gpu import FakeEngine, fake_driver, fake_library
-from specstep.compile.build import build
 from specstep.compile.check import compare
 from specstep.runtime.engine_file import MANIFEST, file_entry, read_manifest
 from specstep.runtime.tensorrt import session as tensorrt_session
 from specstep.runtime.tensorrt.device_array import DeviceArray
 from specstep.runtime.tensorrt.library import LibraryError, load_library
 
-OPTIONS: dict[str, Any] = {
-    "drafter": "ngram",
-    "dtype": "float32",
-    "max_batch": 2,
-    "max_seq_len": 96,
-    "prefill_chunk": 16,
-}
 PROMPTS = [[40, 41, 42] * 9, [5], list(range(30, 83)), [9, 9, 9, 9]]
 
 
@@ -41,21 +33,16 @@ def edit(folder: Path, change: Any) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
-@pytest.fixture(scope="module")
-def onnx_engine(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(str(model_folder), tmp_path_factory.mktemp("onnx") / "engine", backend="onnx", **OPTIONS)
-
-
 @pytest.fixture
-def engine(onnx_engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def engine(onnx_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An engine directory as the TensorRT backend writes it, with plans that the fake library knows."""
-    folder = shutil.copytree(onnx_engine, tmp_path / "engine")
+    folder = shutil.copytree(onnx_folder, tmp_path / "engine")
     spec, device = read_manifest(folder).spec, fake_driver(tmp_path)
     profiles = {"prefill": [(2, 4, 8), (8, 16, 16)], "step": [(1, 1, 1), (2, 2, 2)]}
     engines = {}
     for name, sizes in profiles.items():
         (folder / f"{name}.plan").write_bytes(name.encode())
-        engines[name.encode()] = FakeEngine(onnx_engine / f"{name}.onnx", spec.most_slots, sizes, device)
+        engines[name.encode()] = FakeEngine(onnx_folder / f"{name}.onnx", spec.most_slots, sizes, device)
         (folder / f"{name}.onnx").unlink()
     (folder / "weights.safetensors").unlink()
 
@@ -88,10 +75,10 @@ def capability(value: int) -> None:
 
 
 @pytest.mark.parametrize("plugins", [True, False])
-def test_equals_the_onnx_engine(plugins: bool, engine: Path, onnx_engine: Path) -> None:
+def test_equals_the_onnx_engine(plugins: bool, engine: Path, onnx_folder: Path) -> None:
     """Caches bound in place, or copied back; chunked prompts of both profiles; rows that come and go."""
     edit(engine, lambda manifest: manifest["spec"]["config"].update(plugins=plugins))
-    expected = specstep.load(onnx_engine).generate(PROMPTS, 24)
+    expected = specstep.load(onnx_folder).generate(PROMPTS, 24)
     loaded = specstep.load(engine)
     assert [result.token_ids for result in loaded.generate(PROMPTS, 24)] == [result.token_ids for result in expected]
     prefill, step = (plan.engine.used for plan in (loaded.session._prefill.plan, loaded.session._step))
@@ -99,9 +86,9 @@ def test_equals_the_onnx_engine(plugins: bool, engine: Path, onnx_engine: Path) 
     assert set(step) <= {(0, 1), (1, 2)}
 
 
-def test_a_step_is_one_graph_for_each_number_of_rows(engine: Path, onnx_engine: Path) -> None:
+def test_a_step_is_one_graph_for_each_number_of_rows(engine: Path, onnx_folder: Path) -> None:
     """Captured after a first call, replayed from then on; a capture is no step."""
-    session, expected = specstep.load(engine).session, specstep.load(onnx_engine).session
+    session, expected = specstep.load(engine).session, specstep.load(onnx_folder).session
     seen = []
     for rows in (1, 2, 1):
         for each in (session, expected):
@@ -119,9 +106,9 @@ def test_a_step_is_one_graph_for_each_number_of_rows(engine: Path, onnx_engine: 
     assert len(session._step.engine.contexts) == 2
 
 
-def test_what_a_row_left_behind_does_not_reach_the_next_request(engine: Path, onnx_engine: Path) -> None:
+def test_what_a_row_left_behind_does_not_reach_the_next_request(engine: Path, onnx_folder: Path) -> None:
     """NaN in slots that nothing attends to would still reach it through a weight of 0: plans may not mask values."""
-    loaded, expected = specstep.load(engine), specstep.load(onnx_engine).generate([[5, 6]], 24)[0]
+    loaded, expected = specstep.load(engine), specstep.load(onnx_folder).generate([[5, 6]], 24)[0]
     loaded.generate(PROMPTS, 24)
     for cache in loaded.session.caches.values():
         cache.write(np.full(cache.shape, np.nan, np.float32))
@@ -164,10 +151,10 @@ def variable(loaded: Any, name: str) -> Any:
 
 @pytest.mark.parametrize("failure", ["run", "failing_capture", "failing_instance"])
 def test_a_step_that_cannot_be_captured_still_runs(
-    failure: str, engine: Path, onnx_engine: Path, caplog: pytest.LogCaptureFixture
+    failure: str, engine: Path, onnx_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Tried once for each number of rows, with a warning that says why; no step is lost or taken twice."""
-    loaded, expected = specstep.load(engine), specstep.load(onnx_engine)
+    loaded, expected = specstep.load(engine), specstep.load(onnx_folder)
     if failure == "run":
         loaded.session._step.engine.can_be_captured = False
     else:
@@ -233,10 +220,10 @@ def rtx_engine(engine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     return engine
 
 
-def test_rtx_replays_by_itself(rtx_engine: Path, onnx_engine: Path) -> None:
+def test_rtx_replays_by_itself(rtx_engine: Path, onnx_folder: Path) -> None:
     """TensorRT for RTX is asked to capture the step, with kernels that are compiled at once."""
     loaded = specstep.load(rtx_engine)
-    expected = specstep.load(onnx_engine).generate(PROMPTS, 24)
+    expected = specstep.load(onnx_folder).generate(PROMPTS, 24)
     assert [result.token_ids for result in loaded.generate(PROMPTS, 24)] == [result.token_ids for result in expected]
     session = loaded.session
     configs = [vars(context.config) for context in session._step.engine.contexts]
@@ -268,9 +255,9 @@ def test_rtx_keeps_the_kernels_that_it_compiled(rtx_engine: Path, tmp_path: Path
     assert specstep.load(rtx_engine).generate([5, 6, 7], 8).token_ids
 
 
-def test_reads_and_writes_what_a_step_reads(engine: Path, onnx_engine: Path) -> None:
+def test_reads_and_writes_what_a_step_reads(engine: Path, onnx_folder: Path) -> None:
     """A session goes on where another, of another backend, stands."""
-    session, other = specstep.load(engine).session, specstep.load(onnx_engine).session
+    session, other = specstep.load(engine).session, specstep.load(onnx_folder).session
     session.admit(PROMPTS[0], 90, [])
     session.admit(PROMPTS[2], 90, [])
     session.step()
@@ -283,8 +270,8 @@ def test_reads_and_writes_what_a_step_reads(engine: Path, onnx_engine: Path) -> 
     assert all(np.array_equal(got[name], array) for name, array in expected.items())
 
 
-def test_check_compares_a_plan_with_torch(engine: Path, onnx_engine: Path, model_folder: Path) -> None:
-    result = compare([engine, onnx_engine], model=str(model_folder), steps=4)
+def test_check_compares_a_plan_with_torch(engine: Path, onnx_folder: Path, model_folder: Path) -> None:
+    result = compare([engine, onnx_folder], model=str(model_folder), steps=4)
     assert result.agree and [worst.runners[1].split()[0] for worst in result.worst] == ["tensorrt", "onnx"]
     used = specstep.load(engine).session._step.engine.used
     assert sorted(used) == [(0, 1), (0, 1), (1, 2), (1, 2)]
