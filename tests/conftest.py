@@ -15,8 +15,7 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).parent))
-# The code that calls the kernels is compiled in half the time. `make test-slow` builds the default engine as it ships:
-# without this file.
+# The code that calls the kernels is compiled in half the time. The tests of the default engine do without.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
