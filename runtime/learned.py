@@ -51,13 +51,13 @@ def start_learned(path: Path, session: Session, text: EngineTokenizer | None) ->
         return
     try:
         with safe_open(path, "numpy") as file:
-            header, table = file.metadata() or {}, file.get_tensor(NAME)
+            got, table = file.metadata() or {}, file.get_tensor(NAME)
     except (SafetensorError, OSError) as error:
         raise EngineError(f"{path}: expected a file of format {FORMAT}, got {error}; {REMEDY}") from None
-    expected = _header(spec, text)
+    expected = _header_of(spec, text)
     for field, value in expected.items():
-        if header.get(field) != value:
-            raise EngineError(f"{path}: {field}: expected {value}, got {header.get(field)}; {REMEDY}")
+        if got.get(field) != value:
+            raise EngineError(f"{path}: {field}: expected {value}, got {got.get(field)}; {REMEDY}")
     shape = next(tensor.shape for tensor in spec.shared if tensor.name == names[0])
     if table.shape != shape or table.dtype != np.int64:
         raise EngineError(
@@ -71,11 +71,11 @@ def start_learned(path: Path, session: Session, text: EngineTokenizer | None) ->
 def save_learned(path: Path, session: Session, text: EngineTokenizer | None) -> None:
     """Write a session's table. Raises EngineError where it cannot be written."""
     table = session.read_shared()[require_tables(session.spec)[0]]
-    write_table(path, table, _header(session.spec, text))
+    write_table(path, table, _header_of(session.spec, text))
 
 
 def write_table(path: Path, table: NDArray[Any], header: dict[str, str]) -> None:
-    """Raises EngineError."""
+    """Write a table, whole or not at all. Raises EngineError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, work = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -98,9 +98,14 @@ def vocabulary_hash(vocabulary: dict[str, int]) -> str:
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
 
 
-def _header(spec: EngineSpec, text: EngineTokenizer | None) -> dict[str, str]:
-    tokenizer = vocabulary_hash(text.tokenizer.get_vocab()) if text else "none"
-    return {"format": FORMAT, "vocab_size": str(spec.vocab_size), "tokenizer": tokenizer}
+def header(vocab_size: int, vocabulary: dict[str, int] | None) -> dict[str, str]:
+    """Of a table for a model with so many tokens; vocabulary: its tokenizer's, None without one."""
+    tokenizer = "none" if vocabulary is None else vocabulary_hash(vocabulary)
+    return {"format": FORMAT, "vocab_size": str(vocab_size), "tokenizer": tokenizer}
+
+
+def _header_of(spec: EngineSpec, text: EngineTokenizer | None) -> dict[str, str]:
+    return header(spec.vocab_size, text.tokenizer.get_vocab() if text else None)
 
 
 def _check(path: Path, table: NDArray[Any], vocabulary: int) -> None:
