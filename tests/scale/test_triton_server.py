@@ -1,0 +1,214 @@
+"""Triton Inference Server for real: the one that PyPI's nvidia-pytriton carries starts on a machine without a GPU."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Empty, Queue
+
+import numpy as np
+import pytest
+from scale_prompts import ASKED
+from served import PATIENCE
+from specstep.cli import main
+from specstep.serving.server import listen
+
+pytestmark = pytest.mark.scale
+grpc = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient[grpc]: make test-scale installs it")
+CARRIER = importlib.util.find_spec("pytriton")
+if CARRIER is None:
+    pytest.skip("needs nvidia-pytriton: make test-scale installs it", allow_module_level=True)
+if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
+    pytest.skip("needs numpy 1: this server's Python backend reads no array of numpy 2", allow_module_level=True)
+SERVER = Path(CARRIER.submodule_search_locations[0]) / "tritonserver"
+STARTS = 120  # seconds that a server may take
+
+
+@contextlib.contextmanager
+def triton(repository, folder):
+    """A server of a repository -> its process, with `url` and `http`, the addresses of gRPC and HTTP."""
+    backends, version = folder / "backends", f"{sys.version_info.major}.{sys.version_info.minor}"
+    if not backends.exists():
+        shutil.copytree(SERVER / "backends", backends)
+        shutil.copy(SERVER / "python_backend_stubs" / version / "triton_python_backend_stub", backends / "python")
+    with listen("127.0.0.1", 0) as one, listen("127.0.0.1", 0) as other:
+        ports = [bound.getsockname()[1] for bound in (one, other)]
+    libraries = f"{SERVER.parents[1] / 'nvidia_pytriton.libs'}:{sysconfig.get_config_var('LIBDIR')}"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the backend's Python is the first of the path
+    command = [
+        SERVER / "bin" / "tritonserver", f"--model-repository={repository}", f"--backend-directory={backends}",
+        f"--grpc-port={ports[0]}", f"--http-port={ports[1]}", "--allow-metrics=false", "--exit-timeout-secs=5",
+    ]  # fmt: skip
+    environment = os.environ | {"LD_LIBRARY_PATH": libraries, "PATH": path}
+    log = folder / f"server-{ports[0]}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+    process.url, process.http = f"127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}"
+    try:
+        ready(process, log)
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)
+        process.kill()
+
+
+def ready(process, log):
+    ends = time.monotonic() + STARTS
+    while time.monotonic() < ends:
+        assert process.poll() is None, log.read_text()[-3000:]
+        with contextlib.suppress(OSError):
+            if urllib.request.urlopen(f"{process.http}/v2/health/ready").status == 200:
+                return
+        time.sleep(0.2)
+    raise AssertionError(log.read_text()[-3000:])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder for servers."""
+    return tmp_path_factory.mktemp("triton")
+
+
+@pytest.fixture(scope="module")
+def repository(place, engine_folder):
+    """A model `tiny` of two instances."""
+    assert (
+        main(["export-triton", str(engine_folder), "-o", str(place / "models"), "--name", "tiny", "--instances", "2"])
+        == 0
+    )
+    return place / "models"
+
+
+@pytest.fixture(scope="module")
+def server(repository, place):
+    with triton(repository, place) as process:
+        yield process
+
+
+def inputs(prompt, max_new_tokens, sampling, ignore_eos=True):
+    values = {
+        "token_ids": ("INT32", np.array(prompt, np.int32)),
+        "max_new_tokens": ("INT32", np.array([max_new_tokens], np.int32)),
+        "sampling": ("BYTES", np.array([json.dumps(sampling).encode()], dtype=object)),
+        "ignore_eos": ("BOOL", np.array([ignore_eos])),
+    }
+    tensors = []
+    for name, (kind, value) in values.items():
+        tensors.append(grpc.InferInput(name, list(value.shape), kind))
+        tensors[-1].set_data_from_numpy(value)
+    return tensors
+
+
+class Stream:
+    """One request in a stream of its own."""
+
+    def __init__(self, url, asked):
+        self._client, self._told = grpc.InferenceServerClient(url), Queue()
+        self._client.start_stream(lambda result, error: self._told.put((result, error)))
+        self._client.async_stream_infer("tiny", inputs(**asked), enable_empty_final_response=True)
+
+    def pieces(self):
+        """The responses -> lists of tokens, until the last. Raises what the server sent as an error."""
+        while True:
+            result, error = self._told.get(timeout=PATIENCE)
+            if error is not None:
+                raise error
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                return
+            yield result.as_numpy("token_ids").tolist()
+
+    def tokens(self):
+        with contextlib.closing(self._client):
+            return [token for piece in self.pieces() for token in piece]
+
+    def leave(self):
+        self._client.stop_stream(cancel_requests=True)
+
+
+def outcome(url, asked):
+    """The tokens of a request, or the status that it failed with."""
+    try:
+        return Stream(url, asked).tokens()
+    except grpc.InferenceServerException as error:
+        return str(error.status() or error)
+
+
+def test_two_instances_answer_as_one_engine(server, alone):
+    with ThreadPoolExecutor(len(ASKED)) as pool:
+        answers = list(pool.map(lambda asked: outcome(server.url, asked), ASKED))
+    assert answers == alone
+    stubs = subprocess.run(
+        ["ps", "--ppid", str(server.pid), "-ww", "-o", "args="], capture_output=True, text=True
+    ).stdout
+    assert stubs.count("triton_python_backend_stub") == 2
+
+
+def test_text_over_http_comes_in_events(server, engine_folder):
+    import specstep
+
+    body = {"prompt": "hello", "max_new_tokens": 16, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{server.http}/v2/models/tiny/generate_stream", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    lines = urllib.request.urlopen(request, timeout=PATIENCE).read().decode().split("\n\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    with specstep.load(engine_folder) as engine:
+        expected = engine.generate("hello", 16, ignore_eos=True)
+    assert "".join(event["text"] for event in events) == expected.text
+    assert events[-1]["finish_reason"] == "length" and events[-1]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"), [({"prompt": []}, "empty prompt"), ({"sampling": {"n": 0}}, "n: expected")]
+)
+def test_what_is_wrong_has_a_status(server, changed, says):
+    with pytest.raises(grpc.InferenceServerException, match=says):
+        Stream(server.url, ASKED[0] | changed).tokens()
+
+
+def test_clients_that_go_away_free_their_rows(server, alone):
+    """More of them than there are places: 2 instances of 2 rows, 128 wait in each."""
+    long = {"prompt": [5], "max_new_tokens": 190, "sampling": {}}
+    for _ in range(5):
+        left = [Stream(server.url, long) for _ in range(8)]
+        for stream in left:
+            stream.leave()
+    assert outcome(server.url, ASKED[0]) == alone[0]
+
+
+def test_a_replica_that_is_killed_loses_its_own_requests_alone(repository, server, place, alone):
+    """Replicas are servers here. Within a server Triton tells nobody that an instance's process was killed."""
+    long = [asked | {"max_new_tokens": 180} for asked in ASKED]
+    with triton(repository, place) as other:
+        lost, kept = [Stream(other.url, asked) for asked in long], [Stream(server.url, asked) for asked in ASKED]
+        first = [next(stream.pieces()) for stream in lost[:2]]
+        assert all(first)
+        other.kill()
+        with ThreadPoolExecutor(len(ASKED)) as pool:
+            answers = pool.map(Stream.tokens, kept)
+            statuses = list(pool.map(ended, lost))
+            assert list(answers) == alone
+    assert set(statuses) == {"StatusCode.UNAVAILABLE"}
+    assert outcome(server.url, ASKED[1]) == alone[1]
+
+
+def ended(stream):
+    """The status that a stream ends with."""
+    try:
+        stream.tokens()
+    except grpc.InferenceServerException as error:
+        return str(error.status())
+    except Empty:
+        return "no end"
+    return "all of it"
