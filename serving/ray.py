@@ -22,8 +22,9 @@ class Replicas(BaseModel):
 
     engine: an engine directory, at the same place on every node. name: the model's name, that of the directory without
     it. min_replicas, max_replicas: engines that share the calls; between them, as many as keep the calls of each near
-    its rows. max_queue: calls that may wait for a row of a replica. cpus, gpus: what a replica takes of its node; with
-    whole CPUs its threads are as many. api_keys: any of them opens the API, none: it is open.
+    its rows. max_queue: calls that may wait for a row of a replica; where all replicas have as many, as many more wait
+    in each of Ray's proxies, and then calls get status 503. cpus, gpus: what a replica takes of its node. api_keys: any
+    of them opens the API, none: it is open.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -53,6 +54,7 @@ def app(args: Replicas) -> Application:
         serve.ingress(replica)(),
         name="specstep",
         max_ongoing_requests=rows + args.max_queue,
+        max_queued_requests=max(1, args.max_queue),
         autoscaling_config=AutoscalingConfig(
             min_replicas=args.min_replicas,
             max_replicas=max(args.min_replicas, args.max_replicas),
