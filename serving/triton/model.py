@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...errors import EngineError, InputError
 from ...runtime.engine import Engine, load
 from ...runtime.request import Request
@@ -17,6 +19,7 @@ from .tensors import INPUTS, Given, read, told
 logger = logging.getLogger(__name__)
 ENGINE = "engine"  # the engine's folder in that of a version
 LOOK = 0.1  # seconds between looks at whether a client has gone away: each is a call into the server's process
+NUMPY = "many Triton servers hand on empty outputs with numpy 2; if yours does, run `pip install 'numpy<2'`"
 PATIENCE = 10  # seconds that `finalize` waits for answers to be told that they end
 
 
@@ -41,6 +44,8 @@ class Model:
         """Called once. Raises EngineError, which the server logs as the reason why the model is not there."""
         if arguments["model_instance_kind"] == "GPU":  # before CUDA is first used
             os.environ["CUDA_VISIBLE_DEVICES"] = arguments["model_instance_device_id"]
+        if int(np.__version__.split(".")[0]) > 1:  # nothing here can tell whether this server is one of them
+            self.utils.Logger.log_warn(f"numpy {np.__version__}: {NUMPY}")
         parameters = json.loads(arguments["model_config"])["parameters"]
         engine = load(Path(arguments["model_repository"]) / arguments["model_version"] / ENGINE)
         self.start(engine, int(parameters["max_queue"]["string_value"]))
