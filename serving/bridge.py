@@ -31,11 +31,6 @@ class Answer:
         self._submission = engine.run(requests)
         self._submission.listen(self._wake)
 
-    @property
-    def unfinished(self) -> int:
-        """How many of the choices run or wait, as far as they were read."""
-        return sum(request.finish_reason is None for request in self.requests)
-
     def cancel(self) -> None:
         """End all choices: their rows are free when the step under way is done."""
         self._submission.cancel()

@@ -18,9 +18,10 @@ from side_by_side import other_work, ours, parts, peer_llama_cpp, peer_openvino 
 from side_by_side.batches import ask_batches, batches_table  # noqa: E402
 from side_by_side.engines import CONTENDERS, Answer, Contender, Settings, Skip  # noqa: E402
 from side_by_side.gguf_file import convert, converted  # noqa: E402
+from side_by_side.loads import Load, Streamed, _load_of, loads_table  # noqa: E402
 from side_by_side.other_work import OtherWork  # noqa: E402
 from side_by_side.page import show  # noqa: E402
-from side_by_side.pictures import draw_engines, draw_steps  # noqa: E402
+from side_by_side.pictures import draw_engines, draw_loads, draw_steps  # noqa: E402
 from side_by_side.questions import OWN, Question, in_turn  # noqa: E402
 from side_by_side.steps import steps_table  # noqa: E402
 from side_by_side.summary import baseline, summarize, table  # noqa: E402
@@ -288,3 +289,19 @@ def test_a_run_from_end_to_end(tmp_path, capsys):
     assert result["conditions"]["versions"]["transformers"] and (out / "engines.png").is_file()
     assert "| transformers | bf16 | prompt lookup |" in (out / "README.md").read_text()
     assert capsys.readouterr().err.count("warning: left out") == 4  # they read GGUF files, if they are installed
+
+
+def test_a_load_counts_all_clients_tokens_and_their_waits(tmp_path):
+    """Two repeats of two clients: tokens over seconds is 30 and 60, and a gap is between two chunks of one stream."""
+    answers = [Streamed([0.5, 0.6, 0.8], 60), Streamed([1.5, 1.6], 60)]
+    load = _load_of("specstep auto default", 2, [(4.0, answers), (2.0, answers)])
+    assert load.tokens_s == 45 and load.first_s[0] == 1.0
+    assert load.gap_s == (pytest.approx(0.1), pytest.approx(0.2))
+    peer = Load("llama.cpp q4_0", 2, 20.0, (0.1, 0.2), (0.01, 0.02))
+    lines = loads_table([load, peer], {"specstep auto default": 50.0}).splitlines()
+    assert lines[2] == "| specstep auto default | 2 | 45 | 1000, 1500 | 100, 200 |"
+    assert "| llama.cpp q4_0 | 2 | 20 | 100, 200 | 10, 20 |" in lines and lines[-1].endswith(
+        "specstep auto default 50."
+    )
+    draw_loads(tmp_path / "loads.png", [load, peer], "loads")
+    assert (tmp_path / "loads.png").stat().st_size > 1000

@@ -51,9 +51,10 @@ class Streamed:
 
 
 class Server(Protocol):
-    """A server that answers at a port of this machine."""
+    """A server that answers at a port of this machine. body: what it wants in each call besides OpenAI's fields."""
 
     port: int
+    body: dict[str, Any]
 
     def close(self) -> None:
         """End it."""
@@ -63,6 +64,7 @@ class OurServer:
     """`specstep serve` in a process of its own, which ends when this one does."""
 
     def __init__(self, path: Path):
+        self.body: dict[str, Any] = {}
         program = "from specstep.cli import main; raise SystemExit(main())"
         arguments = ["serve", f"model={path}", "--port", "0", "--prefix-cache", "0"]
         self._process = subprocess.Popen(
@@ -81,8 +83,10 @@ class OurServer:
 
 
 def start(contender: Contender, path: Path, settings: Settings) -> Server:
-    """The server of an engine, ready."""
-    return OurServer(path) if contender.family == "specstep" else LlamaServer(contender, path, settings)
+    """The server of an engine, ready; what it prints goes nowhere."""
+    if contender.family == "specstep":
+        return OurServer(path)
+    return LlamaServer(contender, path, settings, subprocess.DEVNULL)
 
 
 def measure_loads(
@@ -107,7 +111,7 @@ def measure_loads(
                 report(f"{clients} clients, repeat {repeat + 1} of {repeats}")
                 for name, server in servers.items():
                     time.sleep(SETTLE_S)
-                    one = asyncio.run(_load(server.port, clients, questions, new_tokens))
+                    one = asyncio.run(_load(server, clients, questions, new_tokens))
                     if repeat >= 0:
                         runs[name].append(one)
             found += [_load_of(name, clients, taken) for name, taken in runs.items()]
@@ -137,24 +141,24 @@ def _generate(
 
 
 async def _load(
-    port: int, clients: int, questions: Sequence[Question], new_tokens: int
+    server: Server, clients: int, questions: Sequence[Question], new_tokens: int
 ) -> tuple[float, list[Streamed]]:
     """All clients at once -> seconds until the last is done, and their answers."""
     begun = time.perf_counter()
-    limits = httpx.Limits(max_connections=clients)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, limits=limits) as client:
+    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=0)  # servers end idle ones as they like
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE, limits=limits) as client:
 
         async def one(number: int) -> list[Streamed]:
             asked = [questions[(number + turn * clients) % len(questions)] for turn in range(ANSWERS)]
-            return [await _stream(client, question.tokens, new_tokens) for question in asked]
+            return [await _stream(client, server.body | {"prompt": one.tokens}, new_tokens) for one in asked]
 
         answers = await asyncio.gather(*(one(number) for number in range(clients)))
     return time.perf_counter() - begun, [answer for each in answers for answer in each]
 
 
-async def _stream(client: httpx.AsyncClient, prompt: list[int], new_tokens: int) -> Streamed:
+async def _stream(client: httpx.AsyncClient, asked: dict[str, Any], new_tokens: int) -> Streamed:
     """One question, read to its end."""
-    asked = {"prompt": prompt, "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    asked = asked | {"max_tokens": new_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     told = Streamed([], 0)
     begun = time.perf_counter()
     async with client.stream(

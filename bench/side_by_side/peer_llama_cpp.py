@@ -56,7 +56,9 @@ def prepare(contender: Contender, settings: Settings, report: Report) -> Path:
 class Runner:
     """A server on a port of this machine alone, which ends when this process does."""
 
-    def __init__(self, contender: Contender, path: Path, settings: Settings):
+    def __init__(self, contender: Contender, path: Path, settings: Settings, output: int | None = None):
+        """output: where what it prints goes, as `subprocess` has it; None: where this process prints."""
+        self.body: dict[str, Any] = {"cache_prompt": False}  # in every call: else it knows the prompts of the warm-up
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -72,7 +74,7 @@ class Runner:
         }
         arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         command = [str(binary()), *arguments, "--no-kv-unified", "--offline", "--no-webui", "--no-slots"]
-        self.server = subprocess.Popen(command, preexec_fn=end_with_parent)
+        self.server = subprocess.Popen(command, preexec_fn=end_with_parent, stdout=output, stderr=output)
         deadline = time.monotonic() + SECONDS
         while not self._is_ready():
             if self.server.poll() is not None or time.monotonic() > deadline:
@@ -98,7 +100,7 @@ class Runner:
         self.server.wait()
 
     def _complete(self, prompt: list[int], new_tokens: int) -> dict[str, Any]:
-        body = {"prompt": prompt, "n_predict": new_tokens, "cache_prompt": False, "return_tokens": True}
+        body = self.body | {"prompt": prompt, "n_predict": new_tokens, "return_tokens": True}
         greedy = {"temperature": 0.0, "samplers": ["temperature"]}  # no sampler that sorts the vocabulary first
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         connection.request("POST", "/completion", json.dumps(body | greedy), {"Content-Type": "application/json"})
