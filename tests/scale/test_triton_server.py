@@ -13,12 +13,12 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Empty, Queue
+from queue import Queue
 
 import numpy as np
 import pytest
 from scale_prompts import ASKED
-from served import PATIENCE
+from served import PATIENCE, until
 from specstep.cli import main
 from specstep.serving.server import listen
 
@@ -31,6 +31,7 @@ if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
     pytest.skip("needs numpy 1: this server's Python backend reads no array of numpy 2", allow_module_level=True)
 SERVER = Path(CARRIER.submodule_search_locations[0]) / "tritonserver"
 STARTS = 120  # seconds that a server may take
+LONG = {"prompt": [5], "max_new_tokens": 180, "sampling": {}}
 
 
 @contextlib.contextmanager
@@ -136,22 +137,11 @@ class Stream:
         self._client.stop_stream(cancel_requests=True)
 
 
-def outcome(url, asked):
-    """The tokens of a request, or the status that it failed with."""
-    try:
-        return Stream(url, asked).tokens()
-    except grpc.InferenceServerException as error:
-        return str(error.status() or error)
-
-
 def test_two_instances_answer_as_one_engine(server, alone):
     with ThreadPoolExecutor(len(ASKED)) as pool:
-        answers = list(pool.map(lambda asked: outcome(server.url, asked), ASKED))
+        answers = list(pool.map(lambda asked: Stream(server.url, asked).tokens(), ASKED))
     assert answers == alone
-    stubs = subprocess.run(
-        ["ps", "--ppid", str(server.pid), "-ww", "-o", "args="], capture_output=True, text=True
-    ).stdout
-    assert stubs.count("triton_python_backend_stub") == 2
+    assert len(engines(server)) == 2
 
 
 def test_text_over_http_comes_in_events(server, engine_folder):
@@ -179,36 +169,61 @@ def test_what_is_wrong_has_a_status(server, changed, says):
 
 def test_clients_that_go_away_free_their_rows(server, alone):
     """More of them than there are places: 2 instances of 2 rows, 128 wait in each."""
-    long = {"prompt": [5], "max_new_tokens": 190, "sampling": {}}
     for _ in range(5):
-        left = [Stream(server.url, long) for _ in range(8)]
+        left = [Stream(server.url, LONG) for _ in range(8)]
         for stream in left:
             stream.leave()
-    assert outcome(server.url, ASKED[0]) == alone[0]
+    assert Stream(server.url, ASKED[0]).tokens() == alone[0]
 
 
-def test_a_replica_that_is_killed_loses_its_own_requests_alone(repository, server, place, alone):
-    """Replicas are servers here. Within a server Triton tells nobody that an instance's process was killed."""
-    long = [asked | {"max_new_tokens": 180} for asked in ASKED]
-    with triton(repository, place) as other:
-        lost, kept = [Stream(other.url, asked) for asked in long], [Stream(server.url, asked) for asked in ASKED]
-        first = [next(stream.pieces()) for stream in lost[:2]]
-        assert all(first)
-        other.kill()
-        with ThreadPoolExecutor(len(ASKED)) as pool:
-            answers = pool.map(Stream.tokens, kept)
-            statuses = list(pool.map(ended, lost))
-            assert list(answers) == alone
-    assert set(statuses) == {"StatusCode.UNAVAILABLE"}
-    assert outcome(server.url, ASKED[1]) == alone[1]
+@pytest.fixture(scope="module")
+def long_alone(engine_folder):
+    """What one engine answers to LONG."""
+    import specstep
+
+    with specstep.load(engine_folder) as engine:
+        return engine.generate(LONG["prompt"], LONG["max_new_tokens"], ignore_eos=True).token_ids
+
+
+def test_an_instance_that_is_killed_loses_its_own_requests_alone(server, long_alone):
+    before = engines(server)
+    streams = [Stream(server.url, LONG) for _ in range(12)]
+    begun = [next(stream.pieces()) for stream in streams[:2]]
+    os.kill(before[0], signal.SIGKILL)
+    later = [Stream(server.url, LONG) for _ in range(12)]  # those of the killed one wait for the one in its place
+    outcomes = [ended(stream) for stream in streams]
+    for at, piece in enumerate(begun):
+        outcomes[at] = piece + outcomes[at] if isinstance(outcomes[at], list) else outcomes[at]
+    lost = [each for each in outcomes if each != long_alone]
+    assert lost and len(lost) < len(outcomes) and set(lost) == {"StatusCode.UNAVAILABLE"}
+    assert [ended(stream) for stream in later] == [long_alone] * len(later)
+    assert len(engines(server)) == 2 and before[0] not in engines(server)
+
+
+def test_a_server_that_is_killed_leaves_nothing_behind(server):
+    """The last test: it ends the server of this module."""
+    stream, running = Stream(server.url, LONG), engines(server)
+    next(stream.pieces())
+    server.kill()
+    assert ended(stream) == "StatusCode.UNAVAILABLE"
+    until(lambda: not any(Path(f"/proc/{engine}").exists() for engine in running))
+
+
+def engines(server):
+    """The processes of a server's engines: each has a stub of Triton ahead of it."""
+    stubs = children(server.pid, "triton_python_backend_stub")
+    return [engine for stub in stubs for engine in children(stub, "specstep.serving.triton.worker")]
+
+
+def children(process, named):
+    command = ["ps", "--ppid", str(process), "-ww", "-o", "pid=,args="]
+    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    return [int(line.split()[0]) for line in lines if named in line]
 
 
 def ended(stream):
-    """The status that a stream ends with."""
+    """The tokens of a stream, or the status that it ends with."""
     try:
-        stream.tokens()
+        return stream.tokens()
     except grpc.InferenceServerException as error:
         return str(error.status())
-    except Empty:
-        return "no end"
-    return "all of it"

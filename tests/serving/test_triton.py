@@ -1,7 +1,11 @@
 """The model of Triton Inference Server without one: its requests, its responses, and what is written for it."""
 
+import asyncio
 import json
+import os
+import socket
 import threading
+from multiprocessing import Pipe
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,11 +14,13 @@ from fake_session import POISON, FakeSession, alone
 from models import tiny_tokenizer
 from served import PATIENCE, is_idle, until
 from specstep.cli import main
-from specstep.errors import InputError
+from specstep.errors import EngineError, InputError
 from specstep.runtime.engine import Engine
 from specstep.runtime.text import EngineTokenizer
+from specstep.serving.triton import model as triton_model
 from specstep.serving.triton.model import Model
 from specstep.serving.triton.tensors import INPUTS, OUTPUTS, read
+from specstep.serving.triton.worker import serve
 
 TEXT = EngineTokenizer(tiny_tokenizer().backend_tokenizer, None, {})
 
@@ -54,7 +60,9 @@ def response(tensors, error=None):
     return SimpleNamespace(error=error, outputs=dict(tensors))
 
 
+LOGGED = []
 UTILS = SimpleNamespace(
+    Logger=SimpleNamespace(log_warn=LOGGED.append, log_error=LOGGED.append),
     Tensor=lambda name, values: (name, values),
     InferenceResponse=response,
     TritonError=Fault,
@@ -69,12 +77,54 @@ def array(value):
     return np.array([value] if not isinstance(value, list) else value, bool if isinstance(value, bool) else np.int32)
 
 
-@pytest.fixture
-def model():
-    """A slow engine of two rows, where one more may wait."""
-    made = Model()
+class InAThread:
+    """The process of an engine, without one."""
+
+    def __init__(self, make, max_queue):
+        self.connection, self._theirs = Pipe()
+        self._thread = threading.Thread(target=self._run, args=(make, max_queue), daemon=True)
+        self._thread.start()
+
+    def _run(self, make, max_queue):
+        asyncio.run(serve(self._theirs, make, max_queue))
+        self.die()
+
+    def die(self):
+        with socket.socket(fileno=os.dup(self._theirs.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self.connection.close()
+        self._thread.join(PATIENCE)
+        return -9
+
+
+def started(make, max_queue):
+    """A model, and the list of its processes."""
+    made, begun = Model(), []
+
+    def begin():
+        begun.append(InAThread(make, max_queue))
+        return begun[-1]
+
     made.utils = UTILS
-    made.start(Engine(FakeSession(2, pause=0.01), TEXT), 1)
+    made.start(begin)
+    return made, begun
+
+
+def slow(rows):
+    return Engine(FakeSession(rows, pause=0.01), TEXT)
+
+
+@pytest.fixture
+def engine():
+    return slow(2)
+
+
+@pytest.fixture
+def model(engine):
+    """A slow engine of two rows, where one more may wait."""
+    made, _ = started(lambda: engine, 1)
     yield made
     made.finalize()
 
@@ -114,19 +164,19 @@ def test_a_request_past_the_queue_is_told_so(model):
     assert ask(model, token_ids=[5], max_new_tokens=2).done()[-1].error is None
 
 
-def test_a_client_that_goes_away_frees_its_row(model):
+def test_a_client_that_goes_away_frees_its_row(model, engine):
     sender = ask(model, token_ids=[5], max_new_tokens=90)
     until(lambda: sender.sent)
     sender.cancelled = True
     assert sender.done()[-1].error.code == "cancelled"
-    until(lambda: is_idle(model._engine))
-    assert len(tokens_of(sender.sent[:-1])) < 90 and model._taken == 0
+    until(lambda: is_idle(engine))
+    assert len(tokens_of(sender.sent[:-1])) < 90
+    assert all(ask(model, token_ids=[5], max_new_tokens=2).done()[-1].error is None for _ in range(4))
 
 
-def test_choices_are_told_apart(model):
+def test_choices_are_told_apart(model, engine):
     sampling = json.dumps({"temperature": 1.0, "seed": 3, "n": 2, "logprobs": 1})
     sent = ask(model, token_ids=[5], max_new_tokens=8, sampling=sampling).done()
-    engine = model._engine
     expected = engine.generate([5], 8, sampling=json.loads(sampling))
     assert [tokens_of(sent, choice) for choice in (0, 1)] == [each.token_ids for each in expected.choices]
     first = [json.loads(one.outputs["logprobs"][0]) for one in sent if one.outputs["choice"] == [0]]
@@ -165,13 +215,42 @@ def test_a_failure_is_its_own_request_s(model):
 
 
 def test_the_end_is_told_to_those_who_wait():
-    model = Model()
-    model.utils = UTILS
-    model.start(Engine(FakeSession(1, pause=0.01), TEXT), 5)
+    model, _ = started(lambda: slow(1), 5)
     asked = [ask(model, token_ids=[5], max_new_tokens=90) for _ in range(2)]
     until(lambda: asked[0].sent)
     model.finalize()
     assert [sender.done()[-1].error.code for sender in asked] == ["unavailable"] * 2
+
+
+def test_a_process_that_dies_loses_its_own_requests_and_another_one_takes_its_place(monkeypatch):
+    monkeypatch.setattr(triton_model, "PAUSE", 0.01)
+    engines = [slow(1), EngineError("engine: expected one, got none"), slow(1)]
+
+    def make():
+        engine = engines.pop(0)
+        if isinstance(engine, Exception):
+            raise engine
+        return engine
+
+    model, begun = started(make, 5)
+    asked = [ask(model, token_ids=[5], max_new_tokens=90) for _ in range(2)]
+    until(lambda: asked[0].sent)
+    begun[0].die()
+    faults = [sender.done()[-1].error for sender in asked]
+    assert {fault.code for fault in faults} == {"unavailable"} and "another one" in faults[0].message
+    until(lambda: len(begun) == 3)  # the second cannot load its engine
+    assert tokens_of(ask(model, token_ids=[5], max_new_tokens=9).done()) == alone([5], 10)
+    model.finalize()
+    assert any("ended with status" in line for line in LOGGED) and any("got none" in line for line in LOGGED)
+
+
+def test_an_engine_that_cannot_be_loaded_is_told(tmp_path):
+    config = json.dumps({"parameters": {"max_queue": {"string_value": "1"}}})
+    arguments = {"model_instance_kind": "CPU", "model_config": config, "model_version": "1"}
+    model = Model()
+    model.utils = UTILS
+    with pytest.raises(EngineError, match=r"manifest\.json"):
+        model.initialize(arguments | {"model_repository": str(tmp_path)})
 
 
 def export(folder, engine, *more):
