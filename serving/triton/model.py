@@ -88,7 +88,7 @@ class Model:
 
     def _relay(self) -> None:
         """Pass on what the engine says, look after clients that go away, start another process after one that died."""
-        looked = time.monotonic()
+        looked, server = time.monotonic(), os.getppid()
         while not self._ending.is_set():
             try:
                 if self._process.connection.poll(LOOK):
@@ -98,6 +98,8 @@ class Model:
             if time.monotonic() - looked > LOOK:
                 self._look()
                 looked = time.monotonic()
+                if os.getppid() != server:  # killed, maybe with a lock for which Triton's code waits here for ever
+                    os._exit(1)
 
     def _hear(self, message: Told | str | None) -> None:
         """One message of the process."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +32,7 @@ if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
     pytest.skip("needs numpy 1: this server's Python backend reads no array of numpy 2", allow_module_level=True)
 SERVER = Path(CARRIER.submodule_search_locations[0]) / "tritonserver"
 STARTS = 120  # seconds that a server may take
+STATUSES = {"triton_grpc_error": "true"}  # without it a stream's errors are messages alone
 LONG = {"prompt": [5], "max_new_tokens": 180, "sampling": {}}
 
 
@@ -116,7 +118,7 @@ class Stream:
 
     def __init__(self, url, asked):
         self._client, self._told = grpc.InferenceServerClient(url), Queue()
-        self._client.start_stream(lambda result, error: self._told.put((result, error)))
+        self._client.start_stream(lambda result, error: self._told.put((result, error)), headers=STATUSES)
         self._client.async_stream_infer("tiny", inputs(**asked), enable_empty_final_response=True)
 
     def pieces(self):
@@ -144,15 +146,18 @@ def test_two_instances_answer_as_one_engine(server, alone):
     assert len(engines(server)) == 2
 
 
+def post(server, body):
+    """The events of an answer over HTTP."""
+    address, headers = f"{server.http}/v2/models/tiny/generate_stream", {"Content-Type": "application/json"}
+    request = urllib.request.Request(address, json.dumps(body).encode(), headers)
+    return urllib.request.urlopen(request, timeout=PATIENCE).read().decode()
+
+
 def test_text_over_http_comes_in_events(server, engine_folder):
     import specstep
 
     body = {"prompt": "hello", "max_new_tokens": 16, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"{server.http}/v2/models/tiny/generate_stream", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    lines = urllib.request.urlopen(request, timeout=PATIENCE).read().decode().split("\n\n")
-    events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    events = [json.loads(line.removeprefix("data: ")) for line in post(server, body).split("\n\n") if line]
     with specstep.load(engine_folder) as engine:
         expected = engine.generate("hello", 16, ignore_eos=True)
     assert "".join(event["text"] for event in events) == expected.text
@@ -163,8 +168,12 @@ def test_text_over_http_comes_in_events(server, engine_folder):
     ("changed", "says"), [({"prompt": []}, "empty prompt"), ({"sampling": {"n": 0}}, "n: expected")]
 )
 def test_what_is_wrong_has_a_status(server, changed, says):
-    with pytest.raises(grpc.InferenceServerException, match=says):
+    with pytest.raises(grpc.InferenceServerException, match=says) as caught:
         Stream(server.url, ASKED[0] | changed).tokens()
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+    with pytest.raises(urllib.error.HTTPError, match="400") as caught:
+        post(server, {"token_ids": [5], "sampling": '{"n": 0}'})
+    assert b"n: expected" in caught.value.read()
 
 
 def test_clients_that_go_away_free_their_rows(server, alone):
@@ -190,8 +199,8 @@ def test_an_instance_that_is_killed_loses_its_own_requests_alone(server, long_al
     streams = [Stream(server.url, LONG) for _ in range(12)]
     begun = [next(stream.pieces()) for stream in streams[:2]]
     os.kill(before[0], signal.SIGKILL)
-    later = [Stream(server.url, LONG) for _ in range(12)]  # those of the killed one wait for the one in its place
     outcomes = [ended(stream) for stream in streams]
+    later = [Stream(server.url, LONG) for _ in range(12)]  # half of them wait for the engine in its place
     for at, piece in enumerate(begun):
         outcomes[at] = piece + outcomes[at] if isinstance(outcomes[at], list) else outcomes[at]
     lost = [each for each in outcomes if each != long_alone]
@@ -205,6 +214,7 @@ def test_a_server_that_is_killed_leaves_nothing_behind(server):
     stream, running = Stream(server.url, LONG), engines(server)
     next(stream.pieces())
     server.kill()
+    server.wait()
     assert ended(stream) == "StatusCode.UNAVAILABLE"
     until(lambda: not any(Path(f"/proc/{engine}").exists() for engine in running))
 
