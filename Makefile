@@ -51,7 +51,7 @@ test-slow: install  ## run the full sweeps
 	$(PYTEST) -m slow $(ARGS)
 
 test-scale: $(VENV)-scale/.installed  ## two replicas under Ray Serve and Triton, in an environment of their own
-	$(VENV)-scale/bin/pytest -q -m scale $(ARGS)
+	$(VENV)-scale/bin/pytest -q -m scale tests/scale $(ARGS)
 
 $(VENV)-scale/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-scale
