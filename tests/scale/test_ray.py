@@ -57,10 +57,10 @@ def call(address, body):
             content = response.read().decode()
     except httpx.TransportError as error:
         return type(error).__name__, None
-    if response.status_code != 200 or not body.get("stream"):
-        return response.status_code, json.loads(content)["choices"][0][
-            "text"
-        ] if response.status_code == 200 else content
+    if response.status_code != 200:
+        return response.status_code, content
+    if not body.get("stream"):
+        return 200, json.loads(content)["choices"][0]["text"]
     events = [line.removeprefix("data: ") for line in content.split("\n\n") if line]
     if events[-1] != "[DONE]":
         return "no end", None
@@ -79,20 +79,15 @@ def texts(engine_folder, alone):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_two_replicas_answer_as_one_engine(address, texts, stream):
-    bodies = [
-        {
-            "prompt": one["prompt"],
-            "max_tokens": one["max_new_tokens"],
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": stream,
-        }
-        | one["sampling"]
-        for one in ASKED
-    ]
+    fixed = {"ignore_eos": True, "temperature": 0, "stream": stream}
+    bodies = [fixed | {"prompt": one["prompt"], "max_tokens": one["max_new_tokens"]} | one["sampling"] for one in ASKED]
     with ThreadPoolExecutor(len(bodies)) as pool:
         answers = list(pool.map(lambda body: call(address, body), bodies))
     assert answers == [(200, text) for text in texts[0]]
+
+
+def test_a_balancer_may_ask_whether_the_proxy_is_well(address):
+    assert httpx.get(f"{address}/-/healthz", timeout=PATIENCE).status_code == 200
 
 
 def test_what_is_wrong_is_an_error_of_openai_s_form(address):
@@ -102,9 +97,8 @@ def test_what_is_wrong_is_an_error_of_openai_s_form(address):
 
 def test_clients_that_go_away_free_their_rows(address):
     def left(_):
-        with httpx.stream(
-            "POST", f"{address}/v1/completions", json=LONG | {"stream": True}, timeout=PATIENCE
-        ) as response:
+        body = LONG | {"stream": True}
+        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=PATIENCE) as response:
             next(response.iter_bytes())
 
     with ThreadPoolExecutor(CLIENTS) as pool:

@@ -244,13 +244,30 @@ def test_a_process_that_dies_loses_its_own_requests_and_another_one_takes_its_pl
     assert any("ended with status" in line for line in LOGGED) and any("got none" in line for line in LOGGED)
 
 
-def test_an_engine_that_cannot_be_loaded_is_told(tmp_path):
-    config = json.dumps({"parameters": {"max_queue": {"string_value": "1"}}})
-    arguments = {"model_instance_kind": "CPU", "model_config": config, "model_version": "1"}
+def initialize(folder, **arguments):
     model = Model()
     model.utils = UTILS
+    config = json.dumps({"parameters": {"max_queue": {"string_value": "7"}}})
+    given = {"model_instance_kind": "CPU", "model_config": config, "model_version": "1"}
+    model.initialize(given | {"model_repository": str(folder)} | arguments)
+
+
+def test_an_engine_that_cannot_be_loaded_is_told(tmp_path):
     with pytest.raises(EngineError, match=r"manifest\.json"):
-        model.initialize(arguments | {"model_repository": str(tmp_path)})
+        initialize(tmp_path)
+
+
+def test_an_instance_has_the_gpu_that_triton_gives_it(tmp_path, monkeypatch):
+    begun = []
+
+    def process(*arguments):
+        begun.append(arguments)
+        return InAThread(lambda: slow(1), 1)
+
+    monkeypatch.setattr(triton_model, "EngineProcess", process)
+    initialize(tmp_path, model_instance_kind="GPU", model_instance_device_id="3")
+    [(engine, max_queue, environment)] = begun
+    assert (engine, max_queue) == (tmp_path / "1" / "engine", 7) and environment["CUDA_VISIBLE_DEVICES"] == "3"
 
 
 def export(folder, engine, *more):
