@@ -56,7 +56,7 @@ class Model:
         self._numbers, self._lock, self._ending = itertools.count(), threading.Lock(), threading.Event()
         try:
             fault = self._process.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             fault = "the engine's process ended while it loaded the engine; the server's log says why"
         if fault is not None:
             self._process.close()
