@@ -16,7 +16,7 @@ JOBS    ?= 2
 PYTEST  := $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 FOLDERS := commands graphs kernels compile runtime serving train
 
-.PHONY: help install demo serve engine generate test test-slow lint typecheck check-onnx size bench peers gpu-check clean
+.PHONY: help install demo serve engine generate test test-slow test-scale lint typecheck check-onnx size bench peers gpu-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -50,6 +50,15 @@ test: install  ## run the test suite (no GPU, no network needed)
 test-slow: install  ## run the full sweeps
 	$(PYTEST) -m slow $(ARGS)
 
+test-scale: $(VENV)-scale/.installed  ## two replicas under Ray Serve and Triton, in an environment of their own
+	$(VENV)-scale/bin/pytest -q -m scale tests/scale $(ARGS)
+
+$(VENV)-scale/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-scale
+	$(VENV)-scale/bin/pip install --quiet "$(TORCH)"
+	$(VENV)-scale/bin/pip install --quiet --editable ".[build,test,scale]"
+	@touch $@
+
 lint: install  ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -77,4 +86,4 @@ gpu-check: install  ## the equality tests on a machine with an NVIDIA GPU
 	$(BIN)/python bench/gpu_check.py
 
 clean:  ## remove engines, caches and the virtual environment
-	rm -rf $(VENV) engines build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-scale engines build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

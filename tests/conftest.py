@@ -40,6 +40,19 @@ LONG = (
 ENGINE = {"drafter": "ngram", "dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
 
 
+class CheckoutIsAFolder:
+    """The checkout's root is the package. pytest would import it once more, by its folder's name, and fail where that
+    is no name in Python: `specstep-main`."""
+
+    @staticmethod
+    def pytest_collect_directory(path, parent):
+        return pytest.Dir.from_parent(parent, path=path) if path == parent.config.rootpath else None
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(CheckoutIsAFolder())  # a directory's own conftest.py is not asked
+
+
 def pytest_collection_modifyitems(items):
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))  # stable: others stay as they are

@@ -136,3 +136,8 @@ def test_unknown_names_are_an_attribute_error():
 
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = specstep.nonsense
+
+
+def test_the_checkout_may_have_any_name(request):
+    """pytest would import a package by the name of its folder, which a hyphen makes no name in Python."""
+    assert not any(isinstance(node, pytest.Package) for node in request.node.listchain())

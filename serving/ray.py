@@ -1,0 +1,65 @@
+"""A Ray Serve application: the server's API over replicas of one engine.
+
+serve run specstep.serving.ray:app engine=engines/smol max_replicas=4
+"""
+
+from pathlib import Path
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig
+
+from ..runtime.engine import load
+from ..runtime.engine_file import read_manifest
+from .app import create_app
+from .options import ServeOptions
+
+
+class Replicas(BaseModel):
+    """What the application is told.
+
+    engine: an engine directory, at the same place on every node. name: the model's name, that of the directory without
+    it. min_replicas, max_replicas: engines that share the calls; between them, as many as keep the calls of each near
+    its rows. max_queue: calls that may wait for a row of a replica; where all replicas have as many, as many more wait
+    in each of Ray's proxies, and then calls get status 503. cpus, gpus: what a replica takes of its node. api_keys: any
+    of them opens the API, none: it is open.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    engine: str
+    name: str | None = None
+    min_replicas: int = Field(1, ge=1)
+    max_replicas: int = Field(1, ge=1)
+    max_queue: int = Field(128, ge=0)
+    cpus: float = Field(1, ge=0)
+    gpus: float = Field(0, ge=0)
+    api_keys: tuple[str, ...] = ()
+
+
+def app(args: Replicas) -> Application:
+    """The application, for `serve run` and `serve deploy`. Raises EngineError where there is no engine."""
+    directory = Path(args.engine).resolve()
+    name = args.name or directory.name
+    rows = read_manifest(directory).spec.max_batch
+    options = ServeOptions(api_keys=args.api_keys, max_queue=args.max_queue)
+
+    def replica() -> FastAPI:
+        """Called in the process of each replica."""
+        return create_app({name: load(directory)}, options)
+
+    deployment = serve.deployment(
+        serve.ingress(replica)(),
+        name="specstep",
+        max_ongoing_requests=rows + args.max_queue,
+        max_queued_requests=max(1, args.max_queue),
+        autoscaling_config=AutoscalingConfig(
+            min_replicas=args.min_replicas,
+            max_replicas=max(args.min_replicas, args.max_replicas),
+            target_ongoing_requests=rows,
+        ),
+        ray_actor_options={"num_cpus": args.cpus, "num_gpus": args.gpus},
+    )
+    return deployment.bind()

@@ -1,0 +1,1 @@
+"""A model of Triton Inference Server: an engine behind its Python backend."""

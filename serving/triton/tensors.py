@@ -1,0 +1,119 @@
+"""The tensors of a model: what they are called, what they hold, and how requests are read from them."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...errors import InputError
+from ...report import TokenLogprobs
+from ...runtime.engine import Engine
+from ...runtime.prompt import Prompt, RequestOptions
+from ...runtime.request import Request
+from ...runtime.stream import Piece
+
+
+class Field(NamedTuple):
+    """A tensor in one dimension: its type in config.pbtxt without TYPE_, its size, -1 for any, and what it means."""
+
+    type: str
+    size: int
+    meaning: str
+
+
+INPUTS = {
+    "prompt": Field("STRING", 1, "a text; or token_ids, or messages: one of the three"),
+    "token_ids": Field("INT32", -1, "a prompt as token ids"),
+    "messages": Field("STRING", 1, 'a conversation as JSON: [{"role": "user", "content": "..."}]'),
+    "chat": Field("BOOL", 1, "put prompt through the chat template, as the user's turn"),
+    "chat_template_kwargs": Field("STRING", 1, 'variables of the chat template as JSON: {"enable_thinking": false}'),
+    "max_new_tokens": Field("INT32", 1, "most new tokens; without it, what the context leaves"),
+    "sampling": Field("STRING", 1, 'JSON: {"temperature": 0.7, "seed": 1}, or "model"; without it, greedy'),
+    "ignore_eos": Field("BOOL", 1, "go on past the model's end-of-sequence tokens"),
+    "stop_ids": Field("INT32", -1, "further tokens that end the output"),
+}
+OUTPUTS = {
+    "text": Field("STRING", 1, "the text that is new, whole characters only; it may be empty"),
+    "token_ids": Field("INT32", -1, "the tokens that are new"),
+    "choice": Field("INT32", 1, "which of the n choices has grown"),
+    "finish_reason": Field("STRING", 1, "stop or length in a choice's last response, empty before"),
+    "prompt_tokens": Field("INT32", 1, "tokens of the prompt"),
+    "completion_tokens": Field("INT32", 1, "new tokens of this choice so far"),
+    "logprobs": Field(
+        "STRING", 1, "JSON: [token, logprob, [[token, logprob], ...]] of each new token, where asked for"
+    ),
+}
+PROMPTS = ("prompt", "token_ids", "messages")
+Given = Mapping[str, np.ndarray]  # the inputs of a request that are there
+
+
+def read(engine: Engine, given: Given) -> list[Request]:
+    """The requests that inputs ask for, one for each choice. Raises InputError."""
+    prompts = [name for name in PROMPTS if name in given]
+    if len(prompts) != 1:
+        raise InputError(f"inputs: expected one of {', '.join(PROMPTS)}, got {' and '.join(prompts) or 'none'}")
+    prompt: Prompt = given["token_ids"].ravel().tolist() if prompts == ["token_ids"] else _text(prompts[0], given)
+    if prompts == ["messages"]:
+        prompt = _json("messages", given, list)
+    options: RequestOptions = {}
+    if "sampling" in given:
+        options["sampling"] = _json("sampling", given, dict | str)
+    if "chat_template_kwargs" in given:
+        options["chat_template_kwargs"] = _json("chat_template_kwargs", given, dict)
+    if "stop_ids" in given:
+        options["stop_ids"] = given["stop_ids"].ravel().tolist()
+    options["chat"] = bool(_one("chat", given, False))
+    options["ignore_eos"] = bool(_one("ignore_eos", given, False))
+    return engine.requests(prompt, _one("max_new_tokens", given, None), **options)
+
+
+def told(choice: int, request: Request, piece: Piece) -> dict[str, np.ndarray]:
+    """The outputs of one response."""
+    return {
+        "text": _string(piece.text),
+        "token_ids": np.array(piece.token_ids, np.int32),
+        "choice": np.array([choice], np.int32),
+        "finish_reason": _string(request.finish_reason or ""),
+        "prompt_tokens": np.array([len(request.prompt)], np.int32),
+        "completion_tokens": np.array([len(request.tokens)], np.int32),
+        "logprobs": _string(json.dumps([_logprobs(each) for each in piece.logprobs]) if piece.logprobs else ""),
+    }
+
+
+def _logprobs(told: TokenLogprobs) -> list[Any]:
+    return [told.token_id, told.logprob, [list(each) for each in told.top]]
+
+
+def _string(text: str) -> np.ndarray:
+    return np.array([text.encode()], dtype=object)
+
+
+def _one(name: str, given: Given, default: Any) -> Any:
+    """The only element of an input, `default` where it is not there. Raises InputError."""
+    if name not in given:
+        return default
+    if given[name].size != 1:
+        raise InputError(f"{name}: expected one element, got {given[name].size}")
+    return given[name].ravel()[0].item() if given[name].dtype != object else given[name].ravel()[0]
+
+
+def _text(name: str, given: Given) -> str:
+    """Raises InputError."""
+    try:
+        return bytes(_one(name, given, b"")).decode()
+    except UnicodeDecodeError:
+        raise InputError(f"{name}: expected UTF-8, got other bytes") from None
+
+
+def _json(name: str, given: Given, kind: Any) -> Any:
+    """Raises InputError."""
+    try:
+        value = json.loads(_text(name, given))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{name}: expected JSON, got what does not parse") from None
+    if not isinstance(value, kind):
+        raise InputError(f"{name}: expected JSON of the form that config.pbtxt shows, got {type(value).__name__}")
+    return value

@@ -1,0 +1,114 @@
+"""What the process of an engine runs: it answers what a model in Triton asks, batched in flight."""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from ...errors import EngineError, InputError
+from ...runtime.engine import Engine, load
+from ..bridge import Answer
+from .engine_process import Asked, End, Told
+from .tensors import Given, read, told
+
+logger = logging.getLogger(__name__)
+
+
+class QueueFullError(Exception):
+    """As many answers wait as may."""
+
+
+class Worker:
+    """The requests of one connection. Everything happens in the thread of one event loop."""
+
+    def __init__(self, engine: Engine, max_queue: int, tell: Callable[[Told], None]):
+        """max_queue: choices that may wait for a row."""
+        self._engine, self._most, self._taken = engine, engine.spec.max_batch + max_queue, 0
+        self._tell = tell
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def take(self, asked: Asked) -> None:
+        """Begin a request, or end one."""
+        number, given = asked
+        if given is not None:
+            self._tasks[number] = asyncio.get_running_loop().create_task(self._answer(number, given))
+            self._tasks[number].add_done_callback(lambda _: self._tasks.pop(number))
+        elif number in self._tasks:
+            self._tasks[number].cancel()
+
+    async def _answer(self, number: int, given: Given) -> None:
+        try:
+            await self._run(number, given)
+        except Exception as error:
+            self._tell((number, self._end(error)))
+        else:
+            self._tell((number, End()))
+
+    async def _run(self, number: int, given: Given) -> None:
+        requests = await asyncio.to_thread(read, self._engine, given)
+        if self._taken + len(requests) > self._most:
+            raise QueueFullError
+        self._taken += len(requests)
+        answer = Answer(self._engine, requests)
+        try:
+            async for grown in answer.read():
+                self._tell((number, told(grown.choice, grown.request, grown.piece)))
+        finally:
+            answer.cancel()
+            self._taken -= len(requests)
+
+    def _end(self, error: Exception) -> End:
+        if isinstance(error, QueueFullError):
+            return End("UNAVAILABLE", f"{self._taken} answers run or wait already; try again later")
+        if isinstance(error, InputError):
+            return End("INVALID_ARG", str(error))
+        if isinstance(error, EngineError):
+            return End("UNAVAILABLE", "the model is not available")
+        logger.error("a request failed", exc_info=error)
+        return End("INTERNAL", "the model failed; its log says why")
+
+
+async def serve(connection: Connection, make: Callable[[], Engine], max_queue: int) -> None:
+    """Answer what comes over a connection until its other end is closed.
+
+    Args:
+        make: makes the engine. Requests that come before it is done wait for it.
+        max_queue: choices that may wait for a row.
+    """
+    asked: asyncio.Queue[Asked | None] = asyncio.Queue()
+    arguments = (connection, asked, asyncio.get_running_loop())
+    threading.Thread(target=_read, args=arguments, name="specstep-triton", daemon=True).start()
+    try:
+        engine = await asyncio.to_thread(make)
+    except EngineError as error:
+        connection.send(str(error))
+        return
+    connection.send(None)
+
+    def tell(message: Told) -> None:
+        with contextlib.suppress(OSError):  # nobody is there any more; `_read` sees it too
+            connection.send(message)
+
+    with engine:
+        worker = Worker(engine, max_queue, tell)
+        while (message := await asked.get()) is not None:
+            worker.take(message)
+
+
+def _read(connection: Connection, asked: "asyncio.Queue[Asked | None]", loop: asyncio.AbstractEventLoop) -> None:
+    """Hand on what comes, None at the end. A thread of its own, so that whoever sends never waits for the engine."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the engine could not be loaded
+        try:
+            while True:
+                loop.call_soon_threadsafe(asked.put_nowait, connection.recv())
+        except (EOFError, OSError):
+            loop.call_soon_threadsafe(asked.put_nowait, None)
+
+
+if __name__ == "__main__":
+    engine, max_queue, place = sys.argv[1:]
+    asyncio.run(serve(Connection(int(place)), lambda: load(Path(engine)), int(max_queue)))

@@ -1,0 +1,303 @@
+"""The model of Triton Inference Server without one: its requests, its responses, and what is written for it."""
+
+import asyncio
+import json
+import os
+import socket
+import threading
+from multiprocessing import Pipe
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fake_session import POISON, FakeSession, alone
+from models import tiny_tokenizer
+from served import PATIENCE, is_idle, until
+from specstep.cli import main
+from specstep.errors import EngineError, InputError
+from specstep.runtime.engine import Engine
+from specstep.runtime.text import EngineTokenizer
+from specstep.serving.triton import model as triton_model
+from specstep.serving.triton.model import Model
+from specstep.serving.triton.tensors import INPUTS, OUTPUTS, read
+from specstep.serving.triton.worker import serve
+
+TEXT = EngineTokenizer(tiny_tokenizer().backend_tokenizer, None, {})
+
+
+class Sender:
+    """The sender of one request: what was sent, and whether the client has gone away."""
+
+    def __init__(self):
+        self.sent, self.cancelled, self.final = [], False, threading.Event()
+
+    def is_cancelled(self):
+        return self.cancelled
+
+    def send(self, response=None, flags=0):
+        assert not self.final.is_set()
+        if response is not None:
+            self.sent.append(response)
+        if flags:
+            self.final.set()
+
+    def done(self):
+        """All responses, the error last."""
+        assert self.final.wait(PATIENCE)
+        return self.sent
+
+
+class Fault:
+    """An error of Triton."""
+
+    CANCELLED, UNAVAILABLE, INVALID_ARG, INTERNAL = "cancelled", "unavailable", "invalid", "internal"
+
+    def __init__(self, message, code):
+        self.message, self.code = message, code
+
+
+def response(tensors, error=None):
+    return SimpleNamespace(error=error, outputs=dict(tensors))
+
+
+LOGGED = []
+UTILS = SimpleNamespace(
+    Logger=SimpleNamespace(log_warn=LOGGED.append, log_error=LOGGED.append),
+    Tensor=lambda name, values: (name, values),
+    InferenceResponse=response,
+    TritonError=Fault,
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
+    get_input_tensor_by_name=lambda request, name: request.inputs.get(name),
+)
+
+
+def array(value):
+    if isinstance(value, str):
+        return np.array([value.encode()], dtype=object)
+    return np.array([value] if not isinstance(value, list) else value, bool if isinstance(value, bool) else np.int32)
+
+
+class InAThread:
+    """The process of an engine, without one."""
+
+    def __init__(self, make, max_queue):
+        self.connection, self._theirs = Pipe()
+        self._thread = threading.Thread(target=self._run, args=(make, max_queue), daemon=True)
+        self._thread.start()
+
+    def _run(self, make, max_queue):
+        asyncio.run(serve(self._theirs, make, max_queue))
+        self.die()
+
+    def die(self):
+        with socket.socket(fileno=os.dup(self._theirs.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self.connection.close()
+        self._thread.join(PATIENCE)
+        return -9
+
+
+def started(make, max_queue):
+    """A model, and the list of its processes."""
+    made, begun = Model(), []
+
+    def begin():
+        begun.append(InAThread(make, max_queue))
+        return begun[-1]
+
+    made.utils = UTILS
+    made.start(begin)
+    return made, begun
+
+
+def slow(rows):
+    return Engine(FakeSession(rows, pause=0.01), TEXT)
+
+
+@pytest.fixture
+def engine():
+    return slow(2)
+
+
+@pytest.fixture
+def model(engine):
+    """A slow engine of two rows, where one more may wait."""
+    made, _ = started(lambda: engine, 1)
+    yield made
+    made.finalize()
+
+
+def ask(model, **inputs):
+    sender = Sender()
+    tensors = {name: SimpleNamespace(as_numpy=lambda value=value: array(value)) for name, value in inputs.items()}
+    model.execute([SimpleNamespace(inputs=tensors, get_response_sender=lambda: sender)])
+    return sender
+
+
+def tokens_of(sent, choice=0):
+    told = [one.outputs for one in sent if one.outputs["choice"] == [choice]]
+    return [token for outputs in told for token in outputs["token_ids"].tolist()]
+
+
+def test_an_answer_comes_in_pieces(model):
+    sent = ask(model, token_ids=[5, 6], max_new_tokens=20).done()
+    assert tokens_of(sent) == alone([5, 6], 22) and len(sent) > 1
+    assert all(set(one.outputs) == set(OUTPUTS) and one.error is None for one in sent)
+    last = sent[-1].outputs
+    assert (last["prompt_tokens"], last["completion_tokens"]) == ([2], [20])
+    assert [one.outputs["finish_reason"][0] for one in sent] == [b""] * (len(sent) - 1) + [b"length"]
+    text = b"".join(one.outputs["text"][0] for one in sent)
+    assert text.decode() == TEXT.decode(alone([5, 6], 22))
+
+
+def test_requests_share_the_rows_and_each_gets_its_own(model):
+    asked = [ask(model, token_ids=[5 + at], max_new_tokens=30) for at in range(3)]
+    assert [tokens_of(sender.done()) for sender in asked] == [alone([5 + at], 31) for at in range(3)]
+
+
+def test_a_request_past_the_queue_is_told_so(model):
+    asked = [ask(model, token_ids=[5], max_new_tokens=60) for _ in range(4)]
+    faults = [sender.done()[-1].error for sender in asked]
+    assert sorted(fault.code for fault in faults if fault) == ["unavailable"]
+    assert ask(model, token_ids=[5], max_new_tokens=2).done()[-1].error is None
+
+
+def test_a_client_that_goes_away_frees_its_row(model, engine):
+    sender = ask(model, token_ids=[5], max_new_tokens=90)
+    until(lambda: sender.sent)
+    sender.cancelled = True
+    assert sender.done()[-1].error.code == "cancelled"
+    until(lambda: is_idle(engine))
+    assert len(tokens_of(sender.sent[:-1])) < 90
+    assert all(ask(model, token_ids=[5], max_new_tokens=2).done()[-1].error is None for _ in range(4))
+
+
+def test_choices_are_told_apart(model, engine):
+    sampling = json.dumps({"temperature": 1.0, "seed": 3, "n": 2, "logprobs": 1})
+    sent = ask(model, token_ids=[5], max_new_tokens=8, sampling=sampling).done()
+    expected = engine.generate([5], 8, sampling=json.loads(sampling))
+    assert [tokens_of(sent, choice) for choice in (0, 1)] == [each.token_ids for each in expected.choices]
+    first = [json.loads(one.outputs["logprobs"][0]) for one in sent if one.outputs["choice"] == [0]]
+    assert [each[0] for piece in first for each in piece] == expected.token_ids
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ({}, "inputs: expected one of prompt, token_ids, messages, got none"),
+        ({"prompt": "a", "token_ids": [1]}, "got prompt and token_ids"),
+        ({"token_ids": [1], "max_new_tokens": [1, 2]}, "max_new_tokens: expected one element"),
+        ({"token_ids": [1], "max_new_tokens": 0}, "max_new_tokens: expected an integer of at least 1"),
+        ({"token_ids": [1], "sampling": "{"}, "sampling: expected JSON"),
+        ({"token_ids": [1], "sampling": "[1]"}, "sampling: expected JSON of the form"),
+        ({"token_ids": [1], "sampling": '{"temperature": -1}'}, "temperature: expected 0 or"),
+        ({"messages": '{"role": "user"}'}, "messages: expected JSON of the form"),
+        ({"token_ids": [10**6]}, "token_ids: expected integers"),
+    ],
+)
+def test_what_is_wrong_is_told(model, inputs, says):
+    [only] = ask(model, **inputs).done()
+    assert only.error.code == "invalid" and says in only.error.message
+
+
+def test_bytes_that_are_no_text():
+    with pytest.raises(InputError, match="prompt: expected UTF-8"):
+        read(None, {"prompt": np.array([b"\xff"], dtype=object)})
+
+
+def test_a_failure_is_its_own_request_s(model):
+    other = ask(model, token_ids=[5], max_new_tokens=30)
+    fault = ask(model, token_ids=[POISON, 5], max_new_tokens=3).done()[-1].error
+    assert fault.code == "internal" and "its log says why" in fault.message
+    assert tokens_of(other.done()) == alone([5], 31)
+
+
+def test_the_end_is_told_to_those_who_wait():
+    model, _ = started(lambda: slow(1), 5)
+    asked = [ask(model, token_ids=[5], max_new_tokens=90) for _ in range(2)]
+    until(lambda: asked[0].sent)
+    model.finalize()
+    assert [sender.done()[-1].error.code for sender in asked] == ["unavailable"] * 2
+
+
+def test_a_process_that_dies_loses_its_own_requests_and_another_one_takes_its_place(monkeypatch):
+    monkeypatch.setattr(triton_model, "PAUSE", 0.01)
+    engines = [slow(1), EngineError("engine: expected one, got none"), slow(1)]
+
+    def make():
+        engine = engines.pop(0)
+        if isinstance(engine, Exception):
+            raise engine
+        return engine
+
+    model, begun = started(make, 5)
+    asked = [ask(model, token_ids=[5], max_new_tokens=90) for _ in range(2)]
+    until(lambda: asked[0].sent)
+    begun[0].die()
+    faults = [sender.done()[-1].error for sender in asked]
+    assert {fault.code for fault in faults} == {"unavailable"} and "another one" in faults[0].message
+    until(lambda: len(begun) == 3)  # the second cannot load its engine
+    assert tokens_of(ask(model, token_ids=[5], max_new_tokens=9).done()) == alone([5], 10)
+    model.finalize()
+    assert any("ended with status" in line for line in LOGGED) and any("got none" in line for line in LOGGED)
+
+
+def initialize(folder, **arguments):
+    model = Model()
+    model.utils = UTILS
+    config = json.dumps({"parameters": {"max_queue": {"string_value": "7"}}})
+    given = {"model_instance_kind": "CPU", "model_config": config, "model_version": "1"}
+    model.initialize(given | {"model_repository": str(folder)} | arguments)
+
+
+def test_an_engine_that_cannot_be_loaded_is_told(tmp_path):
+    with pytest.raises(EngineError, match=r"manifest\.json"):
+        initialize(tmp_path)
+
+
+def test_an_instance_has_the_gpu_that_triton_gives_it(tmp_path, monkeypatch):
+    begun = []
+
+    def process(*arguments):
+        begun.append(arguments)
+        return InAThread(lambda: slow(1), 1)
+
+    monkeypatch.setattr(triton_model, "EngineProcess", process)
+    initialize(tmp_path, model_instance_kind="GPU", model_instance_device_id="3")
+    [(engine, max_queue, environment)] = begun
+    assert (engine, max_queue) == (tmp_path / "1" / "engine", 7) and environment["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+def export(folder, engine, *more):
+    return main(["export-triton", str(engine), "-o", str(folder / "models"), *more])
+
+
+def test_a_repository_is_written_whole(tmp_path, engine_folder):
+    assert export(tmp_path, engine_folder, "--name", "smol", "--instances", "2", "--max-queue", "7") == 0
+    folder = tmp_path / "models" / "smol"
+    config = (folder / "config.pbtxt").read_text()
+    assert "count: 2 kind: KIND_CPU" in config and 'string_value: "7"' in config and "decoupled: true" in config
+    assert all(f'name: "{name}"' in config and field.meaning in config for name, field in (INPUTS | OUTPUTS).items())
+    copied = {path.name: path.read_bytes() for path in (folder / "1" / "engine").iterdir()}
+    assert copied == {path.name: path.read_bytes() for path in engine_folder.iterdir()}
+    assert "specstep.serving.triton" in (folder / "1" / "model.py").read_text()
+    assert export(tmp_path, engine_folder, "--name", "smol", "--link") == 0  # in its place
+    assert (folder / "1" / "engine").resolve() == engine_folder.resolve()
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["smol"]
+
+
+@pytest.mark.parametrize("arguments", [("--name", "a/b"), ("--instances", "0"), ("--max-queue", "-1")])
+def test_what_cannot_be_written_is_one_line(tmp_path, capsys, arguments):
+    assert export(tmp_path, tmp_path, *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"specstep: {arguments[0][2:]}: expected") and len(error.splitlines()) == 1
+
+
+def test_nothing_else_is_replaced(tmp_path, capsys):
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    assert export(tmp_path, tmp_path, "--name", "mine") == 2
+    assert "expected a new model, or one that this command wrote" in capsys.readouterr().err
+    assert export(tmp_path, tmp_path, "--name", "new") == 2  # no engine
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["mine"]
