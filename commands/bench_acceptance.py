@@ -34,6 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, metavar="T", default=0.0, help="0 is greedy (default: 0)")
     add("--seed", type=int, metavar="N", default=0, help="the i-th prompt is sampled with the seed N + i (default: 0)")
     add("--raw", action="store_true", help="give the prompts to the model as they are, not in its chat template")
+    add("--learned", metavar="FILE", type=Path, help="start from what an engine learned; nothing is learned meanwhile")
     add("--json", metavar="FILE", help="write the figures as JSON")
     add("--png", metavar="FILE", help="draw them (needs matplotlib, of the extra `bench`)")
 
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     from ..runtime.acceptance import Acceptance
     from ..runtime.engine import load
 
-    engine = load(options.engine)
+    engine = load(options.engine, learning=False, learned=options.learned)
     chat = not options.raw and engine.has_chat_template
     made = make_requests(engine, entries, options.max_new_tokens, chat=chat)
     requests = [(entry, request) for entry, choices in made for request in choices]

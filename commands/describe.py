@@ -32,7 +32,7 @@ def describe(manifest: Manifest) -> str:
             for name, entry in manifest.files.items()
         ),
         "state",
-        *(f"  {tensor.name:<22}{tensor.dtype:<10}{list(tensor.shape)}" for tensor in spec.state),
+        *(f"  {tensor.name:<22}{tensor.dtype:<10}{list(tensor.shape)}" for tensor in (*spec.state, *spec.shared)),
         "programs",
         *(
             f"  {name:<10}{len(p.inputs)} inputs -> {', '.join(p.outputs)}"

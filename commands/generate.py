@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
 from .conversation import add_template_options, given_arguments, with_system
+from .learning_options import add_learning_options, given_learning
 from .prompts import LINES, Entry, make_requests, read_prompts
-from .sampling_options import add_sampling_options, given_sampling
+from .sampling_options import Asked, add_sampling_options, given_sampling
 from .stats import speed
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--json", action="store_true", help="print one JSON line per text")
     add("--stats", action="store_true", help="print speed and acceptance on standard error")
+    add_learning_options(parser)
     add_sampling_options(parser, choices=True)
 
 
@@ -62,7 +64,18 @@ def run(options: argparse.Namespace) -> int:
         entries = read_prompts(options.prompts)
     from ..runtime.engine import load
 
-    engine = load(options.engine)
+    with load(options.engine, **given_learning(options)) as engine:
+        return _generate(engine, entries, options, arguments, sampling)
+
+
+def _generate(
+    engine: "Engine",
+    entries: list[Entry],
+    options: argparse.Namespace,
+    arguments: dict[str, Any] | None,
+    sampling: Asked,
+) -> int:
+    """Print what an engine writes -> exit status: 2 where a prompt could not be answered."""
     sampling.tell(engine)
     chat = options.chat or (engine.has_chat_template and not options.raw)
     entries = [entry._replace(prompt=with_system(entry.prompt, options.system)) for entry in entries]

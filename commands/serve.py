@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from ..errors import InputError, needs_extra
+from .learning_options import add_learning_options, given_learning
 
 HELP = "serve engines over HTTP, with the API of OpenAI"
 ENVIRONMENT = "SPECSTEP_API_KEY"
@@ -48,7 +49,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--prefill-per-step", type=int, metavar="N", default=64, help="most prompt tokens that are prefilled between "
         "two steps: the longest pause that a prompt makes in running streams (default: 64)"
     )  # fmt: skip
-    add("--share-prefixes", action="store_true", help="let calls with one API key start from what others were served")
+    add(
+        "--share-prefixes", action="store_true", help="let calls with one API key start from what others were served, "
+        "and be drafted from it; with several keys and without this, nothing is learned"
+    )  # fmt: skip
+    add_learning_options(parser)
     add("--drain", type=int, metavar="S", default=30, help="seconds that answers have to end at shutdown (default: 30)")
     add("--log-prompts", action="store_true", help="write prompts to the log, which has none of them otherwise")
 
@@ -73,12 +78,17 @@ def run(options: argparse.Namespace) -> int:
                 f"{name.replace('_', '-')}: expected an integer of at least 0, got {getattr(options, name)}"
             )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    cache = {"prefix_cache_bytes": options.prefix_cache * 2**20, "prefill_per_step": options.prefill_per_step}
+    learning = given_learning(options)
+    learning["learning"] &= len(keys) < 2 or options.share_prefixes  # how fast a text comes tells of others
+    if learning["learned"] and len(options.engines) > 1:
+        raise InputError(f"learned: expected one engine, which has the file, got {len(options.engines)}")
+    prefill = {"prefix_cache_bytes": options.prefix_cache * 2**20, "prefill_per_step": options.prefill_per_step}
     with contextlib.ExitStack() as open_, listen(options.host, options.port) as bound:
         if not keys and not is_local(options.host):
             print(OPEN.format(options.host), file=sys.stderr)
         engines = {
-            name: open_.enter_context(load(directory, **cache)) for name, directory in named(options.engines).items()
+            name: open_.enter_context(load(directory, **prefill, **learning))
+            for name, directory in named(options.engines).items()
         }
         serve(engines, bound, asked, options.drain)
     return 0

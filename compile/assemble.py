@@ -12,7 +12,7 @@ from ..graphs.choice import sampled_choice
 from ..graphs.drafters.drafter import Drafter, Scorer
 from ..graphs.forced import forced_choice
 from ..graphs.prefill import Prefill
-from ..graphs.state import row_state
+from ..graphs.state import StateTensor, row_state
 from ..graphs.step import SpeculativeStep
 from ..graphs.target import CacheLayer, CausalLM, UnsupportedModel, cache_layers
 from ..runtime.engine_file import EngineSpec, ProgramSpec, TensorSpec
@@ -46,20 +46,22 @@ class FlatProgram(nn.Module):
         module: nn.Module,
         lead: Sequence[str],
         state: Sequence[str],
+        shared: Sequence[str],
         caches: Sequence[str],
         outputs: Sequence[str],
     ):
-        """lead: arguments ahead of the state; caches: all keys, then all values."""
+        """lead: arguments ahead of the state; shared: what all rows share; caches: all keys, then all values."""
         super().__init__()
         self.module = module
-        self.lead, self.state, self.caches = tuple(lead), tuple(state), tuple(caches)
-        self.inputs, self.outputs = (*lead, *state, *caches), tuple(outputs)
-        self.written = {"history", *caches}  # in place
+        self.lead, self.state, self.shared, self.caches = tuple(lead), tuple(state), tuple(shared), tuple(caches)
+        self.inputs, self.outputs = (*lead, *state, *shared, *caches), tuple(outputs)
+        self.written = {"history", *shared, *caches}  # in place
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Tensors named `self.inputs` -> tensors named `self.outputs`."""
         rest = tensors[len(self.lead) :]
-        state, caches = dict(zip(self.state, rest, strict=False)), rest[len(self.state) :]
+        names = (*self.state, *self.shared)
+        state, caches = dict(zip(names, rest, strict=False)), rest[len(names) :]
         layers = len(caches) // 2
         result = self.module(*tensors[: len(self.lead)], state, caches[:layers], caches[layers:])
         report, after = result if isinstance(result, tuple) else (None, result)
@@ -87,12 +89,11 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     files = [file for name in (target.name, *config.drafter.split(",")) if (file := gguf_file(name)) is not None]
     addresses = [{p.data_ptr() for p in module.parameters()} for module in (drafter.scorer, target.model)]
     precision = choose_precision(config, files, model.vocab_size, addresses[0] - addresses[1])
-    state, caches = [tensor.name for tensor in spec.state], [tensor.name for tensor in spec.caches]
+    prefill, step = Prefill(model, drafter, spec.prefill_chunk), SpeculativeStep(model, drafter, choice)
+    bound = [[tensor.name for tensor in tensors] for tensors in (spec.state, spec.shared, spec.caches)]
     return Graphs(
-        FlatProgram(
-            Prefill(model, drafter, spec.prefill_chunk), ("tokens", "count"), state, caches, spec.prefill.outputs
-        ),
-        FlatProgram(SpeculativeStep(model, drafter, choice), (), state, caches, spec.step.outputs),
+        FlatProgram(prefill, ("tokens", "count"), *bound, spec.prefill.outputs),
+        FlatProgram(step, (), *bound, spec.step.outputs),
         spec,
         precision,
     )
@@ -108,16 +109,14 @@ def _spec(
     batch = config.max_batch
     declared = row_state(capacity, shape.nodes, model.vocab_size)
     own = drafter.scorer.state(shape)
-    state = [
-        TensorSpec(name, (batch, *tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.fill)
-        for name, tensor in (declared | own).items()
-    ]
+    state = [_tensor(name, tensor, (batch,)) for name, tensor in (declared | own).items()]
+    shared = [_tensor(name, tensor, ()) for name, tensor in drafter.scorer.shared().items()]
     caches = [
         TensorSpec(f"{kind}.{index}", (batch, layer.heads, capacity, size), config.dtype)
         for kind, sizes in (("keys", [x.key_size for x in layers]), ("values", [x.value_size for x in layers]))
         for index, (layer, size) in enumerate(zip(layers, sizes, strict=True))
     ]
-    names = tuple(tensor.name for tensor in [*state, *caches])
+    names = tuple(tensor.name for tensor in [*state, *shared, *caches])
     return EngineSpec(
         config=dataclasses.asdict(config) | {"nodes": shape.nodes, "depth": shape.depth, "top_k": shape.top_k},
         max_batch=batch,
@@ -130,10 +129,15 @@ def _spec(
         stop_ids=target.stop_ids,
         device=config.device,
         state=tuple(state),
+        shared=tuple(shared),
         caches=tuple(caches),
         prefill=ProgramSpec("", ("tokens", "count", *names), ("lengths", *TREE, *own)),
         step=ProgramSpec("", names, ("report", "lengths", "finish", *TREE, *own)),
     )
+
+
+def _tensor(name: str, tensor: StateTensor, leading: tuple[int, ...]) -> TensorSpec:
+    return TensorSpec(name, (*leading, *tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.fill)
 
 
 def capacity_for(max_seq_len: int, scratch: int) -> int:
@@ -150,6 +154,8 @@ def example_inputs(spec: EngineSpec, program: FlatProgram, slots: int) -> list[T
         t.name: torch.full(t.shape, t.fill, dtype=getattr(torch, t.dtype), device=spec.device)[:batch]
         for t in spec.state
     }
+    for t in spec.shared:
+        tensors[t.name] = torch.full(t.shape, t.fill, dtype=getattr(torch, t.dtype), device=spec.device)
     for tensor in spec.caches:
         whole = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype), device=spec.device)
         tensors[tensor.name] = whole[:batch, :, :slots]

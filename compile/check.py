@@ -18,7 +18,7 @@ from ..errors import BuildError, InputError
 from ..report import LEAST_LOGPROB, LOGPROB_STEPS, Report
 from ..runtime.buffers import Tensors
 from ..runtime.engine import Engine, load
-from ..runtime.engine_file import NEXT, EngineSpec, read_manifest
+from ..runtime.engine_file import NEXT, EngineSpec, TensorSpec, read_manifest
 from ..runtime.session import Session
 from .config import EngineConfig
 from .jit import eager
@@ -220,7 +220,7 @@ def _torch_engine(directory: Path, model: str | None, drafter: str | None, repor
             f"{error} ({directory} was built from it; name a model or drafter that is elsewhere now with --model, "
             "--drafter)"
         ) from None
-    if (engine.spec.state, engine.spec.caches) != (manifest.spec.state, manifest.spec.caches):
+    if _layout(engine.spec) != _layout(manifest.spec):
         raise InputError(f"model: expected the one that {directory} was built from, got another; name it with --model")
     return engine
 
@@ -231,11 +231,15 @@ def check_same_step(specs: Mapping[Path, EngineSpec]) -> None:
     for directory, spec in others:
         ours, theirs = _step_options(expected), _step_options(spec)
         odd = [name for name in ours if theirs[name] != ours[name]]
-        if odd or (spec.state, spec.caches) != (expected.state, expected.caches):
+        if odd or _layout(spec) != _layout(expected):
             raise InputError(
                 f"engine: expected the model and the step of {first}, got others in {directory}: "
                 f"{', '.join(odd) or 'the model'} differs"
             )
+
+
+def _layout(spec: EngineSpec) -> tuple[TensorSpec, ...]:
+    return (*spec.state, *spec.shared, *spec.caches)
 
 
 def _step_options(spec: EngineSpec) -> dict[str, Any]:
@@ -249,7 +253,7 @@ def _step_options(spec: EngineSpec) -> dict[str, Any]:
 def compared(spec: EngineSpec) -> list[str]:
     """What a step changes, as ONNX files name it. In half precision less the next draft tree, whose nodes follow close
     scores: rounding swaps them, and no token depends on it."""
-    changing = {*spec.step.outputs, "history"} | {tensor.name for tensor in spec.caches}
+    changing = {*spec.step.outputs, "history"} | {tensor.name for tensor in (*spec.shared, *spec.caches)}
     if spec.config["dtype"] != "float32":
         changing -= {"tree_tokens", "tree_parents"}
-    return ["report", *(NEXT + tensor.name for tensor in (*spec.state, *spec.caches) if tensor.name in changing)]
+    return ["report", *(NEXT + tensor.name for tensor in _layout(spec) if tensor.name in changing)]

@@ -27,6 +27,7 @@ class BuildOptions(TypedDict, total=False):
     depth: int | None
     top_k: int | None
     tree_choices: str | None
+    learned_rows: int
     dtype: str
     weights: str
     device: str
@@ -48,6 +49,8 @@ class EngineConfig:
     which is called with the loaded target and returns a `Scorer`; or several of these with commas, mixed at every
     node. tree: "chain"; "dynamic" with `depth` levels of `top_k`; "static" with the paths in the JSON file
     `tree_choices`, or with likely ones.
+    learned_rows: of the table in which an n-gram drafter counts what the engine writes, 16 entries of 8 bytes each; 0
+    for none.
     dtype: of what is computed, and of the caches; float32 is the default of the backend onnx. weights: what the weights
     of linear layers are on a CPU with bfloat16: "auto" keeps the blocks of q8_0, q4_0 and q4_1 that a GGUF file has,
     and bfloat16 where there are none; "int8" and "int4" quantise, in groups of 32; "bfloat16" widens everything.
@@ -63,6 +66,7 @@ class EngineConfig:
     depth: int | None = None
     top_k: int | None = None
     tree_choices: str | None = None
+    learned_rows: int = 16384
     dtype: str = "bfloat16"
     weights: str = "auto"
     device: str = "cpu"
@@ -85,7 +89,7 @@ class EngineConfig:
         self._check_backend_options(backend)
         ranges = {
             "nodes": (0, 256), "depth": (0, 64), "top_k": (1, 64), "max_batch": (1, 256), "prefill_chunk": (2, 8192),
-            "forced_acceptance": (0, 64),
+            "forced_acceptance": (0, 64), "learned_rows": (0, 1 << 24),
         }  # fmt: skip
         for field, (low, high) in ranges.items():
             value = getattr(self, field)

@@ -73,7 +73,8 @@ def _check_least(exported: ExportedProgram, program: FlatProgram, spec: EngineSp
 
 def _least(program: FlatProgram, spec: EngineSpec, inputs: list[Tensor]) -> list[Tensor]:
     """Copies of the inputs for a running row, of the least sizes."""
-    given = {name: tensor[:1] for name, tensor in zip(program.inputs, inputs, strict=True)}
+    named = dict(zip(program.inputs, inputs, strict=True))
+    given = {name: tensor if name in program.shared else tensor[:1] for name, tensor in named.items()}
     given |= {name: given[name][:, :, : spec.slot_step] for name in program.caches}
     given = {name: tensor.clone() for name, tensor in given.items()}
     filled = {"finish": RUNNING, "limits": spec.max_seq_len, "count": 1}

@@ -30,7 +30,7 @@ class Prefill(nn.Module):
         after = {"lengths": state["lengths"] + count}
         after |= self.drafter.scorer.prefill(tokens, count, where, state, keys[layers:], values[layers:], features)
 
-        near = {"history": state["history"][:, : keys[0].shape[2]]}
+        near = {"history": state["history"][:, : keys[0].shape[2]], "moved": count * 0}
         drafted = self.drafter(state | after | near, keys[layers:], values[layers:])
         last = after["lengths"] + 1 == state["prompt_lengths"]
         return after | {

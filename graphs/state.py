@@ -17,7 +17,8 @@ State = dict[str, Tensor]
 
 
 class StateTensor(NamedTuple):
-    """One state tensor: its shape without the batch dimension, its dtype, and the value an empty row holds."""
+    """One state tensor: its shape without the batch dimension, which one that all rows share does not have, its dtype,
+    and the value an empty row holds."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -48,7 +49,8 @@ def request_state(nodes: int, vocabulary: int) -> dict[str, StateTensor]:
     sampling: the columns of `controls.Sampling`; seeds: not negative; bias is added to the logits of bias_ids; the last
     token of one of banned_words [words, tokens], aligned to the right, does not follow the others; logprobs: how many
     alternatives are reported beside each token's log-probability, -1 for neither; allowed: packed bits of the tokens
-    that may follow each node, where masked is not 0. -1 stands for no token.
+    that may follow each node, where masked is not 0; learning: whether what the row writes may be counted for others.
+    -1 stands for no token.
     """
     return {
         "stop_ids": StateTensor((STOP_IDS,), torch.int64, -1),
@@ -61,5 +63,6 @@ def request_state(nodes: int, vocabulary: int) -> dict[str, StateTensor]:
         "banned_words": StateTensor((BANNED_WORDS, WORD_TOKENS), torch.int64, -1),
         "logprobs": StateTensor((), torch.int64, -1),
         "masked": StateTensor((), torch.int64),
+        "learning": StateTensor((), torch.int64, 1),
         "allowed": StateTensor((nodes + 1, word_count(vocabulary)), torch.int32, ALL_TOKENS),
     }

@@ -32,7 +32,7 @@ class SpeculativeStep(nn.Module):
 
     def forward(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, State]:
         """state as `state.row_state` and the drafter say; keys, values: one [B, H_kv, S, D] per layer, the target's
-        first, written in place, as is state["history"]."""
+        first, written in place, as are state["history"] and what all rows share."""
         layers, slots = self.target.layers, keys[0].shape[2]
         state = state | {"history": state["history"][:, :slots]}  # the cost follows the tokens really there
         tree = drafted_tree(state)
@@ -49,7 +49,7 @@ class SpeculativeStep(nn.Module):
         put(state["history"], state["lengths"] + 1, tokens)
         after = {"lengths": state["lengths"] + count, "finish": finish}
         after |= self.drafter.scorer.commit(path, count, features)
-        after |= self.drafter(state | after, keys[layers:], values[layers:])
+        after |= self.drafter(state | after | {"moved": count}, keys[layers:], values[layers:])
 
         ranks = sibling_ranks(tree).gather(1, path)
         report = Report(count, finish, accepted.where(count > 0, 0), tokens, path, ranks, *log_probs)

@@ -105,7 +105,7 @@ NATIVE_OPS = {  # "*": optional, "#": an integer, "~": a float
     "rank_native": NativeOp(("tokens", "log_probs", "temperature", "seeds", "positions", "top_k#"), 2, _rank),
     "ngram_native": NativeOp(
         ("history", "lengths", "context", "concentrations", "bigrams*", "keys*", "trigrams*", "probability*",
-         "matches#", "top_k#"), 2, _ngram
+         "learned*", "matches#", "top_k#"), 2, _ngram
     ),
     "choose_native": NativeOp(
         ("logits", "tokens", "ancestors", "depths", "history", "lengths", "prompt_lengths", "sampling", "seeds",

@@ -16,7 +16,7 @@ Tensors = dict[str, NDArray[Any]]  # state and caches by name; bfloat16 as float
 
 class Buffers:
     """State and caches of all rows, and what is done to them; a backend fills in all but the first two methods. `state`
-    holds the state's tensors by name, [B, ...] each."""
+    holds the state's tensors by name, [B, ...] each. What all rows share is part of what is read and written."""
 
     spec: EngineSpec
     state: dict[str, Any]
@@ -50,6 +50,14 @@ class Buffers:
 
     def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `read` gave, here or in a session of another backend, for a replay of that size."""
+        raise NotImplementedError
+
+    def read_shared(self) -> Tensors:
+        """Copies of what all rows share."""
+        raise NotImplementedError
+
+    def write_shared(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Put what `read_shared` gave in its place."""
         raise NotImplementedError
 
     def clear(self, row: int, slots: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Unpack, overload
 
 from ..errors import InputError
 from .engine_file import EngineSpec
+from .learned import save_learned, start_learned
 from .make_requests import make_requests, one_each, require_tokenizer
 from .open_directory import open_directory
 from .prompt import Array, Prompt, RequestOptions, split_prompts
@@ -37,10 +38,15 @@ class Engine:
         *,
         prefix_cache_bytes: int = 0,
         prefill_per_step: int | None = None,
+        learning: bool = True,
+        learned: str | Path | None = None,
     ):
         """recommended: what the model's generation_config recommends, None where that is greedy; others: see `load`.
-        Raises InputError."""
-        self.text, self.recommended = text, recommended
+        Raises InputError and EngineError."""
+        self.text, self.recommended, self.learning = text, recommended, learning
+        self._learned = None if learned is None else Path(learned).expanduser()
+        if self._learned is not None:
+            start_learned(self._learned, session, text)
         self._scheduler = Scheduler(session, prefix_cache_bytes, prefill_per_step)
         self._unsaid = recommended is not None  # whether to say what is recommended when nothing is asked for
 
@@ -101,8 +107,8 @@ class Engine:
             prompts: text, token ids, or a conversation, a list of messages as {"role": "user", "content": "..."}; or a
                 list of any of these. A numpy or torch vector is token ids, a matrix a list of them.
             max_new_tokens: most new tokens of each; None means up to the engine's limit.
-            options: sampling, chat, ignore_eos, stop_ids, chat_template_kwargs, allowed_tokens, prefix_scope, see
-                `RequestOptions`.
+            options: sampling, chat, ignore_eos, stop_ids, chat_template_kwargs, allowed_tokens, prefix_scope,
+                learning, see `RequestOptions`.
 
         Returns:
             A `Generation`, or a list of them in the order of the prompts.
@@ -175,6 +181,7 @@ class Engine:
         if options.get("sampling") is None and self._unsaid:
             logger.info('greedy; the model recommends %s: sampling="model" takes it', self.recommended)
             self._unsaid = False
+        options["learning"] = self.learning and options.get("learning", True)
         return make_requests(self.spec, self.text, self.recommended, prompt, max_new_tokens, name=name, **options)
 
     def result(self, request: Request, *more: Request) -> Generation:
@@ -182,9 +189,12 @@ class Engine:
         return dataclasses.replace(outcome(request, self.text), more=tuple(outcome(each, self.text) for each in more))
 
     def close(self) -> None:
-        """End all requests and give the caches back; a closed engine cannot be used again. Weights that were mapped
-        from a file are memory that the system takes back by itself when it is short."""
-        self._scheduler.close()
+        """End all requests, write the file of `load(learned=)`, and give the caches back; a closed engine cannot be
+        used again. Weights that were mapped from a file are memory that the system takes back by itself when it is
+        short. Raises EngineError where the file cannot be written."""
+        session = self._scheduler.close()
+        if session is not None and self._learned is not None and self.learning:
+            save_learned(self._learned, session, self.text)
 
     def __enter__(self) -> "Engine":
         return self
@@ -206,6 +216,8 @@ def load(
     *,
     prefix_cache_bytes: int = 0,
     prefill_per_step: int | None = None,
+    learning: bool = True,
+    learned: str | Path | None = None,
 ) -> Engine:
     """Load an engine directory.
 
@@ -216,6 +228,9 @@ def load(
             goes on from its answer, prefills the rest alone. 0 keeps nothing.
         prefill_per_step: most prompt tokens, 2 or more, that are prefilled between two steps while others decode: the
             longest pause that a prompt makes in their streams. None means the engine's `prefill_chunk`.
+        learning: whether an n-gram drafter counts what the engine writes, and drafts better with use. No text depends
+            on it, but how fast one comes tells of others; so does a file that was learned before.
+        learned: file of what was learned. The engine starts from it where it is there, and `close` writes it.
 
     Returns:
         The engine, ready to generate.
@@ -226,4 +241,10 @@ def load(
             to do.
     """
     opened = open_directory(Path(directory), deep_check)
-    return Engine(*opened, prefix_cache_bytes=prefix_cache_bytes, prefill_per_step=prefill_per_step)
+    return Engine(
+        *opened,
+        prefix_cache_bytes=prefix_cache_bytes,
+        prefill_per_step=prefill_per_step,
+        learning=learning,
+        learned=learned,
+    )

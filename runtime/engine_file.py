@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import EngineError
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 NEXT = "next."  # in a program that writes nothing in place, `next.X` is the output that input X becomes
@@ -48,7 +48,8 @@ class ProgramSpec:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """All that the runtime knows of an engine. `state` and `caches` are allocated once and bound to every call.
+    """All that the runtime knows of an engine. `state`, `shared` and `caches` are allocated once and bound to every
+    call; `shared` belongs to all rows, the others have one part for each.
 
     capacity: slots of each cache; slot_step: a step may be given any multiple of it below `capacity`; scratch:
     slots past a row's length that a step writes; prefill_chunk: most prompt tokens per prefill call.
@@ -65,6 +66,7 @@ class EngineSpec:
     stop_ids: tuple[int, ...]
     device: str
     state: tuple[TensorSpec, ...]
+    shared: tuple[TensorSpec, ...]
     caches: tuple[TensorSpec, ...]
     prefill: ProgramSpec
     step: ProgramSpec
@@ -112,7 +114,7 @@ def read_manifest(directory: str | Path) -> Manifest:
 def _spec(data: dict[str, Any]) -> EngineSpec:
     tensors = {
         name: tuple(TensorSpec(**(entry | {"shape": tuple(entry["shape"])})) for entry in data[name])
-        for name in ("state", "caches")
+        for name in ("state", "shared", "caches")
     }
     programs = {
         name: ProgramSpec(**(data[name] | {key: tuple(data[name][key]) for key in ("inputs", "outputs")}))

@@ -30,6 +30,7 @@ def make_requests(
     allowed_tokens: AllowedTokens | None = None,
     forced_acceptance: bool = False,
     prefix_scope: str = "",
+    learning: bool = True,
 ) -> list[Request]:
     """A request for each of the n choices of a prompt. Options as in `RequestOptions`. Raises InputError."""
     forced = spec.config.get("forced_acceptance")
@@ -51,6 +52,7 @@ def make_requests(
     if params.n > 1 and not params.temperature:
         raise InputError(f"{name}: n: expected 1 at temperature 0, where all choices are the same, got {params.n}")
     asked = controls(params, spec, len(tokens), text) | ({} if allowed_tokens is None else {"masked": 1})
+    asked |= {} if learning else {"learning": 0}
     stops = _stop_ids(spec, ignore_eos, stop_ids)
     return [
         Request(tokens, len(tokens) + most, stops, asked | seed, _stop_text(params, text), allowed_tokens, prefix_scope)

@@ -63,7 +63,7 @@ def _check(path: Path, session: onnxruntime.InferenceSession, spec: EngineSpec, 
         if list(expected) != got:
             name, found = next(pair for pair in zip_longest(expected, got) if pair[0] != pair[1])
             raise EngineError(f"{path}: {side}: expected {name} as in the manifest, got {found}; {REBUILD}")
-    tensors = {tensor.name: tensor for tensor in (*spec.state, *spec.caches)}
+    tensors = {tensor.name: tensor for tensor in (*spec.state, *spec.shared, *spec.caches)}
     for value in session.get_inputs():
         if value.name in tensors:
             tensor = tensors[value.name]
@@ -87,10 +87,11 @@ class OnnxSession(Session):
     def __init__(self, spec: EngineSpec, prefill: onnxruntime.InferenceSession, step: onnxruntime.InferenceSession):
         super().__init__(spec)
         self._prefill, self._step = prefill, step
-        first = {tensor.name: _allocate(tensor) for tensor in spec.state}
+        first = {tensor.name: _allocate(tensor) for tensor in (*spec.state, *spec.shared)}
         second = {name: array.copy() if NEXT + name in spec.step.outputs else array for name, array in first.items()}
         report = next(value.shape for value in step.get_outputs() if value.name == "report")
         self._report = np.empty((spec.max_batch, report[1]), np.int64)
+        self._shared = {tensor.name for tensor in spec.shared}
         self._sets: list[Tensors] = [first, second]
         self._turn = 0  # of the set that the next step reads; it writes the other
         self._bindings: dict[int, list[onnxruntime.IOBinding]] = {}  # rows -> of each turn
@@ -98,7 +99,7 @@ class OnnxSession(Session):
 
     @property
     def state(self) -> Tensors:  # type: ignore[override]
-        """State and caches as they are now."""
+        """State, what all rows share, and caches as they are now."""
         return self._sets[self._turn]
 
     def array(self, values: Any, dtype: str = "int64") -> NDArray[Any]:
@@ -110,7 +111,7 @@ class OnnxSession(Session):
     def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
         # As many slots as the step that follows needs: caches that grow are copied.
         self._use_slots(max(slots, self.slots_for(max(self.lengths) + self.spec.scratch)))
-        now, after = (_rows(buffers, slice(row, row + 1)) for buffers in (self.state, self._sets[1 - self._turn]))
+        now, after = (self._rows(buffers, slice(row, row + 1)) for buffers in (self.state, self._sets[1 - self._turn]))
         now |= {"tokens": self.array(tokens)[None], "count": self.array([count])}
         self._prefill.run_with_iobinding(_bind(self._prefill, self.spec.prefill, now, after))
         caches = {tensor.name for tensor in self.spec.caches}
@@ -156,17 +157,27 @@ class OnnxSession(Session):
     def read(self, rows: int, slots: int) -> Tensors:
         self._use_slots(max(slots, self._slots_bound))  # fewer would cut what rows have in their caches
         caches = {tensor.name for tensor in self.spec.caches}
-        views = {name: a[:rows, :, :slots] if name in caches else a[:rows] for name, a in self.state.items()}
-        return {name: view.copy() for name, view in views.items()}
+        views = self._rows(self.state, slice(rows))
+        return {name: (a[:, :, :slots] if name in caches else a).copy() for name, a in views.items()}
 
     def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         self._use_slots(tensors[self.spec.caches[0].name].shape[2])
         for name, values in tensors.items():
             self.state[name][: len(values)] = values
 
+    def read_shared(self) -> Tensors:
+        return {name: self.state[name].copy() for name in self._shared}
+
+    def write_shared(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        for name, values in tensors.items():
+            self.state[name][:] = values
+
+    def _rows(self, buffers: Tensors, rows: slice) -> Tensors:
+        return {name: array if name in self._shared else array[rows] for name, array in buffers.items()}
+
     def _bind_step(self, rows: int, now: Tensors, after: Tensors) -> onnxruntime.IOBinding:
         after = after | {"report": self._report}
-        return _bind(self._step, self.spec.step, *(_rows(buffers, slice(rows)) for buffers in (now, after)))
+        return _bind(self._step, self.spec.step, *(self._rows(buffers, slice(rows)) for buffers in (now, after)))
 
     def _use_slots(self, slots: int) -> None:
         """Give the caches this many slots."""
@@ -181,10 +192,6 @@ class OnnxSession(Session):
                 new[:, :, :kept] = now[tensor.name][:, :, :kept]
             now[tensor.name] = after[tensor.name] = new
         self._bindings, self._slots_bound = {}, slots
-
-
-def _rows(buffers: Tensors, rows: slice) -> Tensors:
-    return {name: array[rows] for name, array in buffers.items()}
 
 
 def _bind(

@@ -32,6 +32,7 @@ class RequestOptions(TypedDict, total=False):
     of the coming step -> which tokens may follow each node, see docs/sampling.md. forced_acceptance: take an engine
     that was built to accept drafts right or wrong, for its speed. prefix_scope: a request starts from what was kept of
     requests of the same scope alone, where the engine keeps prefixes; how long it takes tells what others asked.
+    learning: whether the output may be counted for the drafts of later requests.
     """
 
     sampling: Sampling | Sequence[Sampling | None] | None
@@ -42,6 +43,7 @@ class RequestOptions(TypedDict, total=False):
     allowed_tokens: AllowedTokens | None
     forced_acceptance: bool
     prefix_scope: str
+    learning: bool
 
 
 def split_prompts(prompts: Any) -> tuple[bool, list[Any]]:

@@ -91,13 +91,15 @@ class Scheduler:
         got = "one that was closed" if self._broken is None else f"{type(self._broken).__name__}: {self._broken}"
         return EngineError(f"engine: expected an open engine, got {got}; load it again")
 
-    def close(self) -> None:
-        """Cancel everything, wait for the step under way, and let go of the session."""
+    def close(self) -> Session | None:
+        """Cancel everything, wait for the step under way, and let go of the session -> the session; None where it was
+        closed before, or failed."""
         with self._lock:
             self._closed, worker = True, self._worker
         if worker is not None:
             worker.join()
-        self._rows = None
+        rows, self._rows = self._rows, None
+        return None if rows is None or self._broken is not None else rows.session
 
     def _work(self) -> None:
         """The worker: prefill, step, hand out, until there is nothing to do."""

@@ -74,6 +74,7 @@ class Asked(Fields):
     stop_token_ids: Annotated[list[Token], Field(max_length=MOST_IDS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     bad_words: Annotated[list[Word], Field(max_length=64, fail_fast=True)] | None = None
+    learning: bool | None = Field(None, description="false: do not count the answer for the drafts of later ones")
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None

@@ -48,12 +48,13 @@ class FakeSession(Session):
             "tree_tokens": ((nodes,), "int64", 0), "tree_parents": ((nodes,), "int64", -1),
             "sampling": ((7,), "float32", 0), "seeds": ((), "int64", 0), "min_lengths": ((), "int64", 0),
             "bias_ids": ((8,), "int64", -1), "bias": ((8,), "float32", 0), "banned_words": ((3, 4), "int64", -1),
-            "logprobs": ((), "int64", -1), "masked": ((), "int64", 0), "allowed": ((nodes, words), "int32", 0),
+            "logprobs": ((), "int64", -1), "masked": ((), "int64", 0), "learning": ((), "int64", 1),
+            "allowed": ((nodes, words), "int32", 0),
         }.items())  # fmt: skip
         program = ProgramSpec("", (), ())
         caches = tuple(TensorSpec(name, (rows, 1, 256, 1), "float32") for name in ("own", "following"))
         super().__init__(EngineSpec(
-            {}, rows, 100, 256, 64, 4, 8, vocabulary, stops, "cpu", state, caches, program, program
+            {}, rows, 100, 256, 64, 4, 8, vocabulary, stops, "cpu", state, (), caches, program, program
         ))  # fmt: skip
         self.caches = np.zeros((rows, 256, 2), np.int64)
         self.state = {tensor.name: np.full(tensor.shape, tensor.fill, tensor.dtype) for tensor in state}

@@ -14,12 +14,15 @@ from ..compile.drafters.ngram_file import save_tables, tokenizer_hash
 from ..compile.source import load_tokenizer
 from ..errors import InputError
 from ..graphs.drafters.ngram_tables import pack
+from ..kernels.ngram.learned import WAYS, learn
 from ..kernels.ngram.tables import EMPTY
+from ..runtime.learned import header, write_table
 from .data.corpus import Text, read
 
 MOST_IDS = 1 << 20  # vocabulary where no model says it: keys of three ids fit in int64, an entry in int32
 CHUNK = 1 << 21  # tokens counted at a time
 REPORT_EVERY = 2.0  # seconds
+STEP = 8  # tokens that are learned at once, as of a step
 # Discounts as pseudo-counts: the bigram reserve is dropped, the trigram reserve backs off to bigrams. Fitted by
 # likelihood to held-out greedy answers, with tables of 1.5M tokens.
 BIGRAM_DISCOUNT, TRIGRAM_DISCOUNT = 4.0, 8.0
@@ -67,7 +70,40 @@ def count(
     return Path(output)
 
 
-def with_progress(texts: Iterable[Text], counts: "Counts", report: Report) -> Iterable[Text]:
+def count_learned(
+    data: Sequence[str],
+    output: str | Path,
+    *,
+    model: str,
+    learned_rows: int,
+    report: Report = lambda message: None,
+) -> Path:
+    """Have a table of `kernels/ngram/learned.py` learn the same data, as if an engine had written it -> the path of the
+    file for `load(learned=)`. Raises InputError, and EngineError where the file cannot be written."""
+    report(f"loading the tokenizer of {model}")
+    tokenizer, vocabulary = load_tokenizer(model)
+    table, counts = torch.zeros(learned_rows + 1, WAYS, dtype=torch.int64), Tally()
+    for text in with_progress(read(data, tokenizer, vocabulary), counts, report):
+        history = torch.tensor([text.tokens])
+        for start in range(max(text.prompt, 1), len(text.tokens), STEP):
+            moved = min(STEP, len(text.tokens) - start)
+            learn(table, history, torch.tensor([start + moved - 1]), torch.tensor([moved]), STEP)
+        counts.sequences, counts.tokens = counts.sequences + 1, counts.tokens + len(text.tokens) - text.prompt
+    if not counts.tokens:
+        raise InputError(f"data: expected sequences of at least two tokens, got none in {', '.join(data)}")
+    path = Path(output)
+    write_table(path, table.numpy(), header(vocabulary, tokenizer.get_vocab() if tokenizer else None))
+    report(f"{path}: {int((table > 0).sum()):,} of {table[:-1].numel():,} entries learned of {counts.tokens:,} tokens")
+    return path
+
+
+class Tally:
+    """How much was read so far."""
+
+    sequences = tokens = 0
+
+
+def with_progress(texts: Iterable[Text], counts: "Counts | Tally", report: Report) -> Iterable[Text]:
     """The same texts, with a line now and then about how far it is."""
     reported = time.monotonic()
     for text in texts:

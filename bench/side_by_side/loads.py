@@ -66,7 +66,7 @@ class OurServer:
     def __init__(self, path: Path):
         self.body: dict[str, Any] = {}
         program = "from specstep.cli import main; raise SystemExit(main())"
-        arguments = ["serve", f"model={path}", "--port", "0", "--prefix-cache", "0"]
+        arguments = ["serve", f"model={path}", "--port", "0", "--prefix-cache", "0", "--no-learning"]
         self._process = subprocess.Popen(
             [sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True, preexec_fn=end_with_parent
         )

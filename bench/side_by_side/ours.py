@@ -62,7 +62,7 @@ class Runner:
 
     def __init__(self, contender: Contender, path: Path, settings: Settings):
         torch.set_num_threads(settings.threads)
-        self.engine = specstep.load(path)
+        self.engine = specstep.load(path, learning=False)  # questions are asked again
 
     def answer(self, prompt: list[int], new_tokens: int) -> Answer:
         """The first step reads the prompt's last token: its time and its tokens count as decoding."""

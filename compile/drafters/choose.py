@@ -62,14 +62,14 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
     """The scorer of one name, and the tree it grows by default. A new method adds a line here."""
     methods: dict[str, Callable[[], tuple[Scorer, TreeShape]]] = {
         "none": lambda: (NoDraft(), chain(0)),
-        "ngram": lambda: (Ngram(), NGRAM_TREE),
+        "ngram": lambda: (Ngram(learned_rows=config.learned_rows), NGRAM_TREE),
     }
     if name in methods:
         return methods[name]()
     if is_factory(name):
         return adopt(call_factory(name, target), target, config)
     if is_ngram_file(name):
-        return Ngram(load_tables(name, target)), NGRAM_TREE
+        return Ngram(load_tables(name, target), learned_rows=config.learned_rows), NGRAM_TREE
     if is_eagle3(name):
         return load_eagle3(name, target, config), DynamicTree(depth=4, top_k=4, nodes=12)
     if is_model(name):

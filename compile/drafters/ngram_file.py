@@ -4,8 +4,6 @@ bigram.tokens [R1] int32, bigram.entries [R1, K] int32: a row for each token tha
 trigram.pairs [R2, 2] int32, trigram.entries [R2, K] int32: entries as `graphs.drafters.ngram_tables` packs them
 """
 
-import hashlib
-import json
 import os
 import tempfile
 from collections.abc import Mapping
@@ -20,6 +18,7 @@ from torch import Tensor
 from ...errors import BuildError
 from ...graphs.drafters.ngram_tables import NgramTables
 from ...kernels.ngram.tables import EMPTY, LEVELS
+from ...runtime.learned import vocabulary_hash
 from ..source import Source
 
 FORMAT = "specstep.ngram.1"
@@ -29,8 +28,7 @@ SHIPPED = Path(__file__).parent / "data"
 
 def tokenizer_hash(tokenizer: Any) -> str:
     """Equal for two tokenizers exactly when the same ids stand for the same tokens."""
-    vocabulary = sorted((index, token) for token, index in tokenizer.get_vocab().items())
-    return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
+    return vocabulary_hash(tokenizer.get_vocab())
 
 
 def is_ngram_file(name: str) -> bool:

@@ -90,8 +90,12 @@ class _Trial:
             name: torch.full((ROWS, *t.shape), t.fill, dtype=t.dtype, device=self.device)
             for name, t in declared.items()
         }
+        state |= {
+            name: torch.full(t.shape, t.fill, dtype=t.dtype, device=self.device)
+            for name, t in self.scorer.shared().items()
+        }
         state["history"] += torch.arange(self.slots + 64, device=self.device) % 7
-        one = {name: tensor[:1] for name, tensor in state.items()}
+        one = {name: state[name][:1] for name in declared}
         where = chain_pass(one["lengths"], PROMPT, PROMPT)
         count = torch.full((1,), PROMPT, device=self.device)
         rows = [[cache[:1] for cache in part] for part in caches]
@@ -102,7 +106,8 @@ class _Trial:
         self._step(state, caches, own)
 
     def _step(self, state: State, caches: tuple[list[Tensor], list[Tensor]], own: Mapping[str, StateTensor]) -> None:
-        near = state | {"history": state["history"][:, : self.slots]}
+        moved = torch.ones(ROWS, dtype=torch.int64, device=self.device)
+        near = state | {"history": state["history"][:, : self.slots], "moved": moved}
         begun = self._call("begin", near, *caches, self.shape)
         if not isinstance(begun, tuple) or len(begun) != 3:
             raise self._error("begin", "three values (candidates, expand, state)", _kind(begun))

@@ -45,7 +45,7 @@ class FunctionalProgram(FlatProgram):
     exporter silently drops a write to an input."""
 
     def __init__(self, program: FlatProgram):
-        super().__init__(program.module, program.lead, program.state, program.caches, program.outputs)
+        super().__init__(program.module, program.lead, program.state, program.shared, program.caches, program.outputs)
         self.copied, self.written = self.written, set()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -32,6 +32,10 @@ class Scorer(nn.Module):
         """What the scorer keeps between steps: its own state tensors by name."""
         return {}
 
+    def shared(self) -> dict[str, StateTensor]:
+        """What all rows share and the engine keeps, by name: written in place, by `begin` alone."""
+        return {}
+
     def prefill(
         self,
         tokens: Tensor,
@@ -55,8 +59,9 @@ class Scorer(nn.Module):
         """Start a tree -> the root's candidates [B, 1, C], C at least `shape.top_k`, a function that scores each
         further frontier, and own next state.
 
-        state["history"] [B, S] is cut to the slots in use; the root is its token at state["lengths"] [B]. A scorer with
-        a whole distribution takes its candidates from `BestTokens`, which knows what suits a row that is sampled.
+        state["history"] [B, S] is cut to the slots in use; the root is its token at state["lengths"] [B]; the last
+        state["moved"] [B] of its tokens, the root among them, came with this step. A scorer with a whole distribution
+        takes its candidates from `BestTokens`, which knows what suits a row that is sampled.
         """
         raise NotImplementedError
 
@@ -78,9 +83,9 @@ class Drafter(nn.Module):
         self.depth, self.nodes = shape.depth, shape.nodes
 
     def forward(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]) -> State:
-        """state as after a commit, its history [B, S] cut to the slots in use; keys, values: one [B, H_kv, S, D] for
-        each of the scorer's cache layers -> the tree below each row's root, as the state holds it, and the scorer's
-        next state."""
+        """state as after a commit, its history [B, S] cut to the slots in use, and "moved", see `Scorer.begin`; keys,
+        values: one [B, H_kv, S, D] for each of the scorer's cache layers -> the tree below each row's root, as the
+        state holds it, and the scorer's next state."""
         root = state["history"].gather(1, state["lengths"][:, None])[:, 0]
         children, expand, scorer_state = self.scorer.begin(state, keys, values, self.shape)
         ranking = Ranking(state, self.shape.top_k)

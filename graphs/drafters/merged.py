@@ -45,6 +45,9 @@ class Merged(Scorer):
     def state(self, shape: TreeShape) -> dict[str, StateTensor]:
         return self._named([scorer.state(shape) for scorer in self._scorers()])
 
+    def shared(self) -> dict[str, StateTensor]:
+        return self._named([scorer.shared() for scorer in self._scorers()])
+
     def prefill(
         self,
         tokens: Tensor,

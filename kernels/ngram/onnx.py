@@ -8,23 +8,30 @@ from onnxscript import opset18 as op
 
 from ..onnx_domain import write_node
 from ..rank.onnx import rank
+from .learned import ALONE, COUNTS, MOST_TOKENS
+from .reference import LEARNED_CONCENTRATIONS
 from .tables import LEVELS, MIX, WIDTH
 
 
 def ngram_nodes(
     history: Any, lengths: Any, context: Any, concentrations: Any, bigrams: Any, keys: Any, trigrams: Any,
-    probability: Any, matches: int, top_k: int,
+    probability: Any, learned: Any, matches: int, top_k: int,
 ) -> Any:  # fmt: skip
     """See `reference.ngram`."""
     length, follow = _matches(history, lengths, context, matches)
-    tokens, share = op.Where(length > 0, follow, _integer(-1)), op.CastLike(length * 0, _number(0.0))
+    previous, last, tokens = _last(context, 2), _last(context, 1), [op.Where(length > 0, follow, _integer(-1))]
+    entries = known = None
     if bigrams is not None:
-        entries, known = _look_up(_last(context, 2), _last(context, 1), bigrams, keys, trigrams, probability)
-        tokens = op.Concat(tokens, entries, axis=2)  # [B, F, C]
-        same = op.Equal(_unsqueezed(tokens, 3), _unsqueezed(entries, 2))
-        share = op.ReduceSum(
-            op.Where(same, _unsqueezed(known, 2), _number(0.0)), op.Constant(value_ints=[3]), keepdims=0
-        )
+        entries, known = _look_up(previous, last, bigrams, keys, trigrams, probability)
+        tokens.append(entries)
+    seen = [] if learned is None else [_remembered(*pair, learned) for pair in _contexts(previous, last)]
+    tokens += [its for its, _ in seen]
+    tokens = op.Concat(*tokens, axis=2) if len(tokens) > 1 else tokens[0]  # [B, F, C]
+    share = op.CastLike(tokens * 0, _number(0.0)) if entries is None else _sum_of_same(tokens, entries, known)
+    for (its, counts), concentration in zip(seen, LEARNED_CONCENTRATIONS, strict=False):
+        times = op.Cast(counts, to=FLOAT.dtype)
+        total = op.ReduceSum(times, op.Constant(value_ints=[2]), keepdims=1) + concentration
+        share = (_sum_of_same(tokens, its, times) + concentration * share) / total
     same = op.Equal(_unsqueezed(tokens, 3), _unsqueezed(follow, 2))  # [B, F, C, M]
     for least in range(1, context.shape[2] + 1):
         matched = length >= _integer(least)  # [B, F, M]
@@ -65,10 +72,34 @@ def _matches(history: Any, lengths: Any, context: Any, matches: int) -> tuple[An
     return op.Div(best, slots), op.GatherElements(row, end, axis=2)
 
 
+def _sum_of_same(tokens: Any, entries: Any, values: Any) -> Any:
+    """For each token [B, F, C] the sum of the values [B, F, E] whose entries are that token."""
+    same = op.Equal(_unsqueezed(tokens, 3), _unsqueezed(entries, 2))
+    return op.ReduceSum(op.Where(same, _unsqueezed(values, 2), _number(0.0)), op.Constant(value_ints=[3]), keepdims=0)
+
+
+def _contexts(previous: Any, last: Any) -> list[tuple[Any, Any, Any]]:
+    """The contexts of one token and of two: what comes before the last token, that token, and whether there is one."""
+    none = _integer(0)
+    return [(last * 0 + ALONE, last, last >= none), (op.Max(previous, none), last, previous >= none)]
+
+
+def _remembered(before: Any, last: Any, there: Any, learned: Any) -> tuple[Any, Any]:
+    """See `learned.remembered`, of one kind of context: tokens and counts [B, F, W]."""
+    rows = op.Sub(op.Shape(learned, start=0, end=1), _integer(1))
+    row = op.Where(there, op.Mod(_mix(before, last), rows), rows)
+    held = op.Gather(learned, row)
+    key, count = op.Div(held, _integer(COUNTS)), op.Mod(held, _integer(COUNTS))
+    same = op.Equal(op.Div(key, _integer(MOST_TOKENS)), _unsqueezed(_mix(last, before) + 1, 2))
+    ours = op.And(same, count > _integer(0))
+    return op.Where(ours, op.Mod(key, _integer(MOST_TOKENS)), _integer(-1)), op.Where(ours, count, _integer(0))
+
+
 def _look_up(previous: Any, last: Any, bigrams: Any, keys: Any, trigrams: Any, probability: Any) -> tuple[Any, Any]:
     """See `tables.look_up`."""
     before, buckets = op.Max(previous, _integer(0)), _integer(keys.shape[0] // WIDTH)
-    homes = op.Concat(*(_unsqueezed(_home(*pair, buckets), 2) for pair in ((before, last), (last, before))), axis=2)
+    homes = [_unsqueezed(op.Mod(_mix(*pair), buckets), 2) for pair in ((before, last), (last, before))]
+    homes = op.Concat(*homes, axis=2)
     slots = _unsqueezed(homes, 3) * WIDTH + op.Constant(value_ints=list(range(WIDTH)))
     slots = op.Reshape(slots, op.Concat(op.Shape(last), op.Constant(value_ints=[2 * WIDTH]), axis=0))
     key = _unsqueezed(previous * bigrams.shape[0] + last, 2)
@@ -81,11 +112,11 @@ def _look_up(previous: Any, last: Any, bigrams: Any, keys: Any, trigrams: Any, p
     return op.Where(there, op.Div(packed, _integer(LEVELS)), _integer(-1)), op.Where(there, share, _number(0.0))
 
 
-def _home(first: Any, second: Any, buckets: Any) -> Any:
-    """See `tables.home`."""
+def _mix(first: Any, second: Any) -> Any:
+    """See `tables.mix`."""
     mixed = first * _integer(MIX[0]) + second * _integer(MIX[1])
     mixed = op.Mod(mixed + op.Div(mixed, _integer(2**15)), _integer(2**31)) * _integer(MIX[2])
-    return op.Mod(op.Mod(mixed + op.Div(mixed, _integer(2**29)), _integer(2**31)), buckets)
+    return op.Mod(mixed + op.Div(mixed, _integer(2**29)), _integer(2**31))
 
 
 def _last(context: Any, place: int) -> Any:

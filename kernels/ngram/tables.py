@@ -16,12 +16,18 @@ WIDTH = 8  # slots of a bucket; a pair lies in one of two buckets, the emptier w
 MIX = (2654435761, 2246822519, 2146121005)  # products stay inside int64
 
 
-def home(first: Tensor, second: Tensor, buckets: int) -> Tensor:
-    """A bucket for a pair of tokens; the pair turned round gives the other. Folded twice: a sum of products alone maps
-    the regular patterns of token pairs to few buckets. No bit operations: ONNX and TensorRT have none for int64."""
+def mix(first: Tensor, second: Tensor) -> Tensor:
+    """A number below 2**31 for a pair of tokens; the pair turned round gives another. Folded twice: a sum of products
+    alone maps the regular patterns of token pairs to few numbers. No bit operations: ONNX and TensorRT have none for
+    int64."""
     mixed = first * MIX[0] + second * MIX[1]
     mixed = (mixed + mixed // 2**15) % 2**31 * MIX[2]
-    return (mixed + mixed // 2**29) % 2**31 % buckets
+    return (mixed + mixed // 2**29) % 2**31
+
+
+def home(first: Tensor, second: Tensor, buckets: int) -> Tensor:
+    """A bucket for a pair of tokens; the pair turned round gives the other."""
+    return mix(first, second) % buckets
 
 
 def look_up(

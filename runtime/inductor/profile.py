@@ -130,12 +130,13 @@ class _Repeated:
 
     def __init__(self, session: TorchSession):
         self._session, self._lengths = session, list(session.lengths)
-        self._state = {name: tensor.clone() for name, tensor in session.state.items()}
+        self._buffers = session.state | session.shared
+        self._before = {name: tensor.clone() for name, tensor in self._buffers.items()}
         self.span = 0, 0
 
     def __call__(self) -> None:
-        for name, tensor in self._session.state.items():
-            tensor.copy_(self._state[name])
+        for name, tensor in self._buffers.items():
+            tensor.copy_(self._before[name])
         self._session.lengths[:] = self._lengths
         begin = time.perf_counter_ns()
         self._session.step()

@@ -25,6 +25,7 @@ class TorchSession(Session):
         super().__init__(spec)
         self._prefill, self.step_program = prefill, step
         self.state: dict[str, Tensor] = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.state}
+        self.shared = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.shared}
         self.caches = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.caches}
         self._device = torch.cuda.current_device() if spec.device == "cuda" else None
         self._replays: dict[tuple[int, int], Callable[[], Tensor]] = {}
@@ -60,9 +61,15 @@ class TorchSession(Session):
         return {name: _numpy(tensor) for name, tensor in self._views(slice(rows), slots).items()}
 
     def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        every = self.state | self.shared | self.caches
         for name, values in tensors.items():
-            place = tuple(slice(size) for size in values.shape)
-            (self.caches if name in self.caches else self.state)[name][place] = torch.from_numpy(values)
+            every[name][tuple(slice(size) for size in values.shape)] = torch.from_numpy(values)
+
+    def read_shared(self) -> Tensors:
+        return {name: _numpy(tensor) for name, tensor in self.shared.items()}
+
+    def write_shared(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        self.write(tensors)
 
     def clear(self, row: int, slots: int) -> None:
         for cache in self.caches.values():
@@ -102,9 +109,9 @@ class TorchSession(Session):
         return captured(replay, self._pool) if self._pool else replay
 
     def _views(self, rows: slice, slots: int) -> dict[str, Tensor]:
-        """State and caches of some rows, the caches' first slots."""
+        """State and caches of some rows, the caches' first slots, and what all rows share."""
         state = {name: tensor[rows] for name, tensor in self.state.items()}
-        return state | {name: cache[rows, :, :slots] for name, cache in self.caches.items()}
+        return state | self.shared | {name: cache[rows, :, :slots] for name, cache in self.caches.items()}
 
 
 def _allocate(spec: TensorSpec, device: str) -> Tensor:

@@ -44,7 +44,7 @@ class Plan:
                 f"{self.path}: expected the inputs and outputs of the manifest, got a difference in {sorted(odd)[:3]}; "
                 f"{REBUILD}"
             )
-        for tensor in (*manifest.spec.state, *manifest.spec.caches):
+        for tensor in (*manifest.spec.state, *manifest.spec.shared, *manifest.spec.caches):
             if tensor.name in self.inputs:
                 dtype = PLAN_DTYPES.get(self.engine.get_tensor_dtype(tensor.name).name)
                 if dtype != tensor.dtype:

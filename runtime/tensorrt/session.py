@@ -110,11 +110,12 @@ class TensorrtSession(Session):
         self._replays: dict[int, Callable[[], None]] = {}
         self.state: dict[str, DeviceArray] = {t.name: self._new(t.shape, t.dtype) for t in spec.state}
         self.caches = {tensor.name: self._new(self._cache_shape(tensor), tensor.dtype) for tensor in spec.caches}
+        self._shared = {t.name: self._new(t.shape, t.dtype) for t in spec.shared}
         for tensor in spec.state:
             if tensor.fill:
                 for row in range(spec.max_batch):
                     self.state[tensor.name][row] = tensor.fill
-        self._every = self.state | self.caches
+        self._every = self.state | self._shared | self.caches
         in_place = set(self.caches) if spec.config["plugins"] else set[str]()
         written = {name.removeprefix(NEXT) for plan in (prefill, step) for name in plan.program.outputs}
         self._after = {
@@ -150,7 +151,7 @@ class TensorrtSession(Session):
     def _make_replay(self, rows: int) -> Callable[[], None]:
         """One step of the first rows."""
         step = execution(self._step, captures=True)
-        shapes = {name: (rows, *array.shape[1:]) for name, array in self._every.items()}
+        shapes = {name: (rows, *array.shape[1:]) for name, array in (self.state | self.caches).items()}
         step.bind(shapes, self._addresses(self._step, 0, {"report": self._report.address}), self.stream)
 
         def run() -> None:
@@ -160,12 +161,18 @@ class TensorrtSession(Session):
         return run if step.captures else _captured(run, self.device, self.stream)
 
     def read(self, rows: int, slots: int) -> Tensors:
-        tensors = {name: array.read(rows) for name, array in self._every.items()}
-        return tensors | {name: tensors[name][:, :, :slots].copy() for name in self.caches}
+        tensors = {name: array.read(rows) for name, array in (self.state | self.caches).items()}
+        return tensors | self.read_shared() | {name: tensors[name][:, :, :slots].copy() for name in self.caches}
 
     def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         for name, values in tensors.items():
             self._every[name].write(values)
+
+    def read_shared(self) -> Tensors:
+        return {name: array.read(array.shape[0]) for name, array in self._shared.items()}
+
+    def write_shared(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        self.write(tensors)
 
     def clear(self, row: int, slots: int) -> None:
         for cache in self.caches.values():
@@ -204,16 +211,18 @@ class TensorrtSession(Session):
 
     def _addresses(self, plan: Plan, row: int, extra: dict[str, int]) -> dict[str, int]:
         """What a plan reads and writes, from a row on, by name."""
-        read = {name: self._every[name].row(row) for name in plan.inputs if name not in extra}
+        first = {name: 0 if name in self._shared else row for name in self._every}
+        read = {name: self._every[name].row(first[name]) for name in plan.inputs if name not in extra}
         written = {name: name.removeprefix(NEXT) for name in plan.program.outputs if name not in extra}
-        return extra | read | {name: self._after[key].row(row) for name, key in written.items()}
+        return extra | read | {name: self._after[key].row(first[key]) for name, key in written.items()}
 
     def _copy_back(self, plan: Plan, row: int, rows: int) -> None:
         """Put what a plan wrote elsewhere where it is read."""
         for name in (name.removeprefix(NEXT) for name in plan.program.outputs):
             if name in self._every and self._every[name] is not self._after[name]:
                 target, source = self._every[name], self._after[name]
-                self.device.copy(target.row(row), source.row(row), rows * target.row_bytes, self.stream)
+                first, count = (0, target.shape[0]) if name in self._shared else (row, rows)
+                self.device.copy(target.row(first), source.row(first), count * target.row_bytes, self.stream)
 
     def _cache_shape(self, tensor: TensorSpec) -> tuple[int, ...]:
         return (*tensor.shape[:2], self.spec.most_slots, *tensor.shape[3:])

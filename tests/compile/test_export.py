@@ -22,6 +22,7 @@ SPEC = EngineSpec(
     config={}, max_batch=2, max_seq_len=128, capacity=256, slot_step=64, scratch=8, prefill_chunk=16, vocab_size=32,
     stop_ids=(), device="cpu",
     state=(TensorSpec("lengths", (2,), "int64"), TensorSpec("history", (2, 256), "int64")),
+    shared=(),
     caches=(TensorSpec("keys.0", (2, 1, 256, 4), "float32"), TensorSpec("values.0", (2, 1, 256, 4), "float32")),
     prefill=ProgramSpec("", NAMES, ("lengths",)), step=ProgramSpec("", NAMES, ("lengths",)),
 )  # fmt: skip
@@ -43,7 +44,7 @@ class Step(nn.Module):
 
 
 def export(more: Callable[[Tensor, Tensor], Any]) -> Any:
-    return export_program(FlatProgram(Step(more), (), NAMES[:2], NAMES[2:], ("lengths",)), SPEC)
+    return export_program(FlatProgram(Step(more), (), NAMES[:2], (), NAMES[2:], ("lengths",)), SPEC)
 
 
 def test_a_step_that_keeps_the_rules_is_exported_with_any_rows_and_slots() -> None:

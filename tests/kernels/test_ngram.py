@@ -6,11 +6,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from specstep.graphs.drafters.ngram_tables import NgramTables, pack
 from specstep.kernels.native import load_library
+from specstep.kernels.ngram.learned import WAYS, learn
 from specstep.kernels.ngram.op import ngram
 from specstep.kernels.ngram.reference import ngram as reference
 
 load_library()
 VOCABULARY, ENTRIES = 6, 3
+
+
+def random_learned(generator, rows=5):
+    """A table that has counted some hundred tokens of each of two rows."""
+    table = torch.zeros(rows + 1, WAYS, dtype=torch.int64)
+    history = torch.randint(0, VOCABULARY, (2, 240), generator=generator)
+    for end in range(3, 240, 3):
+        learn(table, history, torch.full((2,), end), torch.tensor([3, 2]), 3)
+    return table
 
 
 def random_tables(generator):
@@ -32,9 +42,10 @@ def random_tables(generator):
     longest=st.integers(2, 5),
     matches=st.integers(1, 6),
     with_tables=st.booleans(),
+    with_learned=st.booleans(),
     top_k=st.integers(1, 9),
 )
-def test_kernel_equals_the_reference(seed, batch, width, slots, longest, matches, with_tables, top_k):
+def test_kernel_equals_the_reference(seed, batch, width, slots, longest, matches, with_tables, with_learned, top_k):
     generator = torch.Generator().manual_seed(seed)
     history = torch.randint(0, VOCABULARY, (batch, slots + 3), generator=generator)[:, :slots]  # a view
     lengths = torch.randint(0, slots, (batch,), generator=generator)
@@ -43,7 +54,8 @@ def test_kernel_equals_the_reference(seed, batch, width, slots, longest, matches
     concentrations = torch.rand(longest, generator=generator) * 9 + 0.1
     concentrations[1] = 0  # left out
     tables = random_tables(generator) if with_tables else (None,) * 4
-    arguments = (history, lengths, context, concentrations, *tables, matches, top_k)
+    learned = random_learned(generator) if with_learned else None
+    arguments = (history, lengths, context, concentrations, *tables, learned, matches, top_k)
     agrees(ngram(*arguments), reference(*arguments))
 
 
@@ -59,21 +71,22 @@ def agrees(got, wanted):
 
 
 class Level(torch.nn.Module):
-    def __init__(self, concentrations, tables):
+    def __init__(self, concentrations, tables, learned):
         super().__init__()
-        self.concentrations, self.tables = concentrations, tables
+        self.concentrations, self.tables, self.learned = concentrations, tables, learned
 
     def forward(self, history, lengths, context):
-        return ngram(history, lengths, context, self.concentrations, *self.tables, 3, 4)
+        return ngram(history, lengths, context, self.concentrations, *self.tables, self.learned, 3, 4)
 
 
-@pytest.mark.parametrize("with_tables", [True, False])
-def test_onnx_nodes_equal_the_reference(with_tables):
+@pytest.mark.parametrize(("with_tables", "with_learned"), [(True, True), (True, False), (False, True), (False, False)])
+def test_onnx_nodes_equal_the_reference(with_tables, with_learned):
     onnxruntime = pytest.importorskip("onnxruntime")
     ops = pytest.importorskip("specstep.compile.onnx.ops")
     generator = torch.Generator().manual_seed(3)
     tables = random_tables(generator) if with_tables else (None,) * 4
-    module = Level(torch.tensor([9.0, 2.0, 0.0, 0.5]), tables)
+    learned = random_learned(generator) if with_learned else None
+    module = Level(torch.tensor([9.0, 2.0, 0.0, 0.5]), tables, learned)
 
     def inputs(batch, slots):
         history = torch.randint(0, VOCABULARY, (batch, slots), generator=generator)
@@ -96,4 +109,4 @@ def test_onnx_nodes_equal_the_reference(with_tables):
         given = inputs(batch, size)
         feeds = {name: tensor.numpy() for name, tensor in zip(names, given, strict=True)}
         got = [torch.from_numpy(array) for array in session.run(None, feeds)]
-        agrees(got, reference(*given, module.concentrations, *tables, 3, 4))
+        agrees(got, reference(*given, module.concentrations, *tables, learned, 3, 4))
