@@ -7,7 +7,7 @@ from ..errors import InputError
 from .allowed_tokens import AllowedTokens
 from .engine_file import EngineSpec
 from .prediction import prediction_controls
-from .prompt import Prediction, Prompt, at_least_one, encode, is_conversation, token_ids
+from .prompt import Prompt, at_least_one, encode, is_conversation, token_ids
 from .request import Request
 from .sampling_controls import controls, seeds
 from .sampling_params import GREEDY, SamplingParams
@@ -31,7 +31,7 @@ def make_requests(
     allowed_tokens: AllowedTokens | None = None,
     forced_acceptance: bool = False,
     prefix_scope: str = "",
-    prediction: Prediction = None,
+    prediction: Any = None,
 ) -> list[Request]:
     """A request for each of the n choices of a prompt. Options as in `RequestOptions`. Raises InputError."""
     forced = spec.config.get("forced_acceptance")

@@ -28,8 +28,12 @@ def prediction_controls(
         if text is None:
             raise InputError(f"{name}: prediction: expected an engine with a tokenizer, got none; give token ids")
         tokens = text.encode_part(prediction) if prediction else []
+    elif prediction is None:
+        tokens = []
+    elif isinstance(prediction, Sequence) or hasattr(prediction, "tolist"):
+        tokens = token_ids(prediction, spec.vocab_size, f"{name}: prediction")
     else:
-        tokens = [] if prediction is None else token_ids(prediction, spec.vocab_size, f"{name}: prediction")
+        raise InputError(f"{name}: prediction: expected text or token ids, got {type(prediction).__name__}")
     if len(tokens) > spec.max_seq_len:
         raise InputError(
             f"{name}: prediction: expected at most {spec.max_seq_len} tokens (max_seq_len), got {len(tokens)}; give "

@@ -45,7 +45,7 @@ def test_nothing_predicted_asks_for_nothing(engine, given):
     ("given", "message"),
     [
         ([97], "prompt: prediction: expected integers from 0 to 96, got 97"),
-        ({"content": "x"}, "prompt: prediction: expected a list of integers, got dict"),
+        ({"content": "x"}, "prompt: prediction: expected text or token ids, got dict"),
         ([1] * 101, r"prompt: prediction: expected at most 100 tokens \(max_seq_len\), got 101; give the part"),
         ("text", "prompt: prediction: expected an engine with a tokenizer, got none; give token ids"),
     ],
