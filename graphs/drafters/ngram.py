@@ -22,9 +22,9 @@ from .ngram_tables import NgramTables
 # gives length 3 an infinite concentration, so it is left out (measurements: compile/drafters/data/*.md).
 CONCENTRATIONS: Mapping[int, float] = {1: 13.0, 2: 2.0, 4: 0.53}
 
-# The weight of a prediction's token by the length of the match ahead of it, from 0 on: a longer one is nearly sure, one
-# of a single token is often chance, and a wrong prediction must not fill the tree (bench/LOG.md).
-TRUST = (0.02, 0.15, 0.5, 0.8, 0.95)
+# The weight of a prediction's token by the length of the match ahead of it, from 0 on. Less than it deserves where the
+# answer follows it, which costs little: a wrong prediction must not fill the tree (bench/LOG.md).
+TRUST = (0.02, 0.1, 0.3, 0.5, 0.7)
 
 
 class Ngram(Scorer):
