@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
@@ -36,6 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-new-tokens", type=int, metavar="N", help="most new tokens per prompt (default: up to the engine's limit)"
     )
+    add("--prediction", metavar="FILE", help="text that the answer will probably repeat, as a file that it edits")
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--chat", action="store_true", help="use the chat template (default where the model has one)")
     style.add_argument("--raw", action="store_true", help="give the prompt to the model as it is")
@@ -58,8 +60,11 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("raw: expected no --system and no --template-arg beside it, got one; they need the template")
     if options.logprobs is not None and not options.json:
         raise InputError("logprobs: expected --json beside it, got none")
+    if options.prompts is not None and options.prediction is not None:
+        raise InputError("prediction: expected none beside --prompts, whose lines have their own, got one")
     if options.prompts is None:
-        entries = [Entry(0, options.prompt if options.prompt is not None else sys.stdin.read().rstrip("\n"))]
+        prompt = options.prompt if options.prompt is not None else sys.stdin.read().rstrip("\n")
+        entries = [Entry(0, prompt, prediction=_prediction(options.prediction))]
     else:
         entries = read_prompts(options.prompts)
     from ..runtime.engine import load
@@ -98,6 +103,14 @@ def _generate(
     if options.stats and texts:
         _print_stats([text.request for text in texts], time.perf_counter() - started)
     return 2 if len(made) < len(entries) else 0
+
+
+def _prediction(file: str | None) -> str | None:
+    """The text of a file. Raises InputError."""
+    try:
+        return None if file is None else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"prediction: expected a readable file of text, got {file}: {error}") from None
 
 
 class Text(NamedTuple):

@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 LINES = (
     'JSON lines with "prompt", "messages" (a conversation), "token_ids" or "turns" (the first counts), and "id", '
-    '"category", "chat_template_kwargs" and "sampling" where they have one'
+    '"category", "chat_template_kwargs", "sampling" and "prediction" where they have one'
 )
 
 
 class Entry(NamedTuple):
     """A prompt: its id, its text, token ids or messages, or the error in place of one that cannot be read; its
-    category, its variables of the chat template, and its sampling: fields, "model" or None."""
+    category, its variables of the chat template, its sampling: fields, "model" or None, and its prediction."""
 
     id: Any
     prompt: str | list[Any] | InputError
     category: str = ""
     chat_template_kwargs: Mapping[str, Any] = {}
     sampling: Any = None
+    prediction: Any = None
 
 
 def read_prompts(file: str) -> list[Entry]:
@@ -58,7 +59,7 @@ def _entry(number: int, line: str) -> Entry:
     except InputError as error:
         return Entry(name, error, category)
     try:
-        return Entry(name, prompt, category, arguments, check_own(fields.get("sampling")))
+        return Entry(name, prompt, category, arguments, check_own(fields.get("sampling")), fields.get("prediction"))
     except InputError as error:
         return Entry(name, InputError(f"{place}: sampling: {str(error).removeprefix('sampling: ')}"), category)
 
@@ -105,6 +106,7 @@ def make_requests(
                 ignore_eos=ignore_eos,
                 chat_template_kwargs={**(chat_template_kwargs or {}), **entry.chat_template_kwargs},
                 forced_acceptance=forced_acceptance,
+                prediction=entry.prediction,
                 name=f"prompt {entry.id}",
             )
             requests.append((entry, choices))

@@ -90,10 +90,10 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     addresses = [{p.data_ptr() for p in module.parameters()} for module in (drafter.scorer, target.model)]
     precision = choose_precision(config, files, model.vocab_size, addresses[0] - addresses[1])
     prefill, step = Prefill(model, drafter, spec.prefill_chunk), SpeculativeStep(model, drafter, choice)
-    bound = [[tensor.name for tensor in tensors] for tensors in (spec.state, spec.shared, spec.caches)]
+    state, shared, caches = ([tensor.name for tensor in kind] for kind in (spec.state, spec.shared, spec.caches))
     return Graphs(
-        FlatProgram(prefill, ("tokens", "count"), *bound, spec.prefill.outputs),
-        FlatProgram(step, (), *bound, spec.step.outputs),
+        FlatProgram(prefill, ("tokens", "count"), state, shared, caches, spec.prefill.outputs),
+        FlatProgram(step, (), state, shared, caches, spec.step.outputs),
         spec,
         precision,
     )

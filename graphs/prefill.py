@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from .attention import chain_pass
 from .drafters.drafter import Drafter
-from .state import State
+from .state import State, near
 from .target import CausalLM
 
 
@@ -30,8 +30,8 @@ class Prefill(nn.Module):
         after = {"lengths": state["lengths"] + count}
         after |= self.drafter.scorer.prefill(tokens, count, where, state, keys[layers:], values[layers:], features)
 
-        near = {"history": state["history"][:, : keys[0].shape[2]], "moved": count * 0}
-        drafted = self.drafter(state | after | near, keys[layers:], values[layers:])
+        searched = near(state | after | {"moved": count * 0}, keys[0].shape[2])
+        drafted = self.drafter(searched, keys[layers:], values[layers:])
         last = after["lengths"] + 1 == state["prompt_lengths"]
         return after | {
             name: tensor.where(_like(last, tensor), (state | after)[name]) for name, tensor in drafted.items()

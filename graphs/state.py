@@ -39,21 +39,28 @@ def row_state(slots: int, nodes: int, vocabulary: int) -> dict[str, StateTensor]
         "finish": StateTensor((), torch.int64, FREE),
         "tree_tokens": StateTensor((nodes + 1,), torch.int64),
         "tree_parents": StateTensor((nodes + 1,), torch.int64, -1),
-    } | request_state(nodes, vocabulary)
+    } | request_state(slots, nodes, vocabulary)
 
 
-def request_state(nodes: int, vocabulary: int) -> dict[str, StateTensor]:
+def near(state: State, slots: int) -> State:
+    """The state with what is searched for matches cut to the slots in use: a step costs what it holds."""
+    return state | {name: state[name][:, :slots] for name in ("history", "prediction")}
+
+
+def request_state(slots: int, nodes: int, vocabulary: int) -> dict[str, StateTensor]:
     """What a request asks for; a step reads it only.
 
-    prompt_lengths: tokens of the prompt; min_lengths: tokens, prompt included, below which a row does not stop;
-    sampling: the columns of `controls.Sampling`; seeds: not negative; bias is added to the logits of bias_ids; the last
-    token of one of banned_words [words, tokens], aligned to the right, does not follow the others; logprobs: how many
-    alternatives are reported beside each token's log-probability, -1 for neither; allowed: packed bits of the tokens
-    that may follow each node, where masked is not 0; learning: whether what the row writes may be counted for others.
-    -1 stands for no token.
+    prediction: tokens that the answer may repeat, prediction_lengths of them; prompt_lengths: tokens of the prompt;
+    min_lengths: tokens, prompt included, below which a row does not stop; sampling: the columns of `controls.Sampling`;
+    seeds: not negative; bias is added to the logits of bias_ids; the last token of one of banned_words [words, tokens],
+    aligned to the right, does not follow the others; logprobs: how many alternatives are reported beside each token's
+    log-probability, -1 for neither; allowed: packed bits of the tokens that may follow each node, where masked is not
+    0; learning: whether what the row writes may be counted for others. -1 stands for no token.
     """
     return {
         "stop_ids": StateTensor((STOP_IDS,), torch.int64, -1),
+        "prediction": StateTensor((slots,), torch.int64, -1),
+        "prediction_lengths": StateTensor((), torch.int64),
         "prompt_lengths": StateTensor((), torch.int64),
         "min_lengths": StateTensor((), torch.int64),
         "sampling": StateTensor((len(Sampling._fields),), torch.float32),

@@ -13,7 +13,7 @@ from .attention import Pass
 from .choice import Choice, reported_log_probs, sampled_choice
 from .drafters.drafter import Drafter
 from .emit import emit
-from .state import State
+from .state import State, near
 from .target import CausalLM
 from .tree import drafted_tree, sibling_ranks
 
@@ -34,7 +34,7 @@ class SpeculativeStep(nn.Module):
         """state as `state.row_state` and the drafter say; keys, values: one [B, H_kv, S, D] per layer, the target's
         first, written in place, as are state["history"] and what all rows share."""
         layers, slots = self.target.layers, keys[0].shape[2]
-        state = state | {"history": state["history"][:, :slots]}  # the cost follows the tokens really there
+        state = near(state, slots)
         tree = drafted_tree(state)
         ancestors, depths = tree_layout(tree.parents, tree.valid)
         where = Pass(state["lengths"], depths, ancestors, depths)

@@ -76,9 +76,10 @@ def _rank(
     return tokens.new_empty(shape), log_probs.new_empty(shape)
 
 
-def _ngram(history: Tensor, lengths: Tensor, context: Tensor, concentrations: Tensor, *others: Any) -> Any:
-    shape = (*context.shape[:2], others[-1])
-    return history.new_empty(shape), concentrations.new_empty(shape)
+def _ngram(history: Tensor, lengths: Tensor, context: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    nodes, top_k = context.shape[:2], others[-1]
+    scores = context.new_empty((*nodes, top_k), dtype=torch.float32)
+    return context.new_empty(scores.shape), scores, context.new_empty(nodes)
 
 
 def _choose(logits: Tensor, tokens: Tensor, *_: Tensor) -> Tensor:
@@ -104,8 +105,8 @@ NATIVE_OPS = {  # "*": optional, "#": an integer, "~": a float
     "packed_embedding": NativeOp(("weight", "ids", "columns#", "depth#"), 1, _packed_embedding),
     "rank_native": NativeOp(("tokens", "log_probs", "temperature", "seeds", "positions", "top_k#"), 2, _rank),
     "ngram_native": NativeOp(
-        ("history", "lengths", "context", "concentrations", "bigrams*", "keys*", "trigrams*", "probability*",
-         "learned*", "matches#", "top_k#"), 2, _ngram
+        ("history", "lengths", "context", "prediction", "predicted", "expected", "concentrations", "trust",
+         "bigrams*", "keys*", "trigrams*", "probability*", "learned*", "matches#", "top_k#"), 3, _ngram
     ),
     "choose_native": NativeOp(
         ("logits", "tokens", "ancestors", "depths", "history", "lengths", "prompt_lengths", "sampling", "seeds",

@@ -9,9 +9,10 @@ from typing import Any, Unpack, overload
 from ..errors import InputError
 from .engine_file import EngineSpec
 from .learned import save_learned, start_learned
-from .make_requests import make_requests, one_each, require_tokenizer
+from .make_requests import make_requests, require_tokenizer
 from .open_directory import open_directory
-from .prompt import Array, Prompt, RequestOptions, split_prompts
+from .prediction import predictions
+from .prompt import Array, Prompt, RequestOptions, one_each, split_prompts
 from .request import Request
 from .sampling_params import SamplingParams
 from .scheduler import Occupancy, Scheduler
@@ -108,7 +109,7 @@ class Engine:
                 list of any of these. A numpy or torch vector is token ids, a matrix a list of them.
             max_new_tokens: most new tokens of each; None means up to the engine's limit.
             options: sampling, chat, ignore_eos, stop_ids, chat_template_kwargs, allowed_tokens, prefix_scope,
-                learning, see `RequestOptions`.
+                prediction, learning, see `RequestOptions`.
 
         Returns:
             A `Generation`, or a list of them in the order of the prompts.
@@ -120,8 +121,10 @@ class Engine:
         single, many = split_prompts(prompts)
         names = ["prompt"] if single else [f"prompt {index}" for index in range(len(many))]
         asked = []
-        for name, prompt, sampling in zip(names, many, one_each(options.get("sampling"), len(many)), strict=True):
-            own: RequestOptions = {**options, "sampling": sampling}
+        samplings = one_each(options.get("sampling"), len(many), "sampling")
+        likely = predictions(options.get("prediction"), len(many), single)
+        for name, prompt, sampling, prediction in zip(names, many, samplings, likely, strict=True):
+            own: RequestOptions = {**options, "sampling": sampling, "prediction": prediction}
             asked.append(self.requests(prompt, max_new_tokens, name=name, **own))
         with self.run([request for choices in asked for request in choices]) as running:
             for _ in running:  # an interrupt must not keep the rows for as long as its traceback lives

@@ -6,6 +6,7 @@ from typing import Any
 from ..errors import InputError
 from .allowed_tokens import AllowedTokens
 from .engine_file import EngineSpec
+from .prediction import prediction_controls
 from .prompt import Prompt, at_least_one, encode, is_conversation, token_ids
 from .request import Request
 from .sampling_controls import controls, seeds
@@ -31,6 +32,7 @@ def make_requests(
     forced_acceptance: bool = False,
     prefix_scope: str = "",
     learning: bool = True,
+    prediction: Any = None,
 ) -> list[Request]:
     """A request for each of the n choices of a prompt. Options as in `RequestOptions`. Raises InputError."""
     forced = spec.config.get("forced_acceptance")
@@ -53,20 +55,12 @@ def make_requests(
         raise InputError(f"{name}: n: expected 1 at temperature 0, where all choices are the same, got {params.n}")
     asked = controls(params, spec, len(tokens), text) | ({} if allowed_tokens is None else {"masked": 1})
     asked |= {} if learning else {"learning": 0}
+    asked |= prediction_controls(spec, text, prediction, name)
     stops = _stop_ids(spec, ignore_eos, stop_ids)
     return [
         Request(tokens, len(tokens) + most, stops, asked | seed, _stop_text(params, text), allowed_tokens, prefix_scope)
         for seed in seeds(params)
     ]
-
-
-def one_each(sampling: Any, count: int) -> list[Any]:
-    """Sampling for each of so many prompts, given for all of them or as a list. Raises InputError."""
-    if not isinstance(sampling, Sequence) or isinstance(sampling, str):
-        return [sampling] * count
-    if len(sampling) != count:
-        raise InputError(f"sampling: expected one for all prompts, or one for each of {count}, got {len(sampling)}")
-    return list(sampling)
 
 
 def require_tokenizer(text: EngineTokenizer | None) -> EngineTokenizer:

@@ -19,6 +19,7 @@ class Array(Protocol):
 
 
 Prompt = str | Sequence[int] | Sequence[Message]  # text, token ids, or a conversation
+Prediction = str | Sequence[int] | None  # text or token ids
 
 
 class RequestOptions(TypedDict, total=False):
@@ -32,6 +33,9 @@ class RequestOptions(TypedDict, total=False):
     of the coming step -> which tokens may follow each node, see docs/sampling.md. forced_acceptance: take an engine
     that was built to accept drafts right or wrong, for its speed. prefix_scope: a request starts from what was kept of
     requests of the same scope alone, where the engine keeps prefixes; how long it takes tells what others asked.
+    prediction: text or token ids that the answer will probably repeat, as a file that it edits: it is drafted from, at
+    the place where the answer is, and changes nothing but the speed. `generate` also takes a list of these, one for
+    each prompt. Engines whose drafter has no n-grams ignore it.
     learning: whether the output may be counted for the drafts of later requests.
     """
 
@@ -43,6 +47,7 @@ class RequestOptions(TypedDict, total=False):
     allowed_tokens: AllowedTokens | None
     forced_acceptance: bool
     prefix_scope: str
+    prediction: Prediction | Sequence[Prediction]
     learning: bool
 
 
@@ -57,6 +62,15 @@ def split_prompts(prompts: Any) -> tuple[bool, list[Any]]:
         )
     single = len(prompts) > 0 and not hasattr(prompts[0], "__iter__")
     return single, [prompts] if single else list(prompts)
+
+
+def one_each(given: Any, count: int, name: str) -> list[Any]:
+    """What is asked of each of so many prompts, given for all of them or as a list. Raises InputError."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        return [given] * count
+    if len(given) != count:
+        raise InputError(f"{name}: expected one for all prompts, or one for each of {count}, got {len(given)}")
+    return list(given)
 
 
 def is_conversation(prompt: object) -> TypeGuard[Sequence[Message]]:

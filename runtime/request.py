@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..report import REASONS, STOPPED, AcceptedPath, RowReport, TokenLogprobs
 from .allowed_tokens import AllowedTokens
+from .prediction import FollowedPrediction
 from .stop_text import StopText
 
 
@@ -27,11 +28,11 @@ class Request:
     prompt: token ids, at least one. limit: most tokens, prompt included. stop_ids: tokens that end the output, and are
     its last. controls: what else the step is told, see `session.Session.admit`. stop_text: of a request with stop
     strings, its text. allowed_tokens: says before each step what may follow. prefix_scope: whose kept prefixes it may
-    start from, and adds to. tokens: new ones so far. logprobs: theirs, where they were asked for. finish_reason:
-    "stop", "length", or "cancelled"; None while it runs. paths: the path that a step accepted -> how many steps did.
-    cached_tokens: how many of the prompt's needed no prefill. Seconds: queue_s from submission to a row of its own;
-    prefill_s from there to the end of prefill; decode_s from there to the last token; first_token_s from submission to
-    the first tokens.
+    start from, and adds to. predicted: what its answer has of its prediction, if it came with one. tokens: new ones so
+    far. logprobs: theirs, where they were asked for. finish_reason: "stop", "length", or "cancelled"; None while it
+    runs. paths: the path that a step accepted -> how many steps did. cached_tokens: how many of the prompt's needed no
+    prefill. Seconds: queue_s from submission to a row of its own; prefill_s from there to the end of prefill; decode_s
+    from there to the last token; first_token_s from submission to the first tokens.
     """
 
     prompt: list[int]
@@ -46,11 +47,16 @@ class Request:
     finish_reason: str | None = None
     paths: Counter[AcceptedPath] = field(default_factory=Counter)
     cached_tokens: int = 0
+    predicted: FollowedPrediction | None = field(init=False)
     submitted: float = 0.0
     queue_s: float = 0.0
     prefill_s: float = 0.0
     first_token_s: float = 0.0
     decode_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        likely = self.controls.get("prediction")
+        self.predicted = None if likely is None else FollowedPrediction(likely)
 
     def advance(self, event: Event) -> list[int]:
         """Take in what one step did -> its tokens, up to the one that completes a stop string."""
@@ -68,6 +74,8 @@ class Request:
         self.tokens += report.tokens[:kept]
         self.logprobs += report.logprobs[:kept]
         self.paths[report.path] += 1
+        if self.predicted is not None:
+            self.predicted.push(report.tokens[:kept])
         self.finish_reason = REASONS.get(finish)
         return report.tokens[:kept]
 
@@ -92,7 +100,8 @@ class Request:
     @property
     def stats(self) -> dict[str, Any]:
         """steps, new_tokens, tokens_per_step; accepted, the steps by number of accepted drafted tokens; cached_tokens,
-        and seconds as above: queue_s, prefill_s, decode_s, time_to_first_token_s."""
+        and seconds as above: queue_s, prefill_s, decode_s, time_to_first_token_s. With a prediction, how many of
+        its tokens the answer has, accepted_prediction_tokens, and has not, rejected_prediction_tokens."""
         return {
             "steps": self.steps,
             "accepted": {str(depth): steps for depth, steps in sorted(self.accepted.items())},
@@ -103,4 +112,12 @@ class Request:
             "prefill_s": round(self.prefill_s, 6),
             "decode_s": round(self.decode_s, 6),
             "time_to_first_token_s": round(self.first_token_s, 6),
-        }
+        } | self.prediction_counts
+
+    @property
+    def prediction_counts(self) -> dict[str, int]:
+        """Tokens of the prediction, as OpenAI's API names them; nothing without one."""
+        if self.predicted is None:
+            return {}
+        accepted, rejected = self.predicted.accepted, self.predicted.rejected
+        return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}

@@ -33,6 +33,7 @@ class Session(Buffers):
         self.lengths = [0] * spec.max_batch  # tokens in each row's cache: a host copy, kept from the reports
         self._taken: dict[int, int] = {}  # rows that were admitted and not released -> alternatives asked for, or -1
         self._unfilled: dict[int, list[int]] = {}  # rows of which not all is in the caches -> their prompts
+        self._predicted = [0] * spec.max_batch  # tokens of each row's prediction
         self._written = [0] * spec.max_batch  # slots of each row that anything was written to since it was cleared
 
     @property
@@ -66,6 +67,7 @@ class Session(Buffers):
         self._taken[row], self._unfilled[row] = given.get("logprobs", -1), list(tokens)
         try:
             self._clean(row)
+            self._predicted[row] = given.get("prediction_lengths", 0)
             if "seeds" in given:
                 given["seeds"] %= 2**63  # the graph's arithmetic knows no negative ones
             given |= {"limits": limit, "stop_ids": list(stop_ids), "prompt_lengths": len(tokens), "history": tokens}
@@ -149,18 +151,21 @@ class Session(Buffers):
             # All that the target held is overwritten, with zeros where the source holds nothing.
             slots = min(max(self._written[source], self._written[target]), self.spec.most_slots)
             self.copy(source, target, slots)
-            self.lengths[target], self._written[target] = self.lengths[source], self._written[source]
+            for of_row in (self.lengths, self._predicted, self._written):
+                of_row[target] = of_row[source]
             self._taken[target] = self._taken.pop(source)
             self._reset(source)
         return moves
 
     def next_size(self) -> tuple[int, int]:
         """Rows and slots of the next step. Rows: the smallest power of 2, or all, that holds those that are filled, but
-        none that is being filled, to which a step would write its tree. Slots: what the longest needs. A step costs
-        what these cost, and there are few numbers of rows to bind or capture a step for."""
+        none that is being filled, to which a step would write its tree. Slots: what the longest needs, and the
+        longest prediction. A step costs what these cost, and there are few numbers of rows to bind or capture a step
+        for."""
         rows = rows_for(1 + max(self._running, default=0), self.spec.max_batch)
         rows = min([rows, *self._unfilled])
-        return rows, self.slots_for(max(self.lengths[:rows], default=0) + self.spec.scratch)
+        longest = max(self.lengths[:rows], default=0) + self.spec.scratch
+        return rows, self.slots_for(max([longest, *self._predicted[:rows]]))
 
     @property
     def _running(self) -> list[int]:
@@ -192,7 +197,7 @@ class Session(Buffers):
         """Give the row's state the values of an empty row."""
         for tensor in self.spec.state:
             self.state[tensor.name][row] = tensor.fill
-        self.lengths[row] = 0
+        self.lengths[row] = self._predicted[row] = 0
 
 
 def rows_for(count: int, most: int) -> int:

@@ -93,13 +93,16 @@ class Call:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.served.name}
 
     def usage(self) -> Json:
-        """Tokens of prompt and answers. OpenAI's accepted prediction tokens are those of a `prediction` that the client
-        sent: there is none, so nothing is said of them."""
+        """Tokens of prompt and answers, and of a `prediction` that the client sent."""
         prompt = sum(len(request.prompt) for request in self.firsts)
         completion = sum(len(request.tokens) for request in self.answer.requests)
         cached = sum(request.cached_tokens for request in self.firsts)
         counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-        return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+        told: Json = {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+        predicted = [request.prediction_counts for request in self.answer.requests if request.predicted is not None]
+        if predicted:
+            told["completion_tokens_details"] = {key: sum(each[key] for each in predicted) for key in predicted[0]}
+        return told
 
 
 async def whole(call: Call, receive: Receive) -> Response:

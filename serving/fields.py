@@ -117,10 +117,23 @@ class ChatMessage(Fields):
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
 
 
+class Prediction(Fields):
+    """What the answer will probably repeat. It changes nothing but the speed."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Field(max_length=MOST_MESSAGES, fail_fast=True)]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatRequest(Asked):
     """POST /v1/chat/completions."""
 
     messages: Messages
+    prediction: Prediction | None = None
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)

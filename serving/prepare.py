@@ -45,7 +45,10 @@ def prepare_chat(served: Served, body: ChatRequest, scope: str) -> Prepared:
     tokens = chat_tokens(served, [message.plain() for message in body.messages], body.chat_template_kwargs)
     most = body.max_completion_tokens or body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    requests = _requests(served, body, tokens, most, logprobs, scope)
+    likely = body.prediction.text if body.prediction else None
+    if likely and len(likely) > served.most_characters:
+        raise too_long("prediction", served.most_tokens, f"{len(likely)} characters")
+    requests = _requests(served, body, tokens, most, logprobs, scope, likely)
     return Prepared(requests, requests[:1])
 
 
@@ -87,7 +90,13 @@ def text_tokens(served: Served, text: str, special: bool = True) -> list[int]:
 
 
 def _requests(
-    served: Served, body: Asked, tokens: list[int], most: int | None, logprobs: int | None, scope: str
+    served: Served,
+    body: Asked,
+    tokens: list[int],
+    most: int | None,
+    logprobs: int | None,
+    scope: str,
+    prediction: str | None = None,
 ) -> list[Request]:
     """One for each choice of a prompt. Raises InputError."""
     options: RequestOptions = {
@@ -96,6 +105,7 @@ def _requests(
         "stop_ids": body.stop_token_ids or (),
         "prefix_scope": scope,
         "learning": body.learning is not False,
+        "prediction": prediction,
     }
     return served.engine.requests(tokens, most, **options)
 

@@ -28,10 +28,18 @@ class PromptDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionDetails(BaseModel):
+    """Of a prediction's tokens, those that the answers have, and those that they have not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(BaseModel):
-    """Counted in tokens."""
+    """Counted in tokens. completion_tokens_details: of calls with a prediction."""
 
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | None = None
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int

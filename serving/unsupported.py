@@ -23,7 +23,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1.0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
-    "prediction": (),
     "priority": (0,),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),

@@ -48,6 +48,7 @@ class FakeSession(Session):
             "tree_tokens": ((nodes,), "int64", 0), "tree_parents": ((nodes,), "int64", -1),
             "sampling": ((7,), "float32", 0), "seeds": ((), "int64", 0), "min_lengths": ((), "int64", 0),
             "bias_ids": ((8,), "int64", -1), "bias": ((8,), "float32", 0), "banned_words": ((3, 4), "int64", -1),
+            "prediction": ((200,), "int64", -1), "prediction_lengths": ((), "int64", 0),
             "logprobs": ((), "int64", -1), "masked": ((), "int64", 0), "learning": ((), "int64", 1),
             "allowed": ((nodes, words), "int32", 0),
         }.items())  # fmt: skip

@@ -52,6 +52,24 @@ def test_json_lines(engine_folder, prompts, capsys):
     assert results[1]["prompt_token_ids"] == [5, 6, 7]
 
 
+def test_a_prediction_changes_no_text(engine_folder, prompts, tmp_path, capsys):
+    """The tiny tokenizer has a token for each byte."""
+    line, options = {"token_ids": [5, 6, 7]}, ["--json", "--raw", "--max-new-tokens", "30", "--ignore-eos"]
+    file = prompts(line, line | {"prediction": "hello"}, line | {"prediction": [9] * 12}, line | {"prediction": 5})
+    assert main(["generate", str(engine_folder), "--prompts", file, *options]) == 2
+    told = capsys.readouterr()
+    results = lines_of(told.out)
+    assert [result["token_ids"] for result in results] == [results[0]["token_ids"]] * 3
+    counts = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+    assert [sum(result["stats"].get(name, 0) for name in counts) for result in results] == [0, 5, 12]
+    assert "prompt 4: prediction: expected text or token ids, got int" in told.err
+    (tmp_path / "likely.txt").write_text("hello hello")
+    options += ["--prompt", "x", "--prediction", str(tmp_path / "likely.txt")]
+    assert main(["generate", str(engine_folder), *options]) == 0
+    [result] = lines_of(capsys.readouterr().out)
+    assert sum(result["stats"][name] for name in counts) == 11
+
+
 def test_choices_seeds_and_logprobs_in_json_lines(engine_folder, prompts, capsys):
     """The same text again with the seed that was told."""
     own = {"n": 2, "logprobs": 1}
@@ -202,6 +220,8 @@ def test_profile_of_another_backend(engine_folder, tmp_path, capsys):
         ["generate", "{engine}", "--prompt", "x" * 500],
         ["generate", "{engine}", "--prompt", "x", "--max-new-tokens", "0"],
         ["generate", "{engine}", "--prompts", "{tmp}/nofile"],
+        ["generate", "{engine}", "--prompt", "x", "--prediction", "{tmp}/nofile"],
+        ["generate", "{engine}", "--prompts", "{tmp}/nofile", "--prediction", "{tmp}/nofile"],
         ["inspect", "{tmp}"],
         ["profile", "{tmp}"],
         ["profile", "{engine}", "--rows", "3"],

@@ -69,7 +69,7 @@ def test_a_lines_chat_template_kwargs_win_over_those_of_all(tmp_path):
     assert prompt == [USER]
     assert options == {
         "chat": True, "ignore_eos": False, "chat_template_kwargs": {"tone": "dry", "n": 1}, "name": "prompt a",
-        "sampling": None, "forced_acceptance": False,
+        "sampling": None, "forced_acceptance": False, "prediction": None,
     }  # fmt: skip
     assert others["chat_template_kwargs"] == {"tone": "wet", "n": 1}
 

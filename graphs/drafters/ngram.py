@@ -1,4 +1,5 @@
-"""An n-gram language model over the row's own history, what the engine wrote before and, with count tables, a corpus.
+"""An n-gram language model over the row's own history, a prediction of its answer, what the engine wrote before and,
+with count tables, a corpus.
 
 It scores the children of every node, not of the root alone, so several continuations become branches. Sources: prompt
 lookup decoding (A. Saxena, 2023), here as a scorer that backs off: see `kernels/ngram/reference.py`.
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ...kernels.ngram.learned import WAYS, learn
 from ...kernels.ngram.op import ngram
+from ..attention import Pass
 from ..state import State, StateTensor
 from ..tree import Candidates, Expand, TreeShape
 from .drafter import Scorer
@@ -21,10 +23,18 @@ from .ngram_tables import NgramTables
 # gives length 3 an infinite concentration, so it is left out (measurements: compile/drafters/data/*.md).
 CONCENTRATIONS: Mapping[int, float] = {1: 13.0, 2: 2.0, 4: 0.53}
 
+# The weight of a prediction's token by the length of the match ahead of it, from 0 on. Less than it deserves where the
+# answer follows it, which costs little: a wrong prediction must not fill the tree (bench/LOG.md).
+TRUST = (0.02, 0.1, 0.3, 0.5, 0.7)
+
 
 class Ngram(Scorer):
-    """Scores tokens by the matches of a node's last tokens in its row's history, by what followed them in the engine's
-    answers, and by count tables if given."""
+    """Scores tokens by the matches of a node's last tokens in its row's history and in the prediction of its answer, by
+    what followed them in the engine's answers, and by count tables if given.
+
+    It keeps where in the prediction the answer is: `prediction_offset`, the place of what should follow the root less
+    the root's own place in the history. So an answer that goes on beside the prediction is expected back in step.
+    """
 
     neural = False
 
@@ -52,6 +62,24 @@ class Ngram(Scorer):
         self.concentrations: Tensor
         values = [concentrations.get(length, 0.0) for length in range(1, self.longest + 1)]
         self.register_buffer("concentrations", torch.tensor(values))
+        self.trust: Tensor
+        weights = [TRUST[min(length, len(TRUST) - 1)] for length in range(self.longest + 1)]
+        self.register_buffer("trust", torch.tensor(weights))
+
+    def state(self, shape: TreeShape) -> dict[str, StateTensor]:
+        return {"prediction_offset": StateTensor((), torch.int64)}
+
+    def prefill(
+        self,
+        tokens: Tensor,
+        count: Tensor,
+        where: Pass,
+        state: State,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        features: Tensor | None,
+    ) -> State:
+        return {"prediction_offset": 1 - state["prompt_lengths"]}  # an answer begins as its prediction does
 
     def shared(self) -> dict[str, StateTensor]:
         return {"learned": StateTensor((self.learned_rows + 1, WAYS), torch.int64)} if self.learned_rows else {}
@@ -59,20 +87,24 @@ class Ngram(Scorer):
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
-        history, learned = state["history"], state["learned"] if self.learned_rows else None
+        history, lengths, learned = state["history"], state["lengths"], state["learned"] if self.learned_rows else None
         if learned is not None:
-            learn(learned, history, state["lengths"], state["moved"] * state["learning"], shape.depth + 1)
+            learn(learned, history, lengths, state["moved"] * state["learning"], shape.depth + 1)
         tables = (None,) * 4 if self.tables is None else self.tables.tensors
-        before = state["lengths"][:, None] + torch.arange(-self.longest, 0, device=history.device)
+        before = lengths[:, None] + torch.arange(-self.longest, 0, device=history.device)
         context = history.gather(1, before.clamp(min=0)).where(before >= 0, -2)[:, None]  # [B, 1, n] ahead of the root
+        places = (lengths + state["prediction_offset"] - 1)[:, None]  # [B, F] in the prediction, of what follows a node
 
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
-            nonlocal context
+            nonlocal context, places
             parent_context = context.gather(1, parents[:, :, None].expand(-1, -1, self.longest))
             context = torch.cat([parent_context[:, :, 1:], tokens[:, :, None]], 2)
             wanted = self.matches, 2 * shape.top_k  # more than K: noise may prefer another one
-            sources = self.concentrations, *tables, learned
-            return Candidates(*ngram(history, state["lengths"], context, *sources, *wanted))
+            expected = places.gather(1, parents) + 1
+            given = history, lengths, context, state["prediction"], state["prediction_lengths"], expected
+            *scored, places = ngram(*given, self.concentrations, self.trust, *tables, learned, *wanted)
+            return Candidates(*scored)
 
-        root = history.gather(1, state["lengths"][:, None])
-        return expand(root, torch.zeros_like(root)), expand, {}
+        root = history.gather(1, lengths[:, None])
+        children = expand(root, torch.zeros_like(root))
+        return children, expand, {"prediction_offset": places[:, 0] - lengths}

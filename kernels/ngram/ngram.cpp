@@ -1,8 +1,9 @@
 // specstep::ngram on the CPU: see reference.py. A node's whole level in one call: the matches of its last tokens in the
-// history, the row of its table, the back-off, and the best of what was found.
+// history, the place in the prediction, the row of its table, the back-off, and the best of what was found.
 #include <torch/csrc/stable/library.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <optional>
 #include <stdexcept>
@@ -63,37 +64,65 @@ struct Match {
   int64_t length, follow;
 };
 
+// Calls `look_at` with each place below `end` that holds `token`, the last first.
+template <typename LookAt>
+void for_each_place(const int64_t* tokens, int64_t end, int64_t token, const LookAt& look_at) {
+  int64_t place = end;
+  for (; place >= BLOCK; place -= BLOCK) {
+    int64_t equal = 0;
+    for (int64_t i = 1; i <= BLOCK; i++) equal += tokens[place - i] == token;
+    for (int64_t i = 1; equal > 0 && i <= BLOCK; i++)
+      if (tokens[place - i] == token) look_at(place - i);
+  }
+  while (place-- > 0)
+    if (tokens[place] == token) look_at(place);
+}
+
+// How many of the last tokens of `context` stand at `place` and ahead of it; the last one does.
+int64_t match_length(const int64_t* tokens, int64_t place, const int64_t* context, int64_t longest) {
+  int64_t length = 1;
+  while (length < longest && place >= length && tokens[place - length] == context[longest - 1 - length]) length++;
+  return length;
+}
+
 // The `most` longest, then latest, places before `end` where the tokens of `context` stand, in that order.
 void find_matches(const int64_t* history, int64_t end, const int64_t* context, int64_t longest, int64_t most,
                   std::vector<Match>& found) {
   found.clear();
-  const int64_t last = context[longest - 1];
-  const auto look_at = [&](int64_t place) {
-    int64_t length = 1;
-    while (length < longest && place >= length && history[place - length] == context[longest - 1 - length]) length++;
+  for_each_place(history, end, context[longest - 1], [&](int64_t place) {
+    const int64_t length = match_length(history, place, context, longest);
     auto at = found.end();  // a later place of the same length stands already
     while (at != found.begin() && (at - 1)->length < length) --at;
     if (at == found.end() && static_cast<int64_t>(found.size()) >= most) return;
     found.insert(at, {length, history[place + 1]});
     if (static_cast<int64_t>(found.size()) > most) found.pop_back();
-  };
-  int64_t place = end;
-  for (; place >= BLOCK; place -= BLOCK) {
-    int64_t equal = 0;
-    for (int64_t i = 1; i <= BLOCK; i++) equal += history[place - i] == last;
-    for (int64_t i = 1; equal > 0 && i <= BLOCK; i++)
-      if (history[place - i] == last) look_at(place - i);
-  }
-  while (place-- > 0)
-    if (history[place] == last) look_at(place);
+  });
+}
+
+// Where a prediction goes on after a node, and how long the match ahead of that place is.
+struct Place {
+  int64_t at, length, token;  // -1 for no token
+};
+
+Place follow_prediction(const int64_t* prediction, int64_t end, int64_t slots, const int64_t* context, int64_t longest,
+                        int64_t expected) {
+  const int64_t middle = std::min(expected, slots);
+  Place best{expected, 0, 0 <= expected && expected < end ? prediction[expected] : -1};
+  for_each_place(prediction, end - 1, context[longest - 1], [&](int64_t last) {
+    const int64_t length = match_length(prediction, last, context, longest), at = last + 1;
+    const bool nearer = std::abs(at - middle) < std::abs(best.at - middle);  // the later comes first
+    if (length > best.length || (length == best.length && nearer)) best = {at, length, prediction[at]};
+  });
+  return best;
 }
 
 struct Level {
-  const float* concentrations;
+  const float *concentrations, *trust;
   int64_t longest, matches, top_k;
   std::optional<Tables> tables;
   std::optional<Tensor> learned;
   std::vector<Match> found;
+  Place place;
   std::vector<int64_t> tokens;
   std::vector<float> share;
 
@@ -101,6 +130,7 @@ struct Level {
     const int64_t previous = context[longest - 2], last = context[longest - 1];
     tokens.clear();
     for (const Match& match : found) tokens.push_back(match.follow);
+    if (place.token >= 0) tokens.push_back(place.token);
     const int32_t* row = tables ? tables->row(previous, last) : nullptr;
     const int64_t entries = tables ? tables->bigrams.size(1) : 0;
     for (int64_t e = 0; e < entries; e++)
@@ -143,6 +173,10 @@ struct Level {
         share[i] = estimate(count, total, concentration, share[i]);
       }
     }
+    if (place.token < 0) return;
+    const float weight = trust[place.length];
+    for (size_t i = 0; i < tokens.size(); i++)
+      share[i] = weight * static_cast<float>(tokens[i] == place.token) + (1 - weight) * share[i];
   }
 
   void best(int64_t* chosen, float* score) {
@@ -161,39 +195,56 @@ struct Level {
   }
 };
 
-std::tuple<Tensor, Tensor> ngram(const Tensor& history, const Tensor& lengths, const Tensor& context,
-                                 const Tensor& concentrations, const std::optional<Tensor>& bigrams,
-                                 const std::optional<Tensor>& keys, const std::optional<Tensor>& trigrams,
-                                 const std::optional<Tensor>& probability, const std::optional<Tensor>& learned,
-                                 int64_t matches, int64_t top_k) {
-  if (history.dim() != 2 || context.dim() != 3 || history.stride(1) != 1 || history.size(1) == 0)
-    throw std::invalid_argument("specstep::ngram: expected history [B, S] and context [B, F, n]");
-  if (concentrations.scalar_type() != ScalarType::Float || concentrations.numel() != context.size(2))
-    throw std::invalid_argument("specstep::ngram: expected concentrations [n], float32");
+void check(const Tensor& history, const Tensor& context, const Tensor& prediction, const Tensor& expected,
+           const Tensor& concentrations, const Tensor& trust) {
+  for (const Tensor* tokens : {&history, &prediction})
+    if (tokens->dim() != 2 || tokens->stride(1) != 1 || tokens->size(1) == 0)
+      throw std::invalid_argument("specstep::ngram: expected history [B, S] and prediction [B, P]");
+  if (context.dim() != 3 || expected.numel() != context.size(0) * context.size(1))
+    throw std::invalid_argument("specstep::ngram: expected context [B, F, n] and expected [B, F]");
+  if (concentrations.scalar_type() != ScalarType::Float || concentrations.numel() != context.size(2) ||
+      trust.scalar_type() != ScalarType::Float || trust.numel() != context.size(2) + 1)
+    throw std::invalid_argument("specstep::ngram: expected concentrations [n] and trust [n + 1], float32");
+}
+
+std::tuple<Tensor, Tensor, Tensor> ngram(
+    const Tensor& history, const Tensor& lengths, const Tensor& context, const Tensor& prediction,
+    const Tensor& predicted, const Tensor& expected, const Tensor& concentrations, const Tensor& trust,
+    const std::optional<Tensor>& bigrams, const std::optional<Tensor>& keys, const std::optional<Tensor>& trigrams,
+    const std::optional<Tensor>& probability, const std::optional<Tensor>& learned, int64_t matches,
+    int64_t top_k) {
+  check(history, context, prediction, expected, concentrations, trust);
   if (bigrams && (bigrams->scalar_type() != ScalarType::Int || keys->scalar_type() != ScalarType::Long ||
                   trigrams->scalar_type() != ScalarType::Int || probability->scalar_type() != ScalarType::Float))
     throw std::invalid_argument("specstep::ngram: expected tables of int32, int64, int32 and float32");
   if (learned && (learned->scalar_type() != ScalarType::Long || learned->dim() != 2 || learned->size(1) != WAYS))
     throw std::invalid_argument("specstep::ngram: expected a learned table [R, 16], int64");
-  const Tensor contexts = dense(context), ends = dense(lengths);
+  const Tensor contexts = dense(context), ends = dense(lengths), counts = dense(predicted), wanted = dense(expected);
   const int64_t batch = context.size(0), width = context.size(1);
-  Level level{static_cast<const float*>(concentrations.data_ptr()), context.size(2), matches, top_k, {}, learned, {}, {}, {}};
+  Level level{static_cast<const float*>(concentrations.data_ptr()), static_cast<const float*>(trust.data_ptr()),
+              context.size(2), matches, top_k, {}, learned, {}, {}, {}, {}};
   if (bigrams) level.tables = Tables{*bigrams, *keys, *trigrams, *probability};
   Tensor chosen = empty({batch, width, top_k}, aoti_torch_dtype_int64());
   Tensor scores = empty({batch, width, top_k}, aoti_torch_dtype_float32());
+  Tensor places = empty({batch, width}, aoti_torch_dtype_int64());
   for (int64_t row = 0; row < batch; row++) {
     const auto* tokens = static_cast<const int64_t*>(history.data_ptr()) + row * history.stride(0);
     const int64_t end = std::min(static_cast<const int64_t*>(ends.data_ptr())[row], history.size(1) - 1);
+    const auto* likely = static_cast<const int64_t*>(prediction.data_ptr()) + row * prediction.stride(0);
+    const int64_t count = std::min(static_cast<const int64_t*>(counts.data_ptr())[row], prediction.size(1));
     for (int64_t node = row * width; node < (row + 1) * width; node++) {
       const auto* own = static_cast<const int64_t*>(contexts.data_ptr()) + node * level.longest;
       find_matches(tokens, end, own, level.longest, matches, level.found);
+      const int64_t next = static_cast<const int64_t*>(wanted.data_ptr())[node];
+      level.place = follow_prediction(likely, count, prediction.size(1), own, level.longest, next);
+      static_cast<int64_t*>(places.data_ptr())[node] = level.place.at;
       level.collect(own);
       level.back_off();
       level.best(static_cast<int64_t*>(chosen.data_ptr()) + node * top_k,
                  static_cast<float*>(scores.data_ptr()) + node * top_k);
     }
   }
-  return {chosen, scores};
+  return {chosen, scores, places};
 }
 
 std::optional<Tensor> optional(AtenTensorHandle* handle) {
@@ -205,24 +256,28 @@ std::optional<Tensor> optional(AtenTensorHandle* handle) {
 
 // What compiled models call: see linear.cpp.
 extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_ngram_native(
-    AtenTensorHandle history, AtenTensorHandle lengths, AtenTensorHandle context, AtenTensorHandle concentrations,
+    AtenTensorHandle history, AtenTensorHandle lengths, AtenTensorHandle context, AtenTensorHandle prediction,
+    AtenTensorHandle predicted, AtenTensorHandle expected, AtenTensorHandle concentrations, AtenTensorHandle trust,
     AtenTensorHandle* bigrams, AtenTensorHandle* keys, AtenTensorHandle* trigrams, AtenTensorHandle* probability,
-    AtenTensorHandle* learned, int64_t matches, int64_t top_k, AtenTensorHandle* tokens, AtenTensorHandle* log_probs) {
+    AtenTensorHandle* learned, int64_t matches, int64_t top_k, AtenTensorHandle* tokens, AtenTensorHandle* log_probs,
+    AtenTensorHandle* places) {
   using namespace specstep;
   return guarded("ngram", [&] {
-    const auto [best, score] =
-        ngram(borrowed(history), borrowed(lengths), borrowed(context), borrowed(concentrations), optional(bigrams),
-              optional(keys), optional(trigrams), optional(probability), optional(learned), matches, top_k);
-    const AOTITorchError error = aoti_torch_new_tensor_handle(best.get(), tokens);
-    return error ? error : aoti_torch_new_tensor_handle(score.get(), log_probs);
+    const auto [best, score, at] =
+        ngram(borrowed(history), borrowed(lengths), borrowed(context), borrowed(prediction), borrowed(predicted),
+              borrowed(expected), borrowed(concentrations), borrowed(trust), optional(bigrams), optional(keys),
+              optional(trigrams), optional(probability), optional(learned), matches, top_k);
+    AOTITorchError error = aoti_torch_new_tensor_handle(best.get(), tokens);
+    if (!error) error = aoti_torch_new_tensor_handle(score.get(), log_probs);
+    return error ? error : aoti_torch_new_tensor_handle(at.get(), places);
   });
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) {
   library.def(
-      "ngram_native(Tensor history, Tensor lengths, Tensor context, Tensor concentrations, Tensor? bigrams, "
-      "Tensor? keys, Tensor? trigrams, Tensor? probability, Tensor? learned, int matches, int top_k) "
-      "-> (Tensor, Tensor)");
+      "ngram_native(Tensor history, Tensor lengths, Tensor context, Tensor prediction, Tensor predicted, "
+      "Tensor expected, Tensor concentrations, Tensor trust, Tensor? bigrams, Tensor? keys, Tensor? trigrams, "
+      "Tensor? probability, Tensor? learned, int matches, int top_k) -> (Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specstep, CPU, library) {

@@ -14,19 +14,20 @@ from .tables import LEVELS, MIX, WIDTH
 
 
 def ngram_nodes(
-    history: Any, lengths: Any, context: Any, concentrations: Any, bigrams: Any, keys: Any, trigrams: Any,
-    probability: Any, learned: Any, matches: int, top_k: int,
+    history: Any, lengths: Any, context: Any, prediction: Any, predicted: Any, expected: Any, concentrations: Any,
+    trust: Any, bigrams: Any, keys: Any, trigrams: Any, probability: Any, learned: Any, matches: int, top_k: int,
 ) -> Any:  # fmt: skip
     """See `reference.ngram`."""
     length, follow = _matches(history, lengths, context, matches)
-    previous, last, tokens = _last(context, 2), _last(context, 1), [op.Where(length > 0, follow, _integer(-1))]
+    places, guess, weight = _follow_prediction(prediction, predicted, context, expected, trust)
+    previous, last, tokens = _last(context, 2), _last(context, 1), [op.Where(length > 0, follow, _integer(-1)), guess]
     entries = known = None
     if bigrams is not None:
         entries, known = _look_up(previous, last, bigrams, keys, trigrams, probability)
         tokens.append(entries)
     seen = [] if learned is None else [_remembered(*pair, learned) for pair in _contexts(previous, last)]
     tokens += [its for its, _ in seen]
-    tokens = op.Concat(*tokens, axis=2) if len(tokens) > 1 else tokens[0]  # [B, F, C]
+    tokens = op.Concat(*tokens, axis=2)  # [B, F, C]
     share = op.CastLike(tokens * 0, _number(0.0)) if entries is None else _sum_of_same(tokens, entries, known)
     for (its, counts), concentration in zip(seen, LEARNED_CONCENTRATIONS, strict=False):
         times = op.Cast(counts, to=FLOAT.dtype)
@@ -39,28 +40,19 @@ def ngram_nodes(
         concentration = op.Slice(concentrations, *(op.Constant(value_ints=[i]) for i in (least - 1, least)))
         total = op.Max(_count(matched, 2, 1) + concentration, _number(1e-9))
         share = op.Where(concentration > 0.0, (count + concentration * share) / total, share)
+    hit = op.Cast(op.Equal(tokens, guess), to=FLOAT.dtype)
+    share = weight * hit + (1.0 - weight) * share
     scores = op.Log(op.Where(tokens < 0, _number(0.0), share))
     greedy = lengths * 0
     best, score = write_node(rank, tokens, scores, op.Cast(greedy, to=FLOAT.dtype), greedy, greedy, top_k=top_k)
-    return best, op.Round(score * 4096.0) / 4096.0
+    return best, op.Round(score * 4096.0) / 4096.0, places
 
 
 def _matches(history: Any, lengths: Any, context: Any, matches: int) -> tuple[Any, Any]:
     """The lengths of the longest, then latest, matches, and what follows them, both [B, F, M]."""
-    longest = context.shape[2]
     slots = op.Shape(history, start=1, end=2)
     place = op.Range(0, op.Squeeze(slots), 1)  # [S]
-    run = _unsqueezed(op.Unsqueeze(place, op.Constant(value_ints=[0])) < _unsqueezed(lengths, 1), 1)  # [B, 1, S]
-    total = None
-    narrow = op.Cast(history, to=INT32.dtype)
-    for back in range(longest):
-        ahead = op.Constant(value_ints=[0, back, 0, 0])
-        padded = op.Pad(narrow, ahead, op.Constant(value=_int32(-1))) if back else narrow
-        shifted = op.Slice(padded, op.Constant(value_ints=[0]), slots, op.Constant(value_ints=[1])) if back else narrow
-        token = op.Cast(_last(context, back + 1), to=INT32.dtype)
-        run = op.And(run, op.Equal(_unsqueezed(shifted, 1), _unsqueezed(token, 2)))  # [B, F, S]
-        one = op.Cast(run, to=INT32.dtype)
-        total = one if total is None else total + one
+    total = _match_lengths(history, _before(place, lengths), context, 0)
     key = total * op.Cast(slots, to=INT32.dtype) + op.Cast(place, to=INT32.dtype)
     found, axis = [], op.Constant(value_ints=[2])
     for _ in range(matches):
@@ -93,6 +85,54 @@ def _remembered(before: Any, last: Any, there: Any, learned: Any) -> tuple[Any, 
     same = op.Equal(op.Div(key, _integer(MOST_TOKENS)), _unsqueezed(_mix(last, before) + 1, 2))
     ours = op.And(same, count > _integer(0))
     return op.Where(ours, op.Mod(key, _integer(MOST_TOKENS)), _integer(-1)), op.Where(ours, count, _integer(0))
+
+
+def _follow_prediction(
+    prediction: Any, predicted: Any, context: Any, expected: Any, trust: Any
+) -> tuple[Any, Any, Any]:
+    """See `reference.follow_prediction`."""
+    slots = op.Shape(prediction, start=1, end=2)
+    none, zero, one = (op.Constant(value=_int32(value)) for value in (-1, 0, 1))
+    place = op.Range(0, op.Squeeze(slots), 1)  # [P]
+    there = _before(place, predicted)
+    length = _match_lengths(prediction, there, context, 1)
+    middle = _unsqueezed(op.Min(expected, slots), 2)
+    ahead = op.Cast(place, to=INT32.dtype) - op.Cast(middle, to=INT32.dtype)  # [B, F, P]
+    far = op.Abs(ahead + ahead) - op.Cast(ahead > zero, to=INT32.dtype)
+    key = (length + one) * op.Cast(slots * 2 + 1, to=INT32.dtype) - one - far
+    known = op.And(there, op.Or(length > zero, op.Equal(ahead, zero)))
+    best = op.Cast(op.ReduceMax(op.Where(known, key, none), op.Constant(value_ints=[2])), to=INT64.dtype)  # [B, F, 1]
+    known, best = best >= 0, op.Max(best, _integer(0))
+    far = slots * 2 - op.Mod(best, slots * 2 + 1)
+    step = op.Div(far + 1, _integer(2))
+    found = middle + op.Where(op.Equal(op.Mod(far, _integer(2)), _integer(1)), step, op.Neg(step))
+    row = op.Expand(_unsqueezed(prediction, 1), op.Concat(op.Shape(context, start=0, end=2), slots, axis=0))
+    token = op.GatherElements(row, op.Min(op.Max(found, _integer(0)), slots - 1), axis=2)
+    weight = op.Gather(trust, op.Div(best, slots * 2 + 1))
+    places = op.Squeeze(op.Where(known, found, _unsqueezed(expected, 2)), op.Constant(value_ints=[2]))
+    return places, op.Where(known, token, _integer(-1)), op.Where(known, weight, _number(0.0))
+
+
+def _before(place: Any, lengths: Any) -> Any:
+    """Which places [S] lie ahead of the rows' lengths [B], [B, 1, S]."""
+    return _unsqueezed(op.Unsqueeze(place, op.Constant(value_ints=[0])) < _unsqueezed(lengths, 1), 1)
+
+
+def _match_lengths(tokens: Any, there: Any, context: Any, first: int) -> Any:
+    """How many of a node's last tokens stand at each of the places [B, 1, S] that are there, or with `first` 1 ahead of
+    it: int32 [B, F, S]."""
+    slots, total, run = op.Shape(tokens, start=1, end=2), None, there
+    narrow = op.Cast(tokens, to=INT32.dtype)
+    for back in range(context.shape[2]):
+        shift = op.Constant(value_ints=[0, back + first, 0, 0])
+        padded = op.Pad(narrow, shift, op.Constant(value=_int32(-1))) if back + first else narrow
+        cut = op.Constant(value_ints=[0]), slots, op.Constant(value_ints=[1])
+        shifted = op.Slice(padded, *cut) if back + first else narrow
+        token = op.Cast(_last(context, back + 1), to=INT32.dtype)
+        run = op.And(run, op.Equal(_unsqueezed(shifted, 1), _unsqueezed(token, 2)))  # [B, F, S]
+        one = op.Cast(run, to=INT32.dtype)
+        total = one if total is None else total + one
+    return total
 
 
 def _look_up(previous: Any, last: Any, bigrams: Any, keys: Any, trigrams: Any, probability: Any) -> tuple[Any, Any]:

@@ -90,6 +90,11 @@ def test_a_merged_tree_takes_from_both(tmp_path):
     assert steps[1] <= steps[0] * 1.25
 
 
+def own_state(scorer, shape):
+    """What an empty row has of a scorer's own state."""
+    return {name: torch.full((1, *t.shape), t.fill, dtype=t.dtype) for name, t in scorer.state(shape).items()}
+
+
 def test_neural_scorers_are_asked_on_the_first_levels_alone():
     class Counting(Ngram):
         def __init__(self, neural):
@@ -108,10 +113,12 @@ def test_neural_scorers_are_asked_on_the_first_levels_alone():
 
     state = {"history": torch.arange(64)[None] % 5, "lengths": torch.tensor([40])}
     state |= {"sampling": torch.zeros(1, 7), "seeds": torch.tensor([0])}
+    state |= {"prediction": torch.zeros(1, 64, dtype=torch.int64), "prediction_lengths": torch.tensor([0])}
     cache, shape = [torch.zeros(1, 1, 64, 1)], DynamicTree(5, 3, 9)
     for kinds, expected in (([False, True], [5, 2]), ([True, True], [5, 5])):
         scorers = [Counting(neural) for neural in kinds]
-        Drafter(Merged(scorers), shape)(state, cache, cache)
+        merged = Merged(scorers)
+        Drafter(merged, shape)(state | own_state(merged, shape), cache, cache)
         assert [scorer.levels for scorer in scorers] == expected
 
 
@@ -130,7 +137,7 @@ def test_each_scorer_is_handed_its_own_cache_layers():
 
         def prefill(self, tokens, count, where, state, keys, values, features):
             self.got.append((tuple(key.shape[3] for key in keys), tuple(value.shape[3] for value in values)))
-            return {}
+            return super().prefill(tokens, count, where, state, keys, values, features)
 
     class OneLayer(torch.nn.Module):
         layers = 1
@@ -143,9 +150,9 @@ def test_each_scorer_is_handed_its_own_cache_layers():
     keys, values = ([torch.zeros(1, 1, 64, size + extra) for size in (9, 2, 3, 7)] for extra in (0, 1))
     state = {name: torch.full((1, *t.shape), t.fill, dtype=t.dtype) for name, t in row_state(100, 3, 5).items()}
     for merged in (Merged(scorers), Merged([Merged(scorers[:2]), scorers[2]])):
-        drafter = Drafter(merged, shape)
-        SpeculativeStep(OneLayer(), drafter)(state, keys, values)
-        Prefill(OneLayer(), drafter, 8)(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([4]), state, keys, values)
+        drafter, every = Drafter(merged, shape), state | own_state(merged, shape)
+        SpeculativeStep(OneLayer(), drafter)(every, keys, values)
+        Prefill(OneLayer(), drafter, 8)(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([4]), every, keys, values)
     expected = [((2, 3), (3, 4)), ((), ()), ((7,), (8,))]
     assert [scorer.got for scorer in scorers] == [[sizes] * 6 for sizes in expected]
 

@@ -22,6 +22,12 @@ SHAPE = DynamicTree(2, 3, 4)
 MATCHES = 5
 
 
+def unpredicted(lengths, junk):
+    """What the state says of a prediction for rows that have none."""
+    none = torch.zeros_like(lengths)
+    return {"prediction": none[:, None] + junk, "prediction_lengths": none, "prediction_offset": none}
+
+
 def begin(scorer, histories, junk, shape=SHAPE):
     """Score the roots of rows with these histories; what lies past a row's end is junk that must not matter."""
     slots = 64
@@ -29,9 +35,10 @@ def begin(scorer, histories, junk, shape=SHAPE):
     for row, history in enumerate(histories):
         table[row, : len(history)] = torch.tensor(history)
     state = {"history": table, "lengths": torch.tensor([len(history) - 1 for history in histories])}
+    state |= unpredicted(state["lengths"], junk)
     cache = [torch.zeros(len(histories), 1, slots, 1)]
     first, expand, own = scorer.begin(state, cache, cache, shape)
-    assert own == {}
+    assert own["prediction_offset"].tolist() == [0] * len(histories), "nothing is predicted"
     return first, expand
 
 

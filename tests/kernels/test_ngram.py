@@ -1,4 +1,5 @@
-"""The C++ kernel and the ONNX nodes against the reference, which tests/graphs/test_ngram.py holds against a search."""
+"""The C++ kernel and the ONNX nodes against the reference, which tests/graphs/test_ngram.py and test_prediction.py hold
+against a search."""
 
 import pytest
 import torch
@@ -39,13 +40,16 @@ def random_tables(generator):
     batch=st.integers(1, 3),
     width=st.integers(1, 4),
     slots=st.sampled_from([1, 2, 15, 16, 17, 64, 130]),
+    predicted=st.sampled_from([0, 1, 2, 15, 16, 17, 64, 130]),
     longest=st.integers(2, 5),
     matches=st.integers(1, 6),
     with_tables=st.booleans(),
     with_learned=st.booleans(),
     top_k=st.integers(1, 9),
 )
-def test_kernel_equals_the_reference(seed, batch, width, slots, longest, matches, with_tables, with_learned, top_k):
+def test_kernel_equals_the_reference(
+    seed, batch, width, slots, predicted, longest, matches, with_tables, with_learned, top_k
+):
     generator = torch.Generator().manual_seed(seed)
     history = torch.randint(0, VOCABULARY, (batch, slots + 3), generator=generator)[:, :slots]  # a view
     lengths = torch.randint(0, slots, (batch,), generator=generator)
@@ -55,12 +59,19 @@ def test_kernel_equals_the_reference(seed, batch, width, slots, longest, matches
     concentrations[1] = 0  # left out
     tables = random_tables(generator) if with_tables else (None,) * 4
     learned = random_learned(generator) if with_learned else None
-    arguments = (history, lengths, context, concentrations, *tables, learned, matches, top_k)
+    prediction = torch.randint(0, VOCABULARY, (batch, predicted + 3), generator=generator)
+    counts = torch.randint(0, predicted + 4, (batch,), generator=generator)
+    prediction = prediction[:, : max(predicted, 1)]  # fewer slots than the prediction has tokens
+    expected = torch.randint(0, 2 * predicted + 3, (batch, width), generator=generator)
+    given = history, lengths, context, prediction, counts, expected
+    trust = torch.rand(longest + 1, generator=generator)
+    arguments = (*given, concentrations, trust, *tables, learned, matches, top_k)
     agrees(ngram(*arguments), reference(*arguments))
 
 
 def agrees(got, wanted):
-    (tokens, log_probs), (expected, scores) = got, wanted
+    (tokens, log_probs, places), (expected, scores, wanted_places) = got, wanted
+    assert torch.equal(places, wanted_places)
     top_k = tokens.shape[2]
     # A logarithm may round to the neighbouring step, and two that are as good as equal then change places.
     torch.testing.assert_close(log_probs, scores, atol=1 / 4096, rtol=0)
@@ -73,10 +84,11 @@ def agrees(got, wanted):
 class Level(torch.nn.Module):
     def __init__(self, concentrations, tables, learned):
         super().__init__()
-        self.concentrations, self.tables, self.learned = concentrations, tables, learned
+        self.concentrations, self.trust = concentrations, torch.tensor([0.1, 0.2, 0.5, 0.6, 0.9])
+        self.tables, self.learned = tables, learned
 
-    def forward(self, history, lengths, context):
-        return ngram(history, lengths, context, self.concentrations, *self.tables, self.learned, 3, 4)
+    def forward(self, *given):
+        return ngram(*given, self.concentrations, self.trust, *self.tables, self.learned, 3, 4)
 
 
 @pytest.mark.parametrize(("with_tables", "with_learned"), [(True, True), (True, False), (False, True), (False, False)])
@@ -91,13 +103,16 @@ def test_onnx_nodes_equal_the_reference(with_tables, with_learned):
     def inputs(batch, slots):
         history = torch.randint(0, VOCABULARY, (batch, slots), generator=generator)
         lengths = torch.randint(0, slots, (batch,), generator=generator)
-        return history, lengths, torch.randint(0, VOCABULARY, (batch, 2, 4), generator=generator)
+        context = torch.randint(0, VOCABULARY, (batch, 2, 4), generator=generator)
+        prediction = torch.randint(0, VOCABULARY, (batch, slots), generator=generator)
+        predicted = torch.randint(0, slots + 2, (batch,), generator=generator)
+        expected = torch.randint(0, 2 * slots, (batch, 2), generator=generator)
+        return history, lengths, context, prediction, predicted, expected
 
     rows, slots = torch.export.Dim("rows", min=1, max=8), torch.export.Dim("slots", min=2, max=99)
-    exported = torch.export.export(
-        module, inputs(3, 20), dynamic_shapes=({0: rows, 1: slots}, {0: rows}, {0: rows}), strict=False
-    )
-    names = ["history", "lengths", "context"]
+    names = ["history", "lengths", "context", "prediction", "predicted", "expected"]
+    shapes = tuple({0: rows} | ({1: slots} if name in ("history", "prediction") else {}) for name in names)
+    exported = torch.export.export(module, inputs(3, 20), dynamic_shapes=(shapes,), strict=False)
     written = torch.onnx.export(
         exported, dynamo=True, verbose=False, optimize=False, opset_version=18, input_names=names,
         custom_translation_table=ops.translations(),
@@ -109,4 +124,4 @@ def test_onnx_nodes_equal_the_reference(with_tables, with_learned):
         given = inputs(batch, size)
         feeds = {name: tensor.numpy() for name, tensor in zip(names, given, strict=True)}
         got = [torch.from_numpy(array) for array in session.run(None, feeds)]
-        agrees(got, reference(*given, module.concentrations, *tables, learned, 3, 4))
+        agrees(got, reference(*given, module.concentrations, module.trust, *tables, learned, 3, 4))

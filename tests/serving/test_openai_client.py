@@ -40,6 +40,41 @@ def test_a_chat(client, tiny):
     assert got.usage.completion_tokens_details is None, "there was no prediction that could have been accepted"
 
 
+@pytest.mark.parametrize(
+    "content", ["bot: hello", [{"type": "text", "text": "bot: "}, {"type": "text", "text": "hello"}]]
+)
+def test_a_prediction_changes_no_text(client, tiny, content):
+    expected = tiny.generate(user("hello"), 30, sampling=WARM, prediction="bot: hello")
+    likely = {"type": "content", "content": content}
+    asked = {"model": "tiny", "messages": user("hello"), "max_tokens": 30, "prediction": likely, **WARM}
+    got = client.chat.completions.create(**asked)
+    assert got.choices[0].message.content == expected.text
+    told = got.usage.completion_tokens_details
+    assert told.accepted_prediction_tokens == expected.stats["accepted_prediction_tokens"]
+    assert told.accepted_prediction_tokens + told.rejected_prediction_tokens == len("bot: hello")
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert joined(chunks[:-1])[0] == expected.text and chunks[-1].usage.completion_tokens_details == told
+
+
+@pytest.mark.parametrize(
+    ("prediction", "param", "message"),
+    [
+        ({"type": "content", "content": "x" * 2000}, "prediction", "expected at most"),
+        ({"type": "image", "content": "x"}, "prediction.type", "input should be 'content'"),
+        (
+            {"type": "content", "content": [{"type": "image_url"}]},
+            "prediction.content[0].type",
+            "input should be 'text'",
+        ),
+        ("text", "prediction", "input should be"),
+    ],
+)
+def test_a_prediction_that_cannot_be_taken_is_refused_by_name(client, prediction, param, message):
+    with pytest.raises(openai.BadRequestError, match=message) as caught:
+        client.chat.completions.create(model="tiny", messages=user("hello"), prediction=prediction)
+    assert caught.value.param == param
+
+
 def test_a_stream_is_the_whole_answer(client, tiny):
     expected = tiny.generate(user("hello"), 30, sampling=WARM)
     options = {"include_usage": True}
