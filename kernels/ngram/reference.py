@@ -72,9 +72,9 @@ def ngram(
     if entries is not None and known is not None:
         share = ((tokens[:, :, :, None] == entries[:, :, None]) * known[:, :, None]).sum(-1)
     if seen is not None and counts is not None:
-        for its, times, concentration in zip(seen.unbind(2), counts.unbind(2), LEARNED_CONCENTRATIONS, strict=True):
+        for its, times, prior in zip(seen.unbind(2), counts.unbind(2), LEARNED_CONCENTRATIONS, strict=True):
             count = ((tokens[:, :, :, None] == its[:, :, None]) * times[:, :, None]).sum(-1)  # [B, F, C]
-            share = (count + concentration * share) / (times.sum(-1, keepdim=True) + concentration)
+            share = (count + prior * share) / (times.sum(-1, keepdim=True) + prior)
     same = tokens[:, :, :, None] == follow[:, :, None]  # [B, F, C, M]
     for least, concentration in enumerate(concentrations.unbind(), 1):
         matched = length >= least  # [B, F, M]
