@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import EngineError
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 NEXT = "next."  # in a program that writes nothing in place, `next.X` is the output that input X becomes
@@ -68,6 +68,11 @@ class EngineSpec:
     caches: tuple[TensorSpec, ...]
     prefill: ProgramSpec
     step: ProgramSpec
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of a drafted tree, the root not counted: the most that a step may be given."""
+        return int(self.config["nodes"])
 
     @property
     def most_slots(self) -> int:

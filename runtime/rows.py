@@ -137,7 +137,7 @@ class Rows:
         for row, taken in list(self.running.items()):
             if taken.request.allowed_tokens is None:
                 continue
-            tree = self.session.tree(row)
+            tree = self.session.tree(row, self.session.spec.nodes)
             try:
                 bits = taken.request.allowed_tokens(tuple(taken.output), tree)
                 bits = checked(bits, tree, self.session.spec.vocab_size)
