@@ -6,8 +6,10 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError, needs_extra
+from .nodes_option import add_nodes_option, given_nodes
 
 HELP = "serve engines over HTTP, with the API of OpenAI"
 ENVIRONMENT = "SPECSTEP_API_KEY"
@@ -48,6 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--prefill-per-step", type=int, metavar="N", default=64, help="most prompt tokens that are prefilled between "
         "two steps: the longest pause that a prompt makes in running streams (default: 64)"
     )  # fmt: skip
+    add_nodes_option(parser)
     add("--share-prefixes", action="store_true", help="let calls with one API key start from what others were served")
     add("--drain", type=int, metavar="S", default=30, help="seconds that answers have to end at shutdown (default: 30)")
     add("--log-prompts", action="store_true", help="write prompts to the log, which has none of them otherwise")
@@ -73,12 +76,17 @@ def run(options: argparse.Namespace) -> int:
                 f"{name.replace('_', '-')}: expected an integer of at least 0, got {getattr(options, name)}"
             )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    cache = {"prefix_cache_bytes": options.prefix_cache * 2**20, "prefill_per_step": options.prefill_per_step}
+    how: dict[str, Any] = {
+        "prefix_cache_bytes": options.prefix_cache * 2**20,
+        "prefill_per_step": options.prefill_per_step,
+        "nodes": given_nodes(options),
+        "report": logging.getLogger(__name__).info,
+    }
     with contextlib.ExitStack() as open_, listen(options.host, options.port) as bound:
         if not keys and not is_local(options.host):
             print(OPEN.format(options.host), file=sys.stderr)
         engines = {
-            name: open_.enter_context(load(directory, **cache)) for name, directory in named(options.engines).items()
+            name: open_.enter_context(load(directory, **how)) for name, directory in named(options.engines).items()
         }
         serve(engines, bound, asked, options.drain)
     return 0

@@ -100,7 +100,7 @@ def compare(
     paths = _saved(save)
     check_same_step({Path(directory): read_manifest(directory).spec for directory in directories})
     report(f"loading {', '.join(map(str, directories))}")
-    sessions = {Path(directory): load(directory).session for directory in directories}
+    sessions = {Path(directory): load(directory, nodes="all").session for directory in directories}
     reference = _torch_engine(next(iter(sessions)), model, drafter, report)
     report(f"recording {steps} steps")
     feeds = record(reference, steps)

@@ -59,7 +59,9 @@ class SpeculativeStep(nn.Module):
         after |= self.drafter(state | after, keys[layers:], values[layers:])
 
         ranks = sibling_ranks(tree).gather(1, path)
-        path = with_missed(path, accepted, missed_node(drafted, *(x.gather(1, accepted[:, None]) for x in (path, tokens))))
+        path = with_missed(
+            path, accepted, missed_node(drafted, *(x.gather(1, accepted[:, None]) for x in (path, tokens)))
+        )
         report = Report(count, finish, accepted.where(count > 0, 0), tokens, path, ranks, *log_probs)
         return torch.cat([torch.stack(report[:SCALARS], 1), *report[SCALARS:]], 1), after
 

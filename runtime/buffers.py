@@ -20,6 +20,7 @@ class Buffers:
 
     spec: EngineSpec
     state: dict[str, Any]
+    any_nodes = True  # whether a step may verify fewer nodes than a tree has
 
     def enter_thread(self) -> None:
         """Called by a thread before its first call of anything else here."""

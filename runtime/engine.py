@@ -2,12 +2,13 @@
 
 import dataclasses
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
 from ..errors import InputError
 from .engine_file import EngineSpec
+from .ladder import Ladder, make_ladder
 from .make_requests import make_requests, one_each, require_tokenizer
 from .open_directory import open_directory
 from .prompt import Array, Prompt, RequestOptions, split_prompts
@@ -37,11 +38,12 @@ class Engine:
         *,
         prefix_cache_bytes: int = 0,
         prefill_per_step: int | None = None,
+        ladder: Ladder | None = None,
     ):
-        """recommended: what the model's generation_config recommends, None where that is greedy; others: see `load`.
-        Raises InputError."""
+        """recommended: what the model's generation_config recommends, None where that is greedy; ladder: how many nodes
+        a step verifies, all by default; others: see `load`. Raises InputError."""
         self.text, self.recommended = text, recommended
-        self._scheduler = Scheduler(session, prefix_cache_bytes, prefill_per_step)
+        self._scheduler = Scheduler(session, prefix_cache_bytes, prefill_per_step, ladder)
         self._unsaid = recommended is not None  # whether to say what is recommended when nothing is asked for
 
     @property
@@ -206,6 +208,8 @@ def load(
     *,
     prefix_cache_bytes: int = 0,
     prefill_per_step: int | None = None,
+    nodes: int | str = "auto",
+    report: Callable[[str], None] = lambda message: None,
 ) -> Engine:
     """Load an engine directory.
 
@@ -216,6 +220,10 @@ def load(
             goes on from its answer, prefills the rest alone. 0 keeps nothing.
         prefill_per_step: most prompt tokens, 2 or more, that are prefilled between two steps while others decode: the
             longest pause that a prompt makes in their streams. None means the engine's `prefill_chunk`.
+        nodes: how many drafted tokens a step verifies: a number, "all", or "auto", which chooses before each step what
+            gives the most tokens per second here. The text does not depend on it. For that choice, the first load of an
+            engine on a machine takes a second or two to time steps; the times are kept in the user's cache.
+        report: called with a line when that begins.
 
     Returns:
         The engine, ready to generate.
@@ -226,4 +234,12 @@ def load(
             to do.
     """
     opened = open_directory(Path(directory), deep_check)
-    return Engine(*opened, prefix_cache_bytes=prefix_cache_bytes, prefill_per_step=prefill_per_step)
+    ladder = make_ladder(opened.session, nodes, opened.identity, report)
+    return Engine(
+        opened.session,
+        opened.text,
+        opened.recommended,
+        prefix_cache_bytes=prefix_cache_bytes,
+        prefill_per_step=prefill_per_step,
+        ladder=ladder,
+    )

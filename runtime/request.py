@@ -18,6 +18,7 @@ class Event(NamedTuple):
     prefilled: float  # when its prefill was done
     at: float  # when the step was done
     cached: int  # tokens of the prompt that needed no prefill
+    nodes: int  # drafted tokens that the step verified
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Request:
     strings, its text. allowed_tokens: says before each step what may follow. prefix_scope: whose kept prefixes it may
     start from, and adds to. tokens: new ones so far. logprobs: theirs, where they were asked for. finish_reason:
     "stop", "length", or "cancelled"; None while it runs. paths: the path that a step accepted -> how many steps did.
+    nodes: how many drafted tokens each of its steps verified.
     cached_tokens: how many of the prompt's needed no prefill. Seconds: queue_s from submission to a row of its own;
     prefill_s from there to the end of prefill; decode_s from there to the last token; first_token_s from submission to
     the first tokens.
@@ -45,6 +47,7 @@ class Request:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     paths: Counter[AcceptedPath] = field(default_factory=Counter)
+    nodes: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     submitted: float = 0.0
     queue_s: float = 0.0
@@ -68,6 +71,7 @@ class Request:
         self.tokens += report.tokens[:kept]
         self.logprobs += report.logprobs[:kept]
         self.paths[report.path] += 1
+        self.nodes.append(event.nodes)
         self.finish_reason = REASONS.get(finish)
         return report.tokens[:kept]
 
@@ -91,11 +95,12 @@ class Request:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """steps, new_tokens, tokens_per_step; accepted, the steps by number of accepted drafted tokens; cached_tokens,
-        and seconds as above: queue_s, prefill_s, decode_s, time_to_first_token_s."""
+        """steps, new_tokens, tokens_per_step; accepted and verified, the steps by number of drafted tokens that were;
+        cached_tokens, and seconds as above: queue_s, prefill_s, decode_s, time_to_first_token_s."""
         return {
             "steps": self.steps,
             "accepted": {str(depth): steps for depth, steps in sorted(self.accepted.items())},
+            "verified": {str(nodes): steps for nodes, steps in sorted(Counter(self.nodes).items())},
             "new_tokens": len(self.tokens),
             "tokens_per_step": round(len(self.tokens) / max(self.steps, 1), 3),
             "cached_tokens": self.cached_tokens,
