@@ -21,8 +21,8 @@ EXPECTED = "expected code that torch.export can trace, for any number of rows an
 
 def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
     """One graph, no break. Dynamic: the number of cache slots (multiples of `slot_step`), in a step the rows and the
-    nodes, and in a prefill, which has one row, the tokens. Raises BuildError with the line of a third party's scorer that cannot be
-    traced."""
+    nodes, and in a prefill, which has one row, the tokens. Raises BuildError with the line of a third party's scorer
+    that cannot be traced."""
     steps = Dim("steps", min=1, max=spec.capacity // spec.slot_step - 1)
     slots = spec.slot_step * steps
     # A bound of 2 would be taken for a flag, and the rows of each tensor for a size of their own.

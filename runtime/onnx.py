@@ -1,8 +1,8 @@
 """Run engines in ONNX Runtime: the session over numpy buffers, without torch.
 
 The programs write nothing in place: they return each state tensor and cache anew. Two sets of state tensors take turns
-as inputs and outputs, bound once for each number of rows, slots and nodes. Of the caches there is one set, both input and
-output: a program reads a cache once, before it writes it (`compile/onnx/lower.py` checks that).
+as inputs and outputs, bound once for each number of rows, slots and nodes. Of the caches there is one set, both input
+and output: a program reads a cache once, before it writes it (`compile/onnx/lower.py` checks that).
 """
 
 import os

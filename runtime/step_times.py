@@ -1,6 +1,7 @@
 """How long a step takes here, by its rows, its nodes and the length of its rows: measured once, kept in the user's
 cache, corrected by the steps that follow."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -105,10 +106,8 @@ def kept_or_measured(
 
 def keep_times(times: StepTimes, path: Path) -> None:
     """Keep what is known for the next process, where there is a place for it."""
-    try:
+    with contextlib.suppress(OSError):  # then the next process measures again
         keep(path, json.dumps(times.to_dict()).encode())
-    except OSError:
-        pass  # it is measured again
 
 
 def times_path(identity: str) -> Path:

@@ -100,7 +100,8 @@ def _captured(run: Callable[[], None], device: Driver, stream: int) -> Callable[
 
 
 class TensorrtSession(Session):
-    """See `Session`. Each number of rows has an execution context and a CUDA graph of its own. A step verifies all nodes."""
+    """See `Session`. Each number of rows has an execution context and a CUDA graph of its own. A step verifies all
+    nodes."""
 
     any_nodes = False
 
