@@ -62,7 +62,9 @@ class Ladder:
         self.rungs = tuple(rungs)
         self._times, self._kept, self._steps = times, kept, 0
         nodes = self.rungs[-1]
-        self._expected: Floats = 0.5 * 0.75 ** np.arange(nodes, dtype=np.float64)  # of a new row: how likely each node is accepted
+        self._expected: Floats = 0.5 * 0.75 ** np.arange(
+            nodes, dtype=np.float64
+        )  # of a new row: how likely each node is accepted
         self._followers = Followers(nodes)
 
     def row(self) -> "RowDrafts":

@@ -131,6 +131,22 @@ def test_prompt_streams_text(engine_folder, capsys):
     assert main(["generate", str(engine_folder), "--prompt", "hi", "--max-new-tokens", "8", "--stats"]) == 0
     out, err = capsys.readouterr()
     assert out.endswith("\n") and "tokens/s" in err and "tokens per step" in err
+    assert "drafted tokens verified per step" in err and "from first to last step |" in err
+
+
+@pytest.mark.parametrize(("nodes", "shares"), [("0", "0: 100%"), ("2", "2: 100%"), ("all", "7: 100%")])
+def test_the_number_of_nodes_can_be_fixed(nodes, shares, engine_folder, capsys):
+    both = []
+    for given in (nodes, "auto"):
+        options = ["--prompt", "hi", "--max-new-tokens", "8", "--stats", "--nodes", given]
+        assert main(["generate", str(engine_folder), *options]) == 0
+        both.append(capsys.readouterr())
+    assert both[0].out == both[1].out and f"share of steps: {shares}\n" in both[0].err
+
+
+def test_a_wrong_number_of_nodes_is_refused(engine_folder, capsys):
+    assert main(["generate", str(engine_folder), "--prompt", "hi", "--nodes", "99"]) == 2
+    assert "nodes: expected auto, all, or 0 to the 7 that this engine drafts, got 99" in capsys.readouterr().err
 
 
 def test_chat_is_the_default_where_there_is_a_template(engine_folder, capsys):
