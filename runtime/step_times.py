@@ -124,38 +124,50 @@ def measure(session: Session, rungs: Sequence[int], budget: float = BUDGET_S) ->
     time for is taken to cost what as many tokens cost elsewhere."""
     most = session.spec.max_batch
     sizes = [1 << power for power in range(most.bit_length()) if 1 << power < most] + [most]
+    ends = list(dict.fromkeys((rungs[0], rungs[-1])))
+    first = [(rows, rung) for rows in dict.fromkeys((1, most, *sizes)) for rung in ends]
+    short = [*first, *((rows, rung) for rows in sizes for rung in rungs[1:-1])]
     long = max(SHORT, min(1024, 3 * session.spec.max_seq_len // 4))
-    ends = dict.fromkeys((rungs[0], rungs[-1]))
-    order = [(rows, rung, SHORT) for rows in dict.fromkeys((1, most, *sizes)) for rung in ends]
-    order += [(1, rung, long) for rung in ends if long > SHORT]
-    order += [(rows, rung, SHORT) for rows in sizes for rung in rungs[1:-1]]
-    found: dict[tuple[int, int, int], float] = {}
-    _time_step(session, 1, rungs[-1], long)
-    end = time.perf_counter() + budget
-    for _ in range(ROUNDS):
-        for rows, rung, length in order:
-            if time.perf_counter() > end and len(found) > 1:
-                break
-            seconds = _time_step(session, rows, rung, length)
-            found[rows, rung, length] = min(seconds, found.get((rows, rung, length), math.inf))
+    _time_step(session, 1, rungs[-1], SHORT, 0.0)
+    begin, found = time.perf_counter(), dict[tuple[int, int, int], float]()
+    for length, cells, share in ((SHORT, short, 0.8), (long, [(1, rung) for rung in ends], 1.0)):
+        _time_rounds(session, [(*cell, length) for cell in cells], begin + share * budget, found)
     return _fitted(found, rungs, sizes, long)
 
 
-def _time_step(session: Session, rows: int, rung: int, length: int) -> float:
-    """Seconds of a step of so many rows, with `length` tokens each or as many as an engine takes."""
-    length, taken = min(length, session.spec.max_seq_len - 2), list[int]()
+def _time_rounds(
+    session: Session, cells: Sequence[tuple[int, int, int]], end: float, found: dict[tuple[int, int, int], float]
+) -> None:
+    """Time steps of (rows, rung, length), in turn, until `end`, each a few times, the first two at least once."""
+    for _ in range(ROUNDS):
+        for place, (rows, rung, length) in enumerate(cells):
+            key = rows, rung, length
+            if time.perf_counter() > end and (place > 1 or key in found):
+                return
+            found[key] = min(_time_step(session, rows, rung, length, end), found.get(key, math.inf))
+
+
+def _time_step(session: Session, rows: int, rung: int, length: int, end: float) -> float:
+    """Seconds of a step of so many rows, with `length` tokens each or as many as an engine takes: of a second one where
+    there is time, for the first may have things to set up."""
+    length, taken, spent = max(min(length, session.spec.max_seq_len - 3), 0), list[int](), math.inf
     try:
         for _ in range(rows):
             row = session.begin([2] * (length + 1), session.spec.max_seq_len, [])
             taken.append(row)
             session.resume(row, length, [])
             session.fill(row, session.spec.prefill_chunk)
-        begin = time.perf_counter()
-        session.step(rung)
-        return time.perf_counter() - begin
+        for _ in range(2):
+            begin = time.perf_counter()
+            session.step(rung)
+            now = time.perf_counter()
+            spent = min(spent, now - begin)
+            if now > end:
+                break
     finally:
         for row in taken:
             session.release(row)
+    return spent
 
 
 def _fitted(
@@ -174,10 +186,7 @@ def _fitted(
     table = {
         rows: [short.get((rows, rung)) or guessed(rows * (1 + rung)) for rung in rungs] for rows in map(int, sizes)
     }
-    slopes = [
-        max(found.get((1, rung, long), short[1, rung]) - short[1, rung], 0.0) / max(long - SHORT, 1)
-        if (1, rung) in short
-        else 0.0
-        for rung in (rungs[0], rungs[-1])
-    ]
-    return StepTimes(rungs, table, (slopes[0], slopes[1]))
+    first, last = (
+        max(found[1, rung, long] - short[1, rung], 0.0) / max(long - SHORT, 1) for rung in (rungs[0], rungs[-1])
+    )
+    return StepTimes(rungs, table, (first, last))
