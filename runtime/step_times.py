@@ -125,59 +125,80 @@ def measure(session: Session, rungs: Sequence[int], budget: float = BUDGET_S) ->
     most = session.spec.max_batch
     sizes = [1 << power for power in range(most.bit_length()) if 1 << power < most] + [most]
     ends = list(dict.fromkeys((rungs[0], rungs[-1])))
-    first = [(rows, rung) for rows in dict.fromkeys((1, most, *sizes)) for rung in ends]
-    short = [*first, *((rows, rung) for rows in sizes for rung in rungs[1:-1])]
     long = max(SHORT, min(1024, 3 * session.spec.max_seq_len // 4))
-    _time_step(session, 1, rungs[-1], SHORT, 0.0)
-    begin, found = time.perf_counter(), dict[tuple[int, int, int], float]()
-    for length, cells, share in ((SHORT, short, 0.8), (long, [(1, rung) for rung in ends], 1.0)):
-        _time_rounds(session, [(*cell, length) for cell in cells], begin + share * budget, found)
+    found: dict[tuple[int, int, int], float] = {}
+    with _Rows(session) as rows:
+        rows.add(1, SHORT)
+        session.step(rungs[-1])
+        begin = time.perf_counter()
+        for place, size in enumerate(sizes):
+            if place and time.perf_counter() > begin + budget:
+                break
+            rows.add(size, SHORT)
+            end = begin + budget * (place + 1) / (len(sizes) + 1)
+            times = _time_steps(session, [*ends, *rungs[1:-1]], end)
+            found |= {(size, rung, SHORT): seconds for rung, seconds in times.items()}
+    with _Rows(session) as rows:
+        rows.add(1, long)
+        times = _time_steps(session, ends, begin + budget)
+        found |= {(1, rung, long): seconds for rung, seconds in times.items() if long > SHORT}
     return _fitted(found, rungs, sizes, long)
 
 
-def _time_rounds(
-    session: Session, cells: Sequence[tuple[int, int, int]], end: float, found: dict[tuple[int, int, int], float]
-) -> None:
-    """Time steps of (rows, rung, length), in turn, until `end`, each a few times, the first two at least once."""
+class _Rows:
+    """Rows of a session to be timed. They end with their first token, and stand still: a step costs what it costs."""
+
+    def __init__(self, session: Session):
+        self.session, self.taken = session, list[int]()
+
+    def add(self, count: int, length: int) -> None:
+        """Have so many rows in all; further ones get so many tokens, or as many as an engine takes, of which caches
+        hold all but two as they are."""
+        spec = self.session.spec
+        length = max(min(length, spec.max_seq_len - 3), 2)
+        while len(self.taken) < count:
+            row = self.session.begin([2] * (length + 1), length + 2, [])
+            self.taken.append(row)
+            self.session.resume(row, length - 1, [])
+            self.session.fill(row, spec.prefill_chunk)
+
+    def __enter__(self) -> "_Rows":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for row in self.taken:
+            self.session.release(row)
+
+
+def _time_steps(session: Session, rungs: Sequence[int], end: float) -> dict[int, float]:
+    """Seconds of the next step of a session by rung, the least of a few, until `end`; the first two at least once."""
+    found: dict[int, float] = {}
     for _ in range(ROUNDS):
-        for place, (rows, rung, length) in enumerate(cells):
-            key = rows, rung, length
-            if time.perf_counter() > end and (place > 1 or key in found):
-                return
-            found[key] = min(_time_step(session, rows, rung, length, end), found.get(key, math.inf))
-
-
-def _time_step(session: Session, rows: int, rung: int, length: int, end: float) -> float:
-    """Seconds of a step of so many rows, with `length` tokens each or as many as an engine takes: of a second one where
-    there is time, for the first may have things to set up."""
-    length, taken, spent = max(min(length, session.spec.max_seq_len - 3), 0), list[int](), math.inf
-    try:
-        for _ in range(rows):
-            row = session.begin([2] * (length + 1), session.spec.max_seq_len, [])
-            taken.append(row)
-            session.resume(row, length, [])
-            session.fill(row, session.spec.prefill_chunk)
-        for _ in range(2):
+        for rung in rungs:
+            if len(found) > 1 and time.perf_counter() > end:
+                return found
             begin = time.perf_counter()
             session.step(rung)
-            now = time.perf_counter()
-            spent = min(spent, now - begin)
-            if now > end:
-                break
-    finally:
-        for row in taken:
-            session.release(row)
-    return spent
+            found[rung] = min(time.perf_counter() - begin, found.get(rung, math.inf))
+    return found
 
 
 def _fitted(
     found: Mapping[tuple[int, int, int], float], rungs: Sequence[int], sizes: Sequence[int], long: int
 ) -> StepTimes:
     """The table of what was found."""
-    short = {(rows, rung): seconds for (rows, rung, length), seconds in found.items() if length == SHORT}
-    points = sorted((rows * (1 + rung), seconds) for (rows, rung), seconds in short.items())
-    tokens, seconds = (np.array(column) for column in zip(*points, strict=True))
-    slope, base = np.polyfit(tokens, seconds, 1) if len(set(tokens)) > 1 else (0.0, seconds[0])
+    short = {
+        (rows, rung): min(  # a step takes no longer than one of as many rows and nodes: then that was disturbed
+            other for (r, n, at), other in found.items() if at == SHORT and r >= rows and n >= rung
+        )
+        for rows, rung, length in found
+        if length == SHORT
+    }
+    points: dict[int, float] = {}
+    for (rows, rung), spent in sorted(short.items(), reverse=True):
+        points[rows * (1 + rung)] = min(spent, points.get(rows * (1 + rung), math.inf))
+    tokens, seconds = (np.array(column) for column in zip(*sorted(points.items()), strict=True))
+    slope, base = np.polyfit(tokens, seconds, 1) if len(tokens) > 1 else (0.0, seconds[0])
 
     def guessed(count: int) -> float:
         inside = tokens[0] <= count <= tokens[-1]
@@ -187,6 +208,7 @@ def _fitted(
         rows: [short.get((rows, rung)) or guessed(rows * (1 + rung)) for rung in rungs] for rows in map(int, sizes)
     }
     first, last = (
-        max(found[1, rung, long] - short[1, rung], 0.0) / max(long - SHORT, 1) for rung in (rungs[0], rungs[-1])
+        max(found.get((1, rung, long), 0.0) - short[1, rung], 0.0) / max(long - SHORT, 1)
+        for rung in (rungs[0], rungs[-1])
     )
     return StepTimes(rungs, table, (first, last))
