@@ -186,27 +186,22 @@ def _time_steps(session: Session, rungs: Sequence[int], end: float) -> dict[int,
 def _fitted(
     found: Mapping[tuple[int, int, int], float], rungs: Sequence[int], sizes: Sequence[int], long: int
 ) -> StepTimes:
-    """The table of what was found."""
+    """The table of what was found: between two rungs of so many rows a line, and for other rows what as many tokens
+    cost."""
     short = {
-        (rows, rung): min(  # a step takes no longer than one of as many rows and nodes: then that was disturbed
+        (rows, rung): min(  # a step takes no longer than one of as many rows and nodes: then it was disturbed
             other for (r, n, at), other in found.items() if at == SHORT and r >= rows and n >= rung
         )
         for rows, rung, length in found
         if length == SHORT
     }
-    points: dict[int, float] = {}
-    for (rows, rung), spent in sorted(short.items(), reverse=True):
-        points[rows * (1 + rung)] = min(spent, points.get(rows * (1 + rung), math.inf))
-    tokens, seconds = (np.array(column) for column in zip(*sorted(points.items()), strict=True))
-    slope, base = np.polyfit(tokens, seconds, 1) if len(tokens) > 1 else (0.0, seconds[0])
-
-    def guessed(count: int) -> float:
-        inside = tokens[0] <= count <= tokens[-1]
-        return float(np.interp(count, tokens, seconds) if inside else max(base + slope * count, seconds[-1]))
-
-    table = {
-        rows: [short.get((rows, rung)) or guessed(rows * (1 + rung)) for rung in rungs] for rows in map(int, sizes)
-    }
+    tokens = [rows * (1 + rung) for rows, rung in short]
+    slope, base = np.polyfit(tokens, [*short.values()], 1) if len(set(tokens)) > 1 else (0.0, short[1, rungs[0]])
+    table = {}
+    for rows in sizes:
+        known = {rung: seconds for (r, rung), seconds in sorted(short.items()) if r == rows}
+        known = known or {rung: float(base + slope * rows * (1 + rung)) for rung in (rungs[0], rungs[-1])}
+        table[rows] = np.maximum(np.interp(rungs, [*known], [*known.values()]), short[1, rungs[0]]).tolist()
     first, last = (
         max(found.get((1, rung, long), 0.0) - short[1, rung], 0.0) / max(long - SHORT, 1)
         for rung in (rungs[0], rungs[-1])
