@@ -23,7 +23,7 @@ RUNGS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 RECENT = 1 / 16  # share of a step in what is expected of its row, and more in the row's first steps
 MANY = 1 / 256  # and in what is expected of a new row
 BELIEF = 4.0  # steps that outweigh what is assumed before anything was seen
-NEIGHBOUR = 128  # one step in so many is of the next rung up or down, in turn, to see how long it takes
+NEIGHBOUR = 32  # one step in so many is of the next rung up or down, in turn, to see how long it takes
 CHECK_STEPS = 2048  # steps between two looks at whether the kept times are wrong
 
 

@@ -186,8 +186,7 @@ def _time_steps(session: Session, rungs: Sequence[int], end: float) -> dict[int,
 def _fitted(
     found: Mapping[tuple[int, int, int], float], rungs: Sequence[int], sizes: Sequence[int], long: int
 ) -> StepTimes:
-    """The table of what was found: between two rungs of so many rows a line, and for other rows what as many tokens
-    cost."""
+    """The table of what was found, and where nothing was, for rows of which nothing was: what as many tokens cost."""
     short = {
         (rows, rung): min(  # a step takes no longer than one of as many rows and nodes: then it was disturbed
             other for (r, n, at), other in found.items() if at == SHORT and r >= rows and n >= rung
@@ -201,9 +200,18 @@ def _fitted(
     for rows in sizes:
         known = {rung: seconds for (r, rung), seconds in sorted(short.items()) if r == rows}
         known = known or {rung: float(base + slope * rows * (1 + rung)) for rung in (rungs[0], rungs[-1])}
-        table[rows] = np.maximum(np.interp(rungs, [*known], [*known.values()]), short[1, rungs[0]]).tolist()
+        table[rows] = [max(seconds, short[1, rungs[0]]) for seconds in _hull(rungs, known)]
     first, last = (
         max(found.get((1, rung, long), 0.0) - short[1, rung], 0.0) / max(long - SHORT, 1)
         for rung in (rungs[0], rungs[-1])
     )
     return StepTimes(rungs, table, (first, last))
+
+
+def _hull(rungs: Sequence[int], known: Mapping[int, float]) -> list[float]:
+    """Seconds of each rung: the least that a line between two known ones, the first and the last among them, gives. A
+    rung that is taken for too fast is chosen and corrected; one that is taken for too slow would stay so."""
+    lines = [(a, b) for a in known for b in known if a <= b]
+    return [
+        min(float(np.interp(rung, [a, b], [known[a], known[b]])) for a, b in lines if a <= rung <= b) for rung in rungs
+    ]
