@@ -39,7 +39,7 @@ class Followers:
         place = np.arange(nodes)
         apart = place - place[:, None] - 1
         self._seen = np.full((nodes, nodes), BELIEF)
-        self._hits = BELIEF * np.where(apart >= 0, 0.4 * 0.75 ** np.maximum(apart, 0), 0.0)
+        self._hits = BELIEF * np.where(apart >= 0, 0.25 * 0.75 ** np.maximum(apart, 0), 0.0)
 
     def learn(self, path: Sequence[int], known: int) -> None:
         """Take in a step that accepted the path, places from 0 on, and of which the first `known` places are known."""
@@ -62,14 +62,12 @@ class Ladder:
         self.rungs = tuple(rungs)
         self._times, self._kept, self._steps = times, kept, 0
         nodes = self.rungs[-1]
-        self._expected: Floats = 0.5 * 0.75 ** np.arange(
-            nodes, dtype=np.float64
-        )  # of a new row: how likely each node is accepted
+        self._all = RowDrafts(0.5 * 0.75 ** np.arange(nodes, dtype=np.float64), MANY)
         self._followers = Followers(nodes)
 
     def row(self) -> "RowDrafts":
         """What is known of a new row."""
-        return RowDrafts(self._expected.copy())
+        return RowDrafts(self._all.expected.copy(), RECENT)
 
     def choose(self, rows: int, drafts: "Sequence[RowDrafts]", length: float) -> int:
         """The rung of the next step, of `rows` rows in all: the most tokens per second that can be expected of those
@@ -96,29 +94,30 @@ class Ladder:
         if self._times is None:
             return
         path = [accepted.node - 1 for accepted in report.path]
-        known = len(self._expected)
+        known = self.rungs[-1]
         if report.missed:
             path.append(report.missed - 1)
             known = report.missed
         self._followers.learn(path, known)
-        accepted = np.zeros(len(self._expected))
+        accepted = np.zeros(self.rungs[-1])
         if report.missed:  # what lies below it was not verified
             accepted = self._followers.of(path[-1]).copy()
         accepted[path] = 1.0
         drafts.take(accepted)
-        self._expected += MANY * (accepted - self._expected)
+        self._all.take(accepted)
 
 
 class RowDrafts:
     """What is expected of a row's drafts: how likely each node is accepted, [N] float64."""
 
-    def __init__(self, expected: Floats):
-        self.expected, self._weight = expected, BELIEF
+    def __init__(self, expected: Floats, least: float):
+        """least: share of a new step in it, after the first ones."""
+        self.expected, self._least, self._weight = expected, least, BELIEF
 
     def take(self, accepted: Floats) -> None:
         """Take in the nodes [N] that a step accepted: 1, or how likely it would have."""
         self._weight += 1
-        self.expected += max(1 / self._weight, RECENT) * (accepted - self.expected)
+        self.expected += max(1 / self._weight, self._least) * (accepted - self.expected)
 
     def accepted_by_rung(self, rungs: Sequence[int]) -> Floats:
         """How many drafted tokens a step of each rung accepts."""
