@@ -20,9 +20,10 @@ class Report(NamedTuple):
 
     count: new tokens. finish: one of the codes above. accepted: drafted tokens that the target agreed with, before stop
     tokens and limits cut the output. tokens [L]: the new tokens. nodes [L]: the accepted path as nodes of the tree, the
-    root (0) first. ranks [L]: each of these nodes' rank among its siblings. logprobs [L]: those of the new tokens;
+    root (0) first, and then the node that the target would have agreed with next, had the step verified it: 0 for none.
+    ranks [L]: each of these nodes' rank among its siblings. logprobs [L]: those of the new tokens;
     top_tokens and top_logprobs [L * N]: the likeliest tokens in their places; of rows that asked for them. Entries of
-    `tokens` from `count` on, and of `nodes` and `ranks` past `accepted`, mean nothing.
+    `tokens` from `count` on, of `nodes` past `accepted + 1` and of `ranks` past `accepted`, mean nothing.
     """
 
     count: Any
@@ -68,12 +69,14 @@ class TokenLogprobs(NamedTuple):
 
 
 class RowReport(NamedTuple):
-    """What one step did to one row: its new tokens, its finish code, the path that the target agreed with, and the
-    tokens' log-probabilities where the row asked for them."""
+    """What one step did to one row: its new tokens, its finish code, the path that the target agreed with, the node
+    that follows it in the drafted tree but was not verified, 0 for none, and the tokens' log-probabilities where the
+    row asked for them."""
 
     tokens: list[int]
     finish: int
     path: AcceptedPath
+    missed: int
     logprobs: list[TokenLogprobs]
 
     @classmethod
@@ -85,7 +88,8 @@ class RowReport(NamedTuple):
         path = zip(report.nodes[taken].tolist(), report.ranks[taken].tolist(), strict=True)
         tokens = report.tokens[: report.count].tolist()
         logprobs = _logprobs(report, tokens, alternatives) if alternatives >= 0 else []
-        return cls(tokens, report.finish, tuple(AcceptedNode(*pair) for pair in path), logprobs)
+        missed = sum(report.nodes[report.accepted + 1 : report.accepted + 2].tolist())  # none below the deepest
+        return cls(tokens, report.finish, tuple(AcceptedNode(*pair) for pair in path), missed, logprobs)
 
 
 def _logprobs(report: Report, tokens: list[int], alternatives: int) -> list[TokenLogprobs]:

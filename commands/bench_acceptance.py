@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     from ..runtime.acceptance import Acceptance
     from ..runtime.engine import load
 
-    engine = load(options.engine, learning=False, learned=options.learned)
+    engine = load(options.engine, nodes="all", learning=False, learned=options.learned)
     chat = not options.raw and engine.has_chat_template
     made = make_requests(engine, entries, options.max_new_tokens, chat=chat)
     requests = [(entry, request) for entry, choices in made for request in choices]

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import InputError
 from .conversation import add_template_options, given_arguments, with_system
 from .learning_options import add_learning_options, given_learning
+from .nodes_option import add_nodes_option, given_nodes
+from .progress import Progress
 from .prompts import LINES, Entry, make_requests, read_prompts
 from .sampling_options import Asked, add_sampling_options, given_sampling
-from .stats import speed
+from .stats import speed, verified
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine
@@ -48,6 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run an engine that accepts drafts right or wrong, for its speed",
     )
+    add_nodes_option(parser)
     add("--json", action="store_true", help="print one JSON line per text")
     add("--stats", action="store_true", help="print speed and acceptance on standard error")
     add_learning_options(parser)
@@ -69,7 +72,9 @@ def run(options: argparse.Namespace) -> int:
         entries = read_prompts(options.prompts)
     from ..runtime.engine import load
 
-    with load(options.engine, **given_learning(options)) as engine:
+    with Progress() as report:
+        engine = load(options.engine, nodes=given_nodes(options), report=report, **given_learning(options))
+    with engine:
         return _generate(engine, entries, options, arguments, sampling)
 
 
@@ -165,3 +170,4 @@ def _print_stats(requests: list["Request"], seconds: float) -> None:
     for depth in range(max(histogram) + 1):
         share = histogram[depth] / steps
         print(f"  {depth:3} accepted {'█' * round(40 * share):<40} {share:6.1%}", file=sys.stderr)
+    print(verified(requests), file=sys.stderr)

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     from .profile_page import describe
     from .profile_svg import draw
 
-    with load(options.engine) as engine:
+    with load(options.engine, nodes="all") as engine:
         session: Any = engine.session
         profiles = [profile(session, length, options.rows, options.steps) for length in lengths]
     model, config = manifest.about["model"]["name"], manifest.spec.config

@@ -6,9 +6,11 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError, needs_extra
 from .learning_options import add_learning_options, given_learning
+from .nodes_option import add_nodes_option, given_nodes
 
 HELP = "serve engines over HTTP, with the API of OpenAI"
 ENVIRONMENT = "SPECSTEP_API_KEY"
@@ -49,6 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--prefill-per-step", type=int, metavar="N", default=64, help="most prompt tokens that are prefilled between "
         "two steps: the longest pause that a prompt makes in running streams (default: 64)"
     )  # fmt: skip
+    add_nodes_option(parser)
     add(
         "--share-prefixes", action="store_true", help="let calls with one API key start from what others were served, "
         "and be drafted from it; with several keys and without this, nothing is learned"
@@ -82,12 +85,17 @@ def run(options: argparse.Namespace) -> int:
     learning["learning"] &= len(keys) < 2 or options.share_prefixes  # how fast a text comes tells of others
     if learning["learned"] and len(options.engines) > 1:
         raise InputError(f"learned: expected one engine, which has the file, got {len(options.engines)}")
-    prefill = {"prefix_cache_bytes": options.prefix_cache * 2**20, "prefill_per_step": options.prefill_per_step}
+    how: dict[str, Any] = {
+        "prefix_cache_bytes": options.prefix_cache * 2**20,
+        "prefill_per_step": options.prefill_per_step,
+        "nodes": given_nodes(options),
+        "report": logging.getLogger(__name__).info,
+    }
     with contextlib.ExitStack() as open_, listen(options.host, options.port) as bound:
         if not keys and not is_local(options.host):
             print(OPEN.format(options.host), file=sys.stderr)
         engines = {
-            name: open_.enter_context(load(directory, **prefill, **learning))
+            name: open_.enter_context(load(directory, **how, **learning))
             for name, directory in named(options.engines).items()
         }
         serve(engines, bound, asked, options.drain)

@@ -1,11 +1,14 @@
 """Speed and acceptance of finished requests, for people."""
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..runtime.request import Request
+
+COLUMNS, BARS = 60, " ▁▂▃▄▅▆▇█"
 
 
 def speed(requests: Sequence["Request"], seconds: float) -> str:
@@ -16,3 +19,26 @@ def speed(requests: Sequence["Request"], seconds: float) -> str:
         f"{tokens} tokens in {seconds:.2f} s: {tokens / max(seconds, 1e-9):.1f} tokens/s, "
         f"{tokens / max(steps, 1):.2f} tokens per step, time to first token {first * 1000:.0f} ms"
     )
+
+
+def verified(requests: Sequence["Request"]) -> str:
+    """Two lines about how many drafted tokens the steps verified: the shares of steps, and the mean over the answers'
+    course."""
+    steps = Counter(nodes for request in requests for nodes in request.nodes)
+    shares = ", ".join(f"{nodes}: {count / steps.total():.0%}" for nodes, count in sorted(steps.items()))
+    course = _course([request.nodes for request in requests if request.nodes])
+    return f"drafted tokens verified per step, and share of steps: {shares}\n  from first to last step |{course}|"
+
+
+def _course(answers: Sequence[Sequence[int]]) -> str:
+    """A bar for each part of the answers' course: the mean there, as a share of the most."""
+    most = max(max(nodes) for nodes in answers)
+    width = min(COLUMNS, max(map(len, answers)))
+    sums, counts = [0] * width, [0] * width
+    for nodes in answers:
+        for step, count in enumerate(nodes):
+            place = step * width // len(nodes)
+            sums[place] += count
+            counts[place] += 1
+    means = [total / max(count, 1) for total, count in zip(sums, counts, strict=True)]
+    return "".join(BARS[round(mean / max(most, 1) * (len(BARS) - 1))] for mean in means)

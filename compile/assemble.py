@@ -93,7 +93,7 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     state, shared, caches = ([tensor.name for tensor in kind] for kind in (spec.state, spec.shared, spec.caches))
     return Graphs(
         FlatProgram(prefill, ("tokens", "count"), state, shared, caches, spec.prefill.outputs),
-        FlatProgram(step, (), state, shared, caches, spec.step.outputs),
+        FlatProgram(step, ("nodes",), state, shared, caches, spec.step.outputs),
         spec,
         precision,
     )
@@ -132,7 +132,7 @@ def _spec(
         shared=tuple(shared),
         caches=tuple(caches),
         prefill=ProgramSpec("", ("tokens", "count", *names), ("lengths", *TREE, *own)),
-        step=ProgramSpec("", names, ("report", "lengths", "finish", *TREE, *own)),
+        step=ProgramSpec("", ("nodes", *names), ("report", "lengths", "finish", *TREE, *own)),
     )
 
 
@@ -148,8 +148,8 @@ def capacity_for(max_seq_len: int, scratch: int) -> int:
 
 def example_inputs(spec: EngineSpec, program: FlatProgram, slots: int) -> list[Tensor]:
     """Tensors of the right shapes and strides to trace a program with: one row of prompt length 1, caches of
-    `slots` slots."""
-    batch = 1 if program.lead else spec.max_batch
+    `slots` slots, and fewer nodes than a tree has."""
+    batch = 1 if "tokens" in program.inputs else spec.max_batch
     tensors = {
         t.name: torch.full(t.shape, t.fill, dtype=getattr(torch, t.dtype), device=spec.device)[:batch]
         for t in spec.state
@@ -161,5 +161,6 @@ def example_inputs(spec: EngineSpec, program: FlatProgram, slots: int) -> list[T
         tensors[tensor.name] = whole[:batch, :, :slots]
     tokens = min(8, spec.prefill_chunk)
     tensors["tokens"] = torch.zeros(1, tokens, dtype=torch.int64, device=spec.device)
+    tensors["nodes"] = torch.arange(min(1 + spec.nodes, max(2, spec.nodes)), device=spec.device)
     tensors["count"] = torch.full((1,), tokens, device=spec.device)
     return [tensors[name] for name in program.inputs]

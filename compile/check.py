@@ -56,7 +56,7 @@ class Comparison(NamedTuple):
 
 
 class SessionRunner(BaseRunner):
-    """A session's step as a polygraphy runner. Its inputs are what `Session.read` gives."""
+    """A session's step as a polygraphy runner. Its inputs are what `Session.read` gives, and the nodes to verify."""
 
     def __init__(self, name: str, session: Session, outputs: Collection[str]):
         """outputs: `next.X` for input X as it is after the step, and the report."""
@@ -65,18 +65,23 @@ class SessionRunner(BaseRunner):
 
     def get_input_metadata_impl(self) -> TensorMetadata:
         metadata = TensorMetadata()
-        for name, array in self.session.read(1, self.session.spec.slot_step).items():
+        for name, array in step_inputs(self.session, 1, self.session.spec.slot_step).items():
             metadata.add(name, array.dtype, [None] * array.ndim)
         return metadata
 
     def infer_impl(self, feed_dict: Tensors) -> Tensors:
         rows, _, slots, _ = feed_dict[self.session.spec.caches[0].name].shape
-        self.session.write(feed_dict)
+        self.session.write({name: array for name, array in feed_dict.items() if name != "nodes"})
         started = time.perf_counter()
-        report = self.session.replay(rows, slots)
+        report = self.session.replay(rows, slots, len(feed_dict["nodes"]) - 1)
         self.inference_time = time.perf_counter() - started
         after: Tensors = self.session.read(rows, slots) | {"report": np.array(report)}
         return {name: after[name.removeprefix(NEXT)] for name in self.outputs}
+
+
+def step_inputs(session: Session, rows: int, slots: int) -> Tensors:
+    """What a step of this size reads, all nodes of its trees."""
+    return {"nodes": np.arange(1 + session.spec.nodes)} | session.read(rows, slots)
 
 
 def compare(
@@ -95,7 +100,7 @@ def compare(
     paths = _saved(save)
     check_same_step({Path(directory): read_manifest(directory).spec for directory in directories})
     report(f"loading {', '.join(map(str, directories))}")
-    sessions = {Path(directory): load(directory).session for directory in directories}
+    sessions = {Path(directory): load(directory, nodes="all").session for directory in directories}
     reference = _torch_engine(next(iter(sessions)), model, drafter, report)
     report(f"recording {steps} steps")
     feeds = record(reference, steps)
@@ -139,7 +144,7 @@ def record(engine: Engine, steps: int) -> list[Tensors]:
         for row in range(rows):  # of different lengths
             session.admit((tokens[: max(1, len(tokens) - row)])[: length - 2], length, [])
         for _ in range(count):
-            feeds.append(session.read(*session.next_size()))
+            feeds.append(step_inputs(session, *session.next_size()))
             session.step()
         for row in range(rows):
             session.release(row)

@@ -19,10 +19,11 @@ def forced_choice(count: int) -> Choice:
 
     def choice(logits: Tensor, tree: DraftTree, ancestors: Tensor, depths: Tensor, state: State) -> Tensor:
         own = sampled_choice(logits, tree, ancestors, depths, state)
-        node = torch.arange(own.shape[1], device=own.device)
+        size = own.shape[1]
+        node = torch.arange(size, device=own.device)
         reached = depths.where(tree.valid & (depths <= count), -1)  # [B, T]
-        end = (reached * len(node) + (len(node) - 1 - node)).argmax(1, keepdim=True)  # deepest, then first
-        on_path = unpack_bits(ancestors, len(node)).gather(1, end[:, :, None].expand(-1, -1, len(node)))  # [B, 1, T]
+        end = (reached * size + (size - 1 - node)).argmax(1, keepdim=True)  # deepest, then first
+        on_path = unpack_bits(ancestors, size).gather(1, end[:, :, None].expand(-1, -1, size))  # [B, 1, T]
         child = (tree.parents[:, None] == node[:, None]) & on_path & (node > 0)  # [B, T, T]: of a node, on the path
         forced = torch.where(child.any(2), (child * tree.tokens[:, None]).sum(2), own)
         return forced.scatter(1, end, _undrafted(own.gather(1, end), tree, end, logits.shape[2]))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ..kernels.accept.op import accept
 from ..kernels.compact.op import compact
 from ..kernels.tree_layout.op import tree_layout
+from ..kernels.tree_layout.reference import BITS
 from ..report import SCALARS, Report
 from .attention import Pass
 from .choice import Choice, reported_log_probs, sampled_choice
@@ -15,31 +16,37 @@ from .drafters.drafter import Drafter
 from .emit import emit
 from .state import State, near
 from .target import CausalLM
-from .tree import drafted_tree, sibling_ranks
+from .tree import DraftTree, drafted_tree, first_nodes, missed_node, sibling_ranks
 
 
 class SpeculativeStep(nn.Module):
-    """state, KV tensors -> report, next state. Every row moves by 1 to D + 1 tokens; finished rows stand still.
+    """nodes, state, KV tensors -> report, next state. Every row moves by 1 to D + 1 tokens; finished rows stand still.
 
     The report [B, 3 + (D + 1) * (4 + 2 * N)] int64 is all that the host reads of a step; `report.Report` names its
     columns. The tree that a step verifies was drafted at the end of the one before, or of the prefill: it lies in the
-    state, where the host may look at it and say which tokens are allowed after each of its nodes.
+    state, where the host may look at it and say which tokens are allowed after each of its nodes. How many of its nodes
+    are verified is the caller's choice at each step; the text does not depend on it.
     """
 
     def __init__(self, target: CausalLM, drafter: Drafter, choice: Choice = sampled_choice):
         super().__init__()
         self.target, self.drafter, self.choice = target, drafter, choice
 
-    def forward(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, State]:
-        """state as `state.row_state` and the drafter say; keys, values: one [B, H_kv, S, D] per layer, the target's
-        first, written in place, as are state["history"] and what all rows share."""
+    def forward(
+        self, nodes: Tensor, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> tuple[Tensor, State]:
+        """nodes [T] int64: 0 .. T - 1, the nodes of the drafted tree to verify, the root the first; state as
+        `state.row_state` and the drafter say; keys, values: one [B, H_kv, S, D] per layer, the target's first, written
+        in place, as are state["history"] and what all rows share."""
         layers, slots = self.target.layers, keys[0].shape[2]
         state = near(state, slots)
-        tree = drafted_tree(state)
-        ancestors, depths = tree_layout(tree.parents, tree.valid)
+        drafted = drafted_tree(state)
+        tree = first_nodes(drafted, nodes)
+        ancestors, depths = (part.index_select(1, nodes) for part in self._layout(drafted))
         where = Pass(state["lengths"], depths, ancestors, depths)
         logits, features = self.target(tree.tokens, where, keys[:layers], values[:layers])
-        choice = self.choice(logits, tree, ancestors, depths, state)
+        allowed = {"allowed": state["allowed"].index_select(1, nodes)}
+        choice = self.choice(logits, tree, ancestors, depths, state | allowed)
 
         path, accepted = accept(*tree, ancestors, depths, choice, self.drafter.depth)
         tokens, count, finish = emit(state, path, accepted, choice)
@@ -52,8 +59,24 @@ class SpeculativeStep(nn.Module):
         after |= self.drafter(state | after | {"moved": count}, keys[layers:], values[layers:])
 
         ranks = sibling_ranks(tree).gather(1, path)
+        path = with_missed(
+            path, accepted, missed_node(drafted, *(x.gather(1, accepted[:, None]) for x in (path, tokens)))
+        )
         report = Report(count, finish, accepted.where(count > 0, 0), tokens, path, ranks, *log_probs)
         return torch.cat([torch.stack(report[:SCALARS], 1), *report[SCALARS:]], 1), after
+
+    @staticmethod
+    def _layout(tree: DraftTree) -> tuple[Tensor, Tensor]:
+        """`tree_layout` of the whole tree, whose size is fixed; with a bit to spare, for masks of a part of it that are
+        just full would be a case of their own to the exporter."""
+        ancestors, depths = tree_layout(tree.parents, tree.valid)
+        return torch.nn.functional.pad(ancestors, (0, int(depths.shape[1] % BITS == 0))), depths
+
+
+def with_missed(path: Tensor, accepted: Tensor, missed: Tensor) -> Tensor:
+    """The path [B, D + 1] with the missed node [B, 1] behind its last accepted one [B], where there is a place."""
+    place = torch.arange(path.shape[1], device=path.device)
+    return path.where(place <= accepted[:, None], missed * (place == accepted[:, None] + 1))
 
 
 def put(history: Tensor, start: Tensor, tokens: Tensor) -> None:

@@ -135,9 +135,22 @@ def drafted_tree(state: State) -> DraftTree:
     return DraftTree(torch.cat([root, state["tree_tokens"][:, 1:]], 1), parents, valid)
 
 
+def first_nodes(tree: DraftTree, nodes: Tensor) -> DraftTree:
+    """The tree of some nodes [T] int64: the first ones, the root among them. A parent comes before its children, in a
+    dynamic tree also the better node before the others."""
+    return DraftTree(*(part.index_select(1, nodes) for part in tree))
+
+
 def tree_state(tree: DraftTree) -> State:
     """A tree as the state holds it: parent -1 for the root, and where there is no node."""
     return {"tree_tokens": tree.tokens, "tree_parents": tree.parents.where(tree.valid, -1)}
+
+
+def missed_node(drafted: DraftTree, parent: Tensor, token: Tensor) -> Tensor:
+    """[B, 1] the node of a drafted tree below the node `parent` [B, 1] that carries `token` [B, 1], 0 for none."""
+    node = torch.arange(drafted.parents.shape[1], device=token.device)
+    found = drafted.valid & (drafted.parents == parent) & (drafted.tokens == token) & (node > 0)
+    return (found * node).amax(1, keepdim=True)
 
 
 def bare_root(root: Tensor) -> DraftTree:

@@ -20,6 +20,7 @@ class Buffers:
 
     spec: EngineSpec
     state: dict[str, Any]
+    any_nodes = True  # whether a step may verify fewer nodes than a tree has
 
     def enter_thread(self) -> None:
         """Called by a thread before its first call of anything else here."""
@@ -40,8 +41,9 @@ class Buffers:
         next ones of the row."""
         raise NotImplementedError
 
-    def replay(self, rows: int, slots: int) -> NDArray[int64]:
-        """Run one step of the first `rows` rows over the first `slots` slots -> the report."""
+    def replay(self, rows: int, slots: int, nodes: int) -> NDArray[int64]:
+        """Run one step of the first `rows` rows over the first `slots` slots, which verifies the first `nodes` nodes of
+        each drafted tree, the root not counted -> the report."""
         raise NotImplementedError
 
     def read(self, rows: int, slots: int) -> Tensors:

@@ -2,12 +2,13 @@
 
 import dataclasses
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
 from ..errors import InputError
 from .engine_file import EngineSpec
+from .ladder import Ladder, make_ladder
 from .learned import save_learned, start_learned
 from .make_requests import make_requests, require_tokenizer
 from .open_directory import open_directory
@@ -41,14 +42,15 @@ class Engine:
         prefill_per_step: int | None = None,
         learning: bool = True,
         learned: str | Path | None = None,
+        ladder: Ladder | None = None,
     ):
-        """recommended: what the model's generation_config recommends, None where that is greedy; others: see `load`.
-        Raises InputError and EngineError."""
+        """recommended: what the model's generation_config recommends, None where that is greedy; ladder: how many nodes
+        a step verifies, all by default; others: see `load`. Raises InputError and EngineError."""
         self.text, self.recommended, self.learning = text, recommended, learning
         self._learned = None if learned is None else Path(learned).expanduser()
         if self._learned is not None:
             start_learned(self._learned, session, text)
-        self._scheduler = Scheduler(session, prefix_cache_bytes, prefill_per_step)
+        self._scheduler = Scheduler(session, prefix_cache_bytes, prefill_per_step, ladder)
         self._unsaid = recommended is not None  # whether to say what is recommended when nothing is asked for
 
     @property
@@ -221,6 +223,8 @@ def load(
     prefill_per_step: int | None = None,
     learning: bool = True,
     learned: str | Path | None = None,
+    nodes: int | str = "auto",
+    report: Callable[[str], None] = lambda message: None,
 ) -> Engine:
     """Load an engine directory.
 
@@ -234,6 +238,10 @@ def load(
         learning: whether an n-gram drafter counts what the engine writes, and drafts better with use. No text depends
             on it, but how fast one comes tells of others; so does a file that was learned before.
         learned: file of what was learned. The engine starts from it where it is there, and `close` writes it.
+        nodes: how many drafted tokens a step verifies: a number, "all", or "auto", which chooses before each step what
+            gives the most tokens per second here. The text does not depend on it. For that choice, the first load of an
+            engine on a machine takes a second or two to time steps; the times are kept in the user's cache.
+        report: called with a line when that begins.
 
     Returns:
         The engine, ready to generate.
@@ -244,10 +252,14 @@ def load(
             to do.
     """
     opened = open_directory(Path(directory), deep_check)
+    ladder = make_ladder(opened.session, nodes, opened.identity, report)
     return Engine(
-        *opened,
+        opened.session,
+        opened.text,
+        opened.recommended,
         prefix_cache_bytes=prefix_cache_bytes,
         prefill_per_step=prefill_per_step,
         learning=learning,
         learned=learned,
+        ladder=ladder,
     )

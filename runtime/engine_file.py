@@ -72,6 +72,11 @@ class EngineSpec:
     step: ProgramSpec
 
     @property
+    def nodes(self) -> int:
+        """Nodes of a drafted tree, the root not counted: the most that a step may be given."""
+        return int(self.config["nodes"])
+
+    @property
     def most_slots(self) -> int:
         """The most slots that a program may be given."""
         return self.capacity - self.slot_step

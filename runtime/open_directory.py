@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from ..backends import BACKENDS
 from ..errors import EngineError
@@ -10,7 +11,15 @@ from .sampling_params import SamplingParams
 from .session import Session
 from .text import TOKENIZER, EngineTokenizer
 
-Opened = tuple[Session, EngineTokenizer | None, SamplingParams | None]  # what the model recommends is the last
+
+class Opened(NamedTuple):
+    """What an engine directory holds. recommended: sampling that the model recommends. identity: of the step's program,
+    which tells engines apart."""
+
+    session: Session
+    text: EngineTokenizer | None
+    recommended: SamplingParams | None
+    identity: str
 
 
 def open_directory(directory: Path, deep_check: bool) -> Opened:
@@ -47,7 +56,8 @@ def _open(directory: Path, deep_check: bool) -> Opened:
     special = manifest.about.get("special_tokens", {})
     text = EngineTokenizer.load(directory, special) if TOKENIZER in manifest.files else None
     sampling = manifest.about.get("sampling")
-    return session, text, SamplingParams.of(sampling) if sampling else None
+    identity = manifest.files[manifest.spec.step.file]["sha256"]
+    return Opened(session, text, SamplingParams.of(sampling) if sampling else None, identity)
 
 
 def _runner(manifest: Manifest) -> ModuleType:

@@ -19,6 +19,7 @@ class Event(NamedTuple):
     prefilled: float  # when its prefill was done
     at: float  # when the step was done
     cached: int  # tokens of the prompt that needed no prefill
+    nodes: int  # drafted tokens that the step verified
 
 
 @dataclass
@@ -30,9 +31,10 @@ class Request:
     strings, its text. allowed_tokens: says before each step what may follow. prefix_scope: whose kept prefixes it may
     start from, and adds to. predicted: what its answer has of its prediction, if it came with one. tokens: new ones so
     far. logprobs: theirs, where they were asked for. finish_reason: "stop", "length", or "cancelled"; None while it
-    runs. paths: the path that a step accepted -> how many steps did. cached_tokens: how many of the prompt's needed no
-    prefill. Seconds: queue_s from submission to a row of its own; prefill_s from there to the end of prefill; decode_s
-    from there to the last token; first_token_s from submission to the first tokens.
+    runs. paths: the path that a step accepted -> how many steps did. nodes: how many drafted tokens each of its steps
+    verified. cached_tokens: how many of the prompt's needed no prefill. Seconds: queue_s from submission to a row of
+    its own; prefill_s from there to the end of prefill; decode_s from there to the last token; first_token_s from
+    submission to the first tokens.
     """
 
     prompt: list[int]
@@ -46,6 +48,7 @@ class Request:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     paths: Counter[AcceptedPath] = field(default_factory=Counter)
+    nodes: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     predicted: FollowedPrediction | None = field(init=False)
     submitted: float = 0.0
@@ -76,6 +79,7 @@ class Request:
         self.paths[report.path] += 1
         if self.predicted is not None:
             self.predicted.push(report.tokens[:kept])
+        self.nodes.append(event.nodes)
         self.finish_reason = REASONS.get(finish)
         return report.tokens[:kept]
 
@@ -99,12 +103,13 @@ class Request:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """steps, new_tokens, tokens_per_step; accepted, the steps by number of accepted drafted tokens; cached_tokens,
-        and seconds as above: queue_s, prefill_s, decode_s, time_to_first_token_s. With a prediction, how many of
-        its tokens the answer has, accepted_prediction_tokens, and has not, rejected_prediction_tokens."""
+        """steps, new_tokens, tokens_per_step; accepted and verified, the steps by number of drafted tokens that were;
+        cached_tokens, and seconds as above: queue_s, prefill_s, decode_s, time_to_first_token_s. With a prediction, how
+        many of its tokens the answer has, accepted_prediction_tokens, and has not, rejected_prediction_tokens."""
         return {
             "steps": self.steps,
             "accepted": {str(depth): steps for depth, steps in sorted(self.accepted.items())},
+            "verified": {str(nodes): steps for nodes, steps in sorted(Counter(self.nodes).items())},
             "new_tokens": len(self.tokens),
             "tokens_per_step": round(len(self.tokens) / max(self.steps, 1), 3),
             "cached_tokens": self.cached_tokens,

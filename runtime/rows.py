@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from .allowed_tokens import checked
+from .ladder import Ladder, RowDrafts
 from .prefix_cache import PrefixCache
 from .request import Event, Request
 from .session import Session, rows_for
@@ -17,8 +18,9 @@ from .submission import Caller
 class Taken:
     """A request that was taken off the queue, and its output: the worker's own copy, ahead of what was read."""
 
-    def __init__(self, caller: Caller, request: Request):
-        self.caller, self.request = caller, request
+    def __init__(self, caller: Caller, request: Request, drafts: RowDrafts):
+        """drafts: what is expected of its drafts."""
+        self.caller, self.request, self.drafts = caller, request, drafts
         self.admitted = self.prefilled = time.perf_counter()
         self.output: list[int] = []
         self.row: int | None = None
@@ -38,9 +40,10 @@ class Taken:
 class Rows:
     """Requests in the rows of a session. running: by their row. filling: the one whose prompt is being prefilled."""
 
-    def __init__(self, session: Session, prefill_per_step: int, prefixes: PrefixCache | None):
-        """prefill_per_step: most prompt tokens of a turn while others decode. prefixes: keeps what was served."""
-        self.session, self.prefill_per_step, self.prefixes = session, prefill_per_step, prefixes
+    def __init__(self, session: Session, prefill_per_step: int, prefixes: PrefixCache | None, ladder: Ladder):
+        """prefill_per_step: most prompt tokens of a turn while others decode. prefixes: keeps what was served. ladder:
+        says how many nodes a step verifies."""
+        self.session, self.prefill_per_step, self.prefixes, self.ladder = session, prefill_per_step, prefixes, ladder
         self.running: dict[int, Taken] = {}
         self.filling: Taken | None = None
 
@@ -114,30 +117,45 @@ class Rows:
         if not self.running:
             return
         self._compact(rows_for(len(self.running), self.session.spec.max_batch))
-        self._mask()
+        nodes = self.ladder.choose(self._size, [taken.drafts for taken in self.running.values()], self._length)
+        self._mask(nodes)
         if not self.running:
             return
+        size, length, begin = self._size, self._length, time.perf_counter()
         try:
-            reports = self.session.step()
+            reports = self.session.step(nodes)
         except BaseException as error:
             for row in list(self.running):
                 self._fail(row, error)
             return
         now = time.perf_counter()
+        self.ladder.timed(size, nodes, length, now - begin)
         for row, taken in list(self.running.items()):
             report = reports[row]
+            self.ladder.learn(taken.drafts, report)
             taken.output += report.tokens
             if report.finish:
                 self._end(row)
-            told = Event(report, taken.admitted, taken.prefilled, now, taken.cached)
+            told = Event(report, taken.admitted, taken.prefilled, now, taken.cached, nodes)
             taken.caller.events.put((taken.request, told))
 
-    def _mask(self) -> None:
-        """Ask those who have a say what may follow in the coming step. If that fails, it fails for the one alone."""
+    @property
+    def _size(self) -> int:
+        """Rows of the next step."""
+        return self.session.next_size()[0]
+
+    @property
+    def _length(self) -> float:
+        """Tokens in the caches of those that run, on average."""
+        return sum(self.session.lengths[row] for row in self.running) / len(self.running)
+
+    def _mask(self, nodes: int) -> None:
+        """Ask those who have a say what may follow the nodes of the coming step. If that fails, it fails for the one
+        alone."""
         for row, taken in list(self.running.items()):
             if taken.request.allowed_tokens is None:
                 continue
-            tree = self.session.tree(row)
+            tree = self.session.tree(row, nodes)
             try:
                 bits = taken.request.allowed_tokens(tuple(taken.output), tree)
                 bits = checked(bits, tree, self.session.spec.vocab_size)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import EngineError, InputError
+from .ladder import Ladder
 from .prefix_cache import PrefixCache
 from .prompt import at_least_one
 from .request import Request
@@ -33,12 +34,19 @@ class Occupancy(NamedTuple):
 class Scheduler:
     """Requests in, tokens out, over the rows of one session."""
 
-    def __init__(self, session: Session, prefix_cache_bytes: int = 0, prefill_per_step: int | None = None):
-        """See `engine.load`. Raises InputError."""
+    def __init__(
+        self,
+        session: Session,
+        prefix_cache_bytes: int = 0,
+        prefill_per_step: int | None = None,
+        ladder: Ladder | None = None,
+    ):
+        """ladder: how many nodes a step verifies, all by default; others: see `engine.load`. Raises InputError."""
         most = at_least_one(prefill_per_step, session.spec.prefill_chunk, "prefill_per_step")
         budget = at_least_one(prefix_cache_bytes or None, 0, "prefix_cache_bytes")
         prefixes = PrefixCache(session, budget) if budget else None
-        self._rows: Rows | None = Rows(session, max(most, 2), prefixes)  # of the worker alone; no chunk is shorter
+        self._ladder = ladder or Ladder([session.spec.nodes])
+        self._rows: Rows | None = Rows(session, max(most, 2), prefixes, self._ladder)  # of the worker alone
         self._lock = threading.Lock()  # of what follows
         self._callers: deque[Caller] = deque()  # those with requests that wait for a row, the next to be served first
         self._worker: threading.Thread | None = None
@@ -149,7 +157,7 @@ class Scheduler:
                 caller = self._callers.popleft()
                 if caller.cancelled or not caller.waiting:
                     continue
-                rows.filling = Taken(caller, caller.waiting.popleft())
+                rows.filling = Taken(caller, caller.waiting.popleft(), self._ladder.row())
                 if caller.waiting:
                     self._callers.append(caller)
                 return rows.filling

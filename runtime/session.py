@@ -110,25 +110,27 @@ class Session(Buffers):
         del self._unfilled[row]
         return True
 
-    def tree(self, row: int) -> DraftedTree:
-        """The tree that the row's next step verifies."""
-        tokens, parents = (self.numpy(name, row).tolist() for name in ("tree_tokens", "tree_parents"))
+    def tree(self, row: int, nodes: int | None = None) -> DraftedTree:
+        """The tree that the row's next step verifies, if it verifies so many nodes, all by default."""
+        end = 1 + (self.spec.nodes if nodes is None else nodes)
+        tokens, parents = (self.numpy(name, row)[1:end].tolist() for name in ("tree_tokens", "tree_parents"))
         root = int(self.numpy("history", row)[self.lengths[row]])
-        return DraftedTree([root, *tokens[1:]], [-1, *parents[1:]])
+        return DraftedTree([root, *tokens], [-1, *parents])
 
     def allow(self, row: int, bits: NDArray[int32]) -> None:
-        """Say what may follow each node of `tree(row)` in the next step: bit j of word w of a node's row of bits
+        """Say what may follow each node of `tree` in the next step: bit j of word w of a node's row of bits
         [T, ceil(V / 32)] stands for token 32 * w + j. The row was admitted with the control `masked`."""
-        self.state["allowed"][row] = self.array(bits, "int32")
+        self.state["allowed"][row, : len(bits)] = self.array(bits, "int32")
 
-    def step(self) -> dict[int, RowReport]:
-        """Advance every row that is filled -> the report of each, without tokens where it has finished."""
+    def step(self, nodes: int | None = None) -> dict[int, RowReport]:
+        """Advance every row that is filled -> the report of each, without tokens where it has finished. nodes: how many
+        of the drafted nodes are verified, all by default; a text does not depend on it."""
         running, (rows, slots) = self._running, self.next_size()
         if max([0, *running]) >= rows:
             raise RuntimeError(f"step: expected filled rows below {rows}, which is not, got {running}; compact them")
         for row in range(rows):  # a step writes its tree behind every row, in use or not
             self._written[row] = max(self._written[row], self.lengths[row] + self.spec.scratch)
-        report = self.replay(rows, slots)
+        report = self.replay(rows, slots, self.spec.nodes if nodes is None else nodes)
         reports = {row: RowReport.read(report[row], self._taken[row]) for row in running}
         for row, told in reports.items():
             self.lengths[row] += len(told.tokens)

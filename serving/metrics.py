@@ -32,6 +32,9 @@ class Metrics:
         )
         self._new = Counter("specstep_generated_tokens", "New tokens", model, registry=registry)
         self._steps = Counter("specstep_steps", "Steps that choices took part in", model, registry=registry)
+        self._verified = Counter(
+            "specstep_verified_drafts", "Drafted tokens that steps verified", model, registry=registry
+        )
         self._accepted = Counter(
             "specstep_accepted_drafts", "Drafted tokens that the target agreed with", model, registry=registry
         )
@@ -64,6 +67,7 @@ class Metrics:
         self._cached.labels(model).inc(request.cached_tokens)
         self._new.labels(model).inc(len(request.tokens))
         self._steps.labels(model).inc(request.steps)
+        self._verified.labels(model).inc(sum(request.nodes))
         self._accepted.labels(model).inc(sum(depth * steps for depth, steps in request.accepted.items()))
         self._queue.labels(model).observe(request.queue_s)
         self._prefill.labels(model).observe(request.prefill_s)

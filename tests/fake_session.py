@@ -55,7 +55,7 @@ class FakeSession(Session):
         program = ProgramSpec("", (), ())
         caches = tuple(TensorSpec(name, (rows, 1, 256, 1), "float32") for name in ("own", "following"))
         super().__init__(EngineSpec(
-            {}, rows, 100, 256, 64, 4, 8, vocabulary, stops, "cpu", state, (), caches, program, program
+            {"nodes": depth}, rows, 100, 256, 64, 4, 8, vocabulary, stops, "cpu", state, (), caches, program, program
         ))  # fmt: skip
         self.caches = np.zeros((rows, 256, 2), np.int64)
         self.state = {tensor.name: np.full(tensor.shape, tensor.fill, tensor.dtype) for tensor in state}
@@ -101,7 +101,7 @@ class FakeSession(Session):
         finally:
             self._inside.release()
 
-    def replay(self, rows, slots):
+    def replay(self, rows, slots, nodes):
         assert self._inside.acquire(blocking=False), "two threads in one session"
         try:
             time.sleep(self.pause)
@@ -109,7 +109,7 @@ class FakeSession(Session):
             if self.failing:
                 self.failing -= 1
                 raise RuntimeError("a step that fails")
-            return np.array([self._row(row) for row in range(rows)])
+            return np.array([self._row(row, nodes) for row in range(rows)])
         finally:
             self._inside.release()
 
@@ -150,12 +150,12 @@ class FakeSession(Session):
             token = (token + 1) % self.spec.vocab_size
         return token
 
-    def _row(self, row):
-        """What a step does to a row -> its row of the report."""
+    def _row(self, row, nodes):
+        """What a step of so many nodes does to a row -> its row of the report."""
         tokens, length = self._tokens(row), int(self.state["lengths"][row])
         self.state["history"][row, length + 1 : length + 2 + self._depth] = POISON  # of every row, as in the graph
         drafted = [*self.state["tree_tokens"][row].tolist(), -1]  # -1: what follows the last node was not drafted
-        new, accepted, finish = [], 0, int(self.state["finish"][row])
+        new, accepted, missed, finish = [], 0, [0], int(self.state["finish"][row])
         while finish == RUNNING and accepted == len(new):
             new.append(self._choice(row, tokens + new, accepted))
             self.state["history"][row, length + len(new)] = new[-1]
@@ -164,6 +164,9 @@ class FakeSession(Session):
             elif length + 1 + len(new) >= self.state["limits"][row]:
                 finish = FULL
             elif self.state["tree_parents"][row, 1] == 0 and new[-1] == drafted[accepted + 1]:
+                if accepted == nodes:  # right, but not verified
+                    missed = [accepted + 1]
+                    break
                 accepted += 1
         self.state["lengths"][row] += len(new)
         self._fill_caches(row, length)
@@ -171,7 +174,8 @@ class FakeSession(Session):
         if finish == RUNNING:
             self._draft(row)
         rest, levels = [0] * (self._depth + 1 - len(new)), range(self._depth + 1)
-        columns = [len(new), finish, accepted, *new, *rest, *levels, *[0 for _ in levels]]
+        nodes = [*range(accepted + 1), *missed, *levels][: len(levels)]
+        columns = [len(new), finish, accepted, *new, *rest, *nodes, *[0 for _ in levels]]
         if self.state["logprobs"][row] < 0:
             return columns + [0] * (len(levels) * (1 + 2 * TOP_LOGPROBS))
         tops = [[(token + place) % self.spec.vocab_size for place in range(TOP_LOGPROBS)] for token in new + rest]

@@ -109,7 +109,7 @@ def test_what_a_model_recommends_is_told_and_taken(model_folder, tmp_path, capsy
     opened = specstep.eager(str(folder), drafter="none", dtype="float32", max_seq_len=64)
     assert opened.recommended == specstep.SamplingParams(temperature=0.5, top_p=0.9)
     asked, real = [], opened.requests
-    monkeypatch.setattr(engines, "load", lambda folder: opened)
+    monkeypatch.setattr(engines, "load", lambda folder, **_: opened)
     monkeypatch.setattr(opened, "requests", lambda *a, sampling, **k: (asked.append(sampling), real(*a, **k))[1])
     note = "greedy; the model recommends temperature 0.5, top_p 0.9: --sampling model takes it\n"
     for arguments, sampling, told in (
@@ -149,6 +149,22 @@ def test_prompt_streams_text(engine_folder, capsys):
     assert main(["generate", str(engine_folder), "--prompt", "hi", "--max-new-tokens", "8", "--stats"]) == 0
     out, err = capsys.readouterr()
     assert out.endswith("\n") and "tokens/s" in err and "tokens per step" in err
+    assert "drafted tokens verified per step" in err and "from first to last step |" in err
+
+
+@pytest.mark.parametrize(("nodes", "shares"), [("0", "0: 100%"), ("2", "2: 100%"), ("all", "7: 100%")])
+def test_the_number_of_nodes_can_be_fixed(nodes, shares, engine_folder, capsys):
+    both = []
+    for given in (nodes, "auto"):
+        options = ["--prompt", "hi", "--max-new-tokens", "8", "--stats", "--nodes", given]
+        assert main(["generate", str(engine_folder), *options]) == 0
+        both.append(capsys.readouterr())
+    assert both[0].out == both[1].out and f"share of steps: {shares}\n" in both[0].err
+
+
+def test_a_wrong_number_of_nodes_is_refused(engine_folder, capsys):
+    assert main(["generate", str(engine_folder), "--prompt", "hi", "--nodes", "99"]) == 2
+    assert "nodes: expected auto, all, or 0 to the 7 that this engine drafts, got 99" in capsys.readouterr().err
 
 
 def test_chat_is_the_default_where_there_is_a_template(engine_folder, capsys):

@@ -179,7 +179,7 @@ class Bench:
         self.report(f"building {choice}")
         folder = self.folder / "engine"
         build(self.model, folder, report=self.report, **(self.options | dataclasses.asdict(choice)))
-        engine = load(folder, learning=False)  # what it maps stays when the directory goes
+        engine = load(folder, nodes="all", learning=False)  # what it maps stays when the directory goes
         shutil.rmtree(folder)
         return engine
 

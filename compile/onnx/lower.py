@@ -119,10 +119,12 @@ def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Mo
 
 
 def _name_dimensions(model: onnx_ir.Model) -> None:
-    """Call the dynamic dimensions of inputs `rows`, `tokens` and `slots`, wherever they appear: ONNX Runtime plans
-    memory by the shapes in between, and takes twice as long to plan without them. Other dynamic sizes get no name."""
-    axes, names = ("rows", "tokens", "slots"), dict[Any, str]()
+    """Call the dynamic dimensions of inputs `nodes`, `rows`, `tokens` and `slots`, wherever they appear: ONNX Runtime
+    plans memory by the shapes in between, and takes twice as long to plan without them. Other dynamic sizes get no
+    name."""
+    names = dict[Any, str]()
     for value in model.graph.inputs:
+        axes = ("nodes",) if value.name == "nodes" else ("rows", "tokens", "slots")
         names |= {size.value: axes[i] for i, size in enumerate(value.shape or ()) if not isinstance(size, int)}
     for value in (*model.graph.inputs, *(value for node in model.graph for value in node.outputs)):
         if value.shape is not None:

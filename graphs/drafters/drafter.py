@@ -69,7 +69,7 @@ class Scorer(nn.Module):
         """After acceptance -> own next state.
 
         path [B, D+1] int64: accepted nodes, the root first; count [B] int64: tokens that the row moves by; features
-        [B, N+1, layers * hidden] of all nodes, None without feature layers.
+        [B, T, layers * hidden] of the T nodes that the step verified, 1 to N + 1 of them, None without feature layers.
         """
         return {}
 

@@ -80,7 +80,7 @@ def accept(
         max_depth + 1,
         path,
         accepted,
-        BLOCK_T=triton.next_power_of_2(count),
+        BLOCK_T=triton.next_power_of_2(32 * words),  # a bound that does not vary with the nodes of a step
         BLOCK_W=triton.next_power_of_2(words),
         BLOCK_P=triton.next_power_of_2(max_depth + 1),
         num_warps=4,

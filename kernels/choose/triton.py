@@ -212,6 +212,6 @@ def choose(
         scratch,
         V=vocabulary,
         LIST=LIST,
-        **blocks(nodes, biases, bans),
+        **blocks(32 * ancestors.shape[2], biases, bans),  # a bound that does not vary with the nodes of a step
     )
     return choice

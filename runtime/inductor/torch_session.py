@@ -19,7 +19,7 @@ Program = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # flat tensors in, fla
 
 
 class TorchSession(Session):
-    """See `Session`. On a GPU each pair of a row and a slot count is one CUDA graph."""
+    """See `Session`. On a GPU each size of a step, in rows, slots and nodes, is one CUDA graph."""
 
     def __init__(self, spec: EngineSpec, prefill: Program, step: Program):
         super().__init__(spec)
@@ -28,7 +28,8 @@ class TorchSession(Session):
         self.shared = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.shared}
         self.caches = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.caches}
         self._device = torch.cuda.current_device() if spec.device == "cuda" else None
-        self._replays: dict[tuple[int, int], Callable[[], Tensor]] = {}
+        self._nodes = torch.arange(1 + spec.nodes, device=spec.device)
+        self._replays: dict[tuple[int, int, int], Callable[[], Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle() if spec.device == "cuda" else None  # of all graphs' memory
 
     def enter_thread(self) -> None:
@@ -52,10 +53,11 @@ class TorchSession(Session):
         for name, tensor in zip(self.spec.prefill.outputs, outputs, strict=True):
             self.state[name][rows] = tensor
 
-    def replay(self, rows: int, slots: int) -> NDArray[np.int64]:
-        if (rows, slots) not in self._replays:
-            self._replays[rows, slots] = self._make_replay(rows, slots)
-        return self._replays[rows, slots]().cpu().numpy()  # the one device-to-host copy
+    def replay(self, rows: int, slots: int, nodes: int) -> NDArray[np.int64]:
+        size = rows, slots, nodes
+        if size not in self._replays:
+            self._replays[size] = self._make_replay(*size)
+        return self._replays[size]().cpu().numpy()  # the one device-to-host copy
 
     def read(self, rows: int, slots: int) -> Tensors:
         return {name: _numpy(tensor) for name, tensor in self._views(slice(rows), slots).items()}
@@ -93,10 +95,9 @@ class TorchSession(Session):
         for name, cache in self.caches.items():
             cache[row, :, start : start + count] = self._store[name][:, place : place + count]
 
-    def _make_replay(self, rows: int, slots: int) -> Callable[[], Tensor]:
-        """One step of the first rows over the first slots: the call, and the small state copied back into its
-        buffers."""
-        bound = self._views(slice(rows), slots)
+    def _make_replay(self, rows: int, slots: int, nodes: int) -> Callable[[], Tensor]:
+        """One step of this size: the call, and the small state copied back into its buffers."""
+        bound = self._views(slice(rows), slots) | {"nodes": self._nodes[: 1 + nodes]}
         inputs = [bound[name] for name in self.spec.step.inputs]
         kept = [bound[name] for name in self.spec.step.outputs[1:]]
 

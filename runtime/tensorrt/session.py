@@ -100,7 +100,10 @@ def _captured(run: Callable[[], None], device: Driver, stream: int) -> Callable[
 
 
 class TensorrtSession(Session):
-    """See `Session`. Each number of rows has an execution context and a CUDA graph of its own."""
+    """See `Session`. Each number of rows has an execution context and a CUDA graph of its own. A step verifies all
+    nodes."""
+
+    any_nodes = False
 
     def __init__(self, spec: EngineSpec, prefill: Plan, step: Plan, device: Driver):
         super().__init__(spec)
@@ -126,6 +129,8 @@ class TensorrtSession(Session):
         self._report = self._new((spec.max_batch, step.engine.get_tensor_shape("report")[1]), "int64")
         self._tokens = self._new((1, spec.prefill_chunk), "int64")
         self._count = self._new((1,), "int64")
+        self._nodes = self._new((1 + spec.nodes,), "int64")
+        self._nodes.write(np.arange(1 + spec.nodes))
 
     def array(self, values: Any, dtype: str = "int64") -> NDArray[Any]:
         return np.array(values, dtype)
@@ -142,7 +147,8 @@ class TensorrtSession(Session):
         self._prefill.run(self.stream)
         self._copy_back(self._prefill.plan, row, 1)
 
-    def replay(self, rows: int, slots: int) -> NDArray[np.int64]:
+    def replay(self, rows: int, slots: int, nodes: int) -> NDArray[np.int64]:
+        assert nodes == self.spec.nodes
         if rows not in self._replays:
             self._replays[rows] = self._make_replay(rows)
         self._replays[rows]()
@@ -152,7 +158,8 @@ class TensorrtSession(Session):
         """One step of the first rows."""
         step = execution(self._step, captures=True)
         shapes = {name: (rows, *array.shape[1:]) for name, array in (self.state | self.caches).items()}
-        step.bind(shapes, self._addresses(self._step, 0, {"report": self._report.address}), self.stream)
+        extra = {"report": self._report.address, "nodes": self._nodes.address}
+        step.bind(shapes, self._addresses(self._step, 0, extra), self.stream)
 
         def run() -> None:
             step.run(self.stream)

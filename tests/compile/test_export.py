@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 NAMES = ("lengths", "history", "keys.0", "values.0")
 SPEC = EngineSpec(
-    config={}, max_batch=2, max_seq_len=128, capacity=256, slot_step=64, scratch=8, prefill_chunk=16, vocab_size=32,
-    stop_ids=(), device="cpu",
+    config={"nodes": 0}, max_batch=2, max_seq_len=128, capacity=256, slot_step=64, scratch=8, prefill_chunk=16,
+    vocab_size=32, stop_ids=(), device="cpu",
     state=(TensorSpec("lengths", (2,), "int64"), TensorSpec("history", (2, 256), "int64")),
     shared=(),
     caches=(TensorSpec("keys.0", (2, 1, 256, 4), "float32"), TensorSpec("values.0", (2, 1, 256, 4), "float32")),

@@ -99,14 +99,20 @@ def grow(prefix: list[int], shape: list[tuple[int, int]]) -> tuple[list[int], li
 def decode(prefix: list[int], tree: tuple[list[int], list[int], list[bool]]) -> list[int]:
     """Plain tree decoding: walk to the child that carries the target's token while there is one; then the target's
     own."""
+    return [next_token(prefix + [tree[0][node] for node in path]) for path in walk(prefix, tree)]
+
+
+def walk(prefix: list[int], tree: tuple[list[int], list[int], list[bool]]) -> list[list[int]]:
+    """The nodes on the way to each node of that walk, the root left out."""
     tokens, parents, valid = tree
-    node, out = 0, []
+    path, paths = [], [[]]
     while True:
-        out.append(next_token([*prefix, *out]))
-        children = [n for n in range(1, len(tokens)) if valid[n] and parents[n] == node and tokens[n] == out[-1]]
+        wanted, above = next_token(prefix + [tokens[node] for node in path]), path[-1] if path else 0
+        children = [n for n in range(1, len(tokens)) if valid[n] and parents[n] == above and tokens[n] == wanted]
         if not children:
-            return out
-        node = children[0]
+            return paths
+        path = [*path, children[0]]
+        paths.append(path)
 
 
 def check_path(tree: tuple[list[int], list[int], list[bool]], path: tuple[AcceptedNode, ...]) -> None:
@@ -145,18 +151,21 @@ def fresh(rows, drafter):
 
 
 @settings(max_examples=400, deadline=None)
-@given(plans())
-def test_step_equals_the_plain_decoder(plan):
-    rows, _, steps = plan
+@given(plans(), st.data())
+def test_step_equals_the_plain_decoder(plan, data):
+    """Any number of nodes at each step."""
+    rows, nodes, steps = plan
     drafter = ScriptedDrafter(steps)
     state, keys, values = fresh(rows, drafter)
     step = SpeculativeStep(ToyTarget(), drafter)
     texts, ended = [list(row["prompt"]) for row in rows], [RUNNING] * len(rows)
     for shapes in steps:
-        report, after = step(state, keys, values)
+        count = 1 + data.draw(st.integers(0, nodes))
+        report, after = step(torch.arange(count), state, keys, values)
         trees = drafter.drafted[-2]  # the last ones are those of the next step
         assert trees == [grow(text, shape) for text, shape in zip(texts, shapes, strict=True)]
-        for row, tree in enumerate(trees):
+        for row, whole in enumerate(trees):
+            tree = tuple(part[:count] for part in whole)
             out, expected = decode(texts[row], tree), []
             if ended[row] == RUNNING:
                 room = len(rows[row]["prompt"]) + rows[row]["room"] - len(texts[row])
@@ -165,6 +174,8 @@ def test_step_equals_the_plain_decoder(plan):
             assert (got.tokens, got.finish) == (expected, ended[row])
             assert [tree[0][node] for node, _ in got.path] == (out[:-1] if expected else [])
             check_path(tree, got.path)
+            if expected:
+                assert [got.missed] == [*walk(texts[row], whole)[-1], 0][len(got.path) :][:1]
             texts[row] += expected
             length = len(texts[row]) - 1
             assert after["lengths"][row] == length and after["finish"][row] == ended[row]
@@ -183,5 +194,5 @@ def test_another_node_never_shortens_the_path(plan, data):
     for size in (keep, nodes):
         drafter = ScriptedDrafter([[shape[:size] for shape in steps[0]]])
         state, keys, values = fresh(rows, drafter)
-        counts.append(SpeculativeStep(ToyTarget(), drafter)(state, keys, values)[0][:, 2])
+        counts.append(SpeculativeStep(ToyTarget(), drafter)(torch.arange(1 + size), state, keys, values)[0][:, 2])
     assert (counts[0] <= counts[1]).all()

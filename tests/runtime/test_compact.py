@@ -34,7 +34,7 @@ def test_a_row_moves_with_all_that_it_has():
 def test_rows_move_when_the_step_gets_smaller_and_only_then():
     session, sizes = FakeSession(8, accepts=lambda step, row: 0), []
     engine, replay = Engine(session, None), session.replay
-    session.replay = lambda rows, slots: (sizes.append(rows), replay(rows, slots))[1]
+    session.replay = lambda rows, *size: (sizes.append(rows), replay(rows, *size))[1]
     requests = [Request([start, 1], 22 + 12 * (start % 4 == 3) + 40 * (start == 7), []) for start in range(8)]
     for request, _ in engine.run(requests):
         assert request.tokens == alone(request.prompt, request.limit)[: len(request.tokens)]

@@ -30,11 +30,11 @@ def table(engine):
 
 
 def test_a_text_that_was_written_before_takes_fewer_steps(folder):
-    with specstep.load(folder, learning=False) as engine:
+    with specstep.load(folder, nodes="all", learning=False) as engine:
         texts, steps = ask(engine)
         assert ask(engine) == (texts, steps)
         assert not table(engine).any()
-    with specstep.load(folder) as engine:
+    with specstep.load(folder, nodes="all") as engine:
         first, second = ask(engine), ask(engine)
         assert first[0] == second[0] == texts
         assert second[1] < 0.7 * steps
@@ -42,7 +42,7 @@ def test_a_text_that_was_written_before_takes_fewer_steps(folder):
 
 
 def test_a_request_may_keep_what_it_writes_to_itself(folder):
-    with specstep.load(folder) as engine:
+    with specstep.load(folder, nodes="all") as engine:
         ask(engine, learning=False)
         assert not table(engine).any()
 
@@ -50,8 +50,8 @@ def test_a_request_may_keep_what_it_writes_to_itself(folder):
 def test_all_backends_learn_the_same(engine_folder, onnx_folder, model_folder):
     learned = []
     for make in (
-        lambda: specstep.load(engine_folder),
-        lambda: specstep.load(onnx_folder),
+        lambda: specstep.load(engine_folder, nodes="all"),
+        lambda: specstep.load(onnx_folder, nodes="all"),
         lambda: specstep.eager(
             str(model_folder), drafter="ngram", dtype="float32", max_batch=2, max_seq_len=192, prefill_chunk=16
         ),
@@ -66,11 +66,11 @@ def test_all_backends_learn_the_same(engine_folder, onnx_folder, model_folder):
 
 def test_the_file_is_begun_and_gone_on_with(folder, tmp_path):
     file = tmp_path / "new" / "learned.safetensors"
-    with specstep.load(folder, learned=file) as engine:
+    with specstep.load(folder, nodes="all", learned=file) as engine:
         texts, steps = ask(engine)
         kept = table(engine)
     assert (load_file(file)["learned"] == kept).all()
-    with specstep.load(folder, learned=file) as engine:
+    with specstep.load(folder, nodes="all", learned=file) as engine:
         assert (table(engine) == kept).all()
         again, fewer = ask(engine)
         assert again == texts
@@ -81,10 +81,10 @@ def test_the_file_is_begun_and_gone_on_with(folder, tmp_path):
 
 def test_an_engine_that_does_not_learn_reads_the_file_and_leaves_it(folder, tmp_path):
     file = tmp_path / "learned"
-    with specstep.load(folder, learned=file) as engine:
+    with specstep.load(folder, nodes="all", learned=file) as engine:
         ask(engine)
     before = file.read_bytes()
-    with specstep.load(folder, learned=file, learning=False) as engine:
+    with specstep.load(folder, nodes="all", learned=file, learning=False) as engine:
         assert table(engine).any()
         ask(engine)
     assert file.read_bytes() == before
@@ -93,7 +93,7 @@ def test_an_engine_that_does_not_learn_reads_the_file_and_leaves_it(folder, tmp_
 @pytest.fixture(scope="module")
 def good(engine_folder, tmp_path_factory):
     file = tmp_path_factory.mktemp("learned") / "good"
-    with specstep.load(engine_folder, learned=file) as engine:
+    with specstep.load(engine_folder, nodes="all", learned=file) as engine:
         ask(engine)
     return file
 
@@ -134,7 +134,7 @@ def test_a_file_that_is_foreign_or_damaged_is_refused(message, good, engine_fold
     shutil.copy(good, path)
     DAMAGE[message](path)
     with pytest.raises(EngineError, match=message):
-        specstep.load(engine_folder, learned=path)
+        specstep.load(engine_folder, nodes="all", learned=path)
 
 
 def test_an_engine_without_a_table_says_so(model_folder):
@@ -150,7 +150,7 @@ def test_an_engine_without_a_table_says_so(model_folder):
 
 def test_a_file_that_cannot_be_written_is_an_error(engine_folder, tmp_path):
     (tmp_path / "file").write_text("")
-    engine = specstep.load(engine_folder, learned=tmp_path / "file" / "learned")
+    engine = specstep.load(engine_folder, nodes="all", learned=tmp_path / "file" / "learned")
     ask(engine)
     with pytest.raises(EngineError, match="could not be written"):
         engine.close()

@@ -22,7 +22,7 @@ class Watched:
         self.session.prefill = lambda row, tokens, count, slots: (
             self.log.append(count), prefill(row, tokens, count, slots)
         )  # fmt: skip
-        self.session.replay = lambda rows, slots: (self.log.append(-rows), replay(rows, slots))[1]
+        self.session.replay = lambda rows, *size: (self.log.append(-rows), replay(rows, *size))[1]
 
     def submit(self, prompt, new_tokens):
         return self.engine.submit(Request(list(prompt), len(prompt) + new_tokens, []))

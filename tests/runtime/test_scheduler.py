@@ -236,7 +236,7 @@ def test_how_many_wait_and_run():
     engine, gate = engine_of(1), threading.Event()
     assert engine.occupancy == (0, 0)
     step = engine.session.step
-    engine.session.step = lambda: (gate.wait(PATIENCE), step())[1]
+    engine.session.step = lambda *given: (gate.wait(PATIENCE), step(*given))[1]
     streams = [engine.submit(request([start], 5)) for start in range(4)]
     left = len(streams)
     while engine.occupancy.running == 0:

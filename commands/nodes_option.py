@@ -1,0 +1,20 @@
+"""The option `--nodes` of what runs an engine."""
+
+import argparse
+
+
+def add_nodes_option(parser: argparse.ArgumentParser) -> None:
+    """Add it."""
+    parser.add_argument(
+        "--nodes",
+        metavar="N",
+        default="auto",
+        help="drafted tokens that a step verifies: a number, all, or auto, which chooses before each step what is "
+        "fastest here; no text depends on it (default: auto)",
+    )
+
+
+def given_nodes(options: argparse.Namespace) -> int | str:
+    """What `load` takes."""
+    given: str = options.nodes
+    return int(given) if given.removeprefix("-").isdecimal() else given

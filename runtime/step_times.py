@@ -1,0 +1,217 @@
+"""How long a step takes here, by its rows, its nodes and the length of its rows: measured once, kept in the user's
+cache, corrected by the steps that follow."""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..user_cache import cache_path, keep
+from .session import Session
+
+BUDGET_S = 1.5  # of a first measurement, but for the first step, which maps the weights
+SHORT = 32  # tokens in the cache of rows that are measured
+ROUNDS = 8  # most times that each size is measured
+FAST, SLOW = 0.1, 0.05  # shares of a surprise in what all rungs have in common, and in one rung's own
+FORGET = 0.999  # a rung that is no longer chosen gets another chance
+WRONG = 0.1  # a correction, as a logarithm, that is worth keeping
+
+
+class StepTimes:
+    """Seconds of a step: a table by rows and nodes for rows of SHORT tokens, and what each further token of a row adds,
+    to a step of no nodes and to one of all."""
+
+    def __init__(self, rungs: Sequence[int], table: Mapping[int, Sequence[float]], slopes: tuple[float, float]):
+        """rungs: numbers of nodes, rising. table: rows -> seconds for each of the rungs."""
+        self.rungs, self.slopes = tuple(rungs), slopes
+        self.table = {rows: np.array(times, np.float64) for rows, times in sorted(table.items())}
+        # Logarithms of what steps took against the table: those of so many rows alike, and each rung beyond that.
+        self._common = dict.fromkeys(self.table, 0.0)
+        self._own = {rows: np.zeros(len(self.rungs)) for rows in self.table}
+
+    def seconds(self, rows: int, length: float) -> NDArray[np.float64]:
+        """Of a step of so many rows with `length` tokens each on average, for each of the rungs."""
+        rows = self._known(rows)
+        return self._expected(rows, length) * np.exp(self._own[rows])
+
+    def observe(self, rows: int, rung: int, length: float, seconds: float) -> None:
+        """Correct the table by what a step took."""
+        rows, place = self._known(rows), self.rungs.index(rung)
+        off = math.log(min(max(seconds / self._expected(rows, length)[place], 0.25), 4.0))
+        own = self._own[rows]
+        own *= FORGET
+        surprise = off - self._common[rows] - own[place]  # a busy machine, or this rung alone: some of it goes to each
+        self._common[rows] += FAST * surprise
+        own[place] += SLOW * surprise
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the table has proved wrong: rungs do not relate as it says."""
+        return any(np.ptp(own) > WRONG for own in self._own.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, corrections included."""
+        table = {rows: (times * np.exp(self._own[rows])).tolist() for rows, times in self.table.items()}
+        return {"rungs": self.rungs, "table": table, "slopes": self.slopes}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "StepTimes":
+        """The inverse of `to_dict`. Raises ValueError, KeyError or TypeError for anything else."""
+        table = {int(rows): [float(seconds) for seconds in times] for rows, times in data["table"].items()}
+        first, last = map(float, data["slopes"])
+        times = cls([int(rung) for rung in data["rungs"]], table, (first, last))
+        sound = table and all(len(row) == len(times.rungs) and min(row) > 0 for row in table.values())
+        if not sound or list(times.rungs) != sorted(set(times.rungs)):
+            raise ValueError("expected a row of positive times for each number of rows")
+        return times
+
+    def _known(self, rows: int) -> int:
+        """The least number of rows in the table that holds so many."""
+        return min((known for known in self.table if known >= rows), default=max(self.table))
+
+    def _expected(self, rows: int, length: float) -> NDArray[np.float64]:
+        """What the table says."""
+        part = np.array(self.rungs) / max(self.rungs[-1], 1)
+        slopes = self.slopes[0] + (self.slopes[1] - self.slopes[0]) * part
+        times = self.table[rows]
+        return np.maximum(times + rows * slopes * (length - SHORT), 0.2 * times)
+
+
+def kept_or_measured(
+    session: Session, rungs: Sequence[int], identity: str, report: Callable[[str], None]
+) -> tuple[StepTimes, Path]:
+    """The times of an idle session's steps on this machine, and where they are kept. They are measured where none are
+    kept that fit. identity: what tells engines apart."""
+    path = times_path(identity)
+    try:
+        times = StepTimes.from_dict(json.loads(path.read_text()))
+        if times.rungs == tuple(rungs):
+            return times, path
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass  # nothing is kept, or nothing of use
+    report("measuring steps on this machine, once")
+    times = measure(session, rungs)
+    keep_times(times, path)
+    return times, path
+
+
+def keep_times(times: StepTimes, path: Path) -> None:
+    """Keep what is known for the next process, where there is a place for it."""
+    with contextlib.suppress(OSError):  # then the next process measures again
+        keep(path, json.dumps(times.to_dict()).encode())
+
+
+def times_path(identity: str) -> Path:
+    """Where the times of an engine on this machine, with these threads, lie."""
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.is_file() else []
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    here = [identity, platform.machine(), *names[:1], cores, os.environ.get("OMP_NUM_THREADS", "")]
+    return cache_path("steps", f"{hashlib.sha256(json.dumps(here).encode()).hexdigest()[:32]}.json")
+
+
+def measure(session: Session, rungs: Sequence[int], budget: float = BUDGET_S) -> StepTimes:
+    """Time steps of an idle session, for `budget` seconds and one step, which has everything loaded. What there is no
+    time for is taken to cost what as many tokens cost elsewhere."""
+    most = session.spec.max_batch
+    sizes = [1 << power for power in range(most.bit_length()) if 1 << power < most] + [most]
+    ends = list(dict.fromkeys((rungs[0], rungs[-1])))
+    long = max(SHORT, min(1024, 3 * session.spec.max_seq_len // 4))
+    found: dict[tuple[int, int, int], float] = {}
+    with _Rows(session) as rows:
+        rows.add(1, SHORT)
+        session.step(rungs[-1])
+        begin = time.perf_counter()
+        for place, size in enumerate(sizes):
+            if place and time.perf_counter() > begin + budget:
+                break
+            rows.add(size, SHORT)
+            end = begin + budget * (place + 1) / (len(sizes) + 1)
+            times = _time_steps(session, [*ends, *rungs[1:-1]], end)
+            found |= {(size, rung, SHORT): seconds for rung, seconds in times.items()}
+    with _Rows(session) as rows:
+        rows.add(1, long)
+        times = _time_steps(session, ends, begin + budget)
+        found |= {(1, rung, long): seconds for rung, seconds in times.items() if long > SHORT}
+    return _fitted(found, rungs, sizes, long)
+
+
+class _Rows:
+    """Rows of a session to be timed. They end with their first token, and stand still: a step costs what it costs."""
+
+    def __init__(self, session: Session):
+        self.session, self.taken = session, list[int]()
+
+    def add(self, count: int, length: int) -> None:
+        """Have so many rows in all; further ones get so many tokens, or as many as an engine takes, of which caches
+        hold all but two as they are."""
+        spec = self.session.spec
+        length = max(min(length, spec.max_seq_len - 3), 2)
+        while len(self.taken) < count:
+            row = self.session.begin([2] * (length + 1), length + 2, [], {"learning": 0})
+            self.taken.append(row)
+            self.session.resume(row, length - 1, [])
+            self.session.fill(row, spec.prefill_chunk)
+
+    def __enter__(self) -> "_Rows":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for row in self.taken:
+            self.session.release(row)
+
+
+def _time_steps(session: Session, rungs: Sequence[int], end: float) -> dict[int, float]:
+    """Seconds of the next step of a session by rung, the least of a few, until `end`; the first two at least once."""
+    found: dict[int, float] = {}
+    for _ in range(ROUNDS):
+        for rung in rungs:
+            if len(found) > 1 and time.perf_counter() > end:
+                return found
+            begin = time.perf_counter()
+            session.step(rung)
+            found[rung] = min(time.perf_counter() - begin, found.get(rung, math.inf))
+    return found
+
+
+def _fitted(
+    found: Mapping[tuple[int, int, int], float], rungs: Sequence[int], sizes: Sequence[int], long: int
+) -> StepTimes:
+    """The table of what was found, and where nothing was, for rows of which nothing was: what as many tokens cost."""
+    short = {
+        (rows, rung): min(  # a step takes no longer than one of as many rows and nodes: then it was disturbed
+            other for (r, n, at), other in found.items() if at == SHORT and r >= rows and n >= rung
+        )
+        for rows, rung, length in found
+        if length == SHORT
+    }
+    tokens = [rows * (1 + rung) for rows, rung in short]
+    slope, base = np.polyfit(tokens, [*short.values()], 1) if len(set(tokens)) > 1 else (0.0, short[1, rungs[0]])
+    table = {}
+    for rows in sizes:
+        known = {rung: seconds for (r, rung), seconds in sorted(short.items()) if r == rows}
+        known = known or {rung: float(base + slope * rows * (1 + rung)) for rung in (rungs[0], rungs[-1])}
+        table[rows] = [max(seconds, short[1, rungs[0]]) for seconds in _hull(rungs, known)]
+    first, last = (
+        max(found.get((1, rung, long), 0.0) - short[1, rung], 0.0) / max(long - SHORT, 1)
+        for rung in (rungs[0], rungs[-1])
+    )
+    return StepTimes(rungs, table, (first, last))
+
+
+def _hull(rungs: Sequence[int], known: Mapping[int, float]) -> list[float]:
+    """Seconds of each rung: the least that a line between two known ones, the first and the last among them, gives. A
+    rung that is taken for too fast is chosen and corrected; one that is taken for too slow would stay so."""
+    lines = [(a, b) for a in known for b in known if a <= b]
+    return [
+        min(float(np.interp(rung, [a, b], [known[a], known[b]])) for a, b in lines if a <= rung <= b) for rung in rungs
+    ]

@@ -1,0 +1,103 @@
+"""Any number of a tree's nodes may be verified: the text, and the trees that follow, do not depend on it."""
+
+import random
+
+import pytest
+import specstep
+import torch
+from models import save_eagle3
+from specstep.graphs.step import with_missed
+from specstep.graphs.tree import DraftTree, first_nodes, missed_node
+
+OPTIONS = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
+PROMPTS = ([40, 41, 42] * 9, [5])
+SAMPLED = {"sampling": [0.5, 40, 0.9, 0, 1.1, 0, 0], "seeds": 77}
+
+
+def run(engine, pick, controls=None):
+    """The rows' texts, each row's trees by its length, and how many drafts were accepted. pick: nodes of a step."""
+    session, texts, trees, accepted = engine.session, {}, {}, 0
+    for prompt in PROMPTS:
+        texts[session.admit(prompt, len(prompt) + 40, [1], controls)] = []
+    while any(finish == 0 for finish in session.state["finish"].tolist()):
+        for row in texts:
+            if session.state["finish"][row] == 0:
+                trees[row, session.lengths[row]] = session.tree(row)
+        for row, report in session.step(pick()).items():
+            texts[row] += report.tokens
+            accepted += len(report.path)
+    for row in texts:
+        session.release(row)
+    return texts, trees, accepted
+
+
+def rungs(most, seed):
+    """Another number of nodes at each step."""
+    choice = random.Random(seed)
+    return lambda: choice.randint(0, most)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "tree"),
+    [
+        ("ngram", {"nodes": 7}),
+        ("ngram", {"tree": "chain", "depth": 4}),
+        ("ngram", {"tree": "static", "depth": 3, "top_k": 2, "nodes": 6}),
+        ("self", {"tree": "dynamic", "depth": 3, "top_k": 2, "nodes": 6}),
+        ("model", {"tree": "static", "depth": 3, "top_k": 2, "nodes": 6}),
+        ("eagle3", {"tree": "dynamic", "depth": 3, "top_k": 3, "nodes": 8}),
+        ("ngram,eagle3", {"tree": "dynamic", "depth": 3, "top_k": 3, "nodes": 8}),
+    ],
+)
+def test_every_rung_says_the_same(drafter, tree, model_folder, drafter_folder, tmp_path):
+    names = {"model": drafter_folder, "self": model_folder}
+    if "eagle3" in drafter:
+        names["eagle3"] = save_eagle3(tmp_path / "head")
+    name = ",".join(str(names.get(part, part)) for part in drafter.split(","))
+    engine = specstep.eager(str(model_folder), drafter=name, **tree, **OPTIONS)
+    most = engine.spec.nodes
+    for controls in (None, SAMPLED):
+        expected, plain, _ = run(engine, lambda: 0, controls)
+        for pick in (lambda: most, lambda: 1, rungs(most, 0), rungs(most, 1)):
+            texts, trees, accepted = run(engine, pick, controls)
+            assert texts == expected
+            # Draft caches and features survive steps that verified few drafts, or none.
+            assert all(plain[place] == drafted for place, drafted in trees.items())
+            assert accepted or drafter != "self"
+
+
+@pytest.mark.parametrize("backend", ["engine_folder", "onnx_folder"])
+def test_every_rung_of_an_engine_says_the_same(backend, model_folder, request):
+    engine = specstep.load(request.getfixturevalue(backend))
+    eager = specstep.eager(str(model_folder), drafter="ngram", **OPTIONS)
+    most = engine.spec.nodes
+    for controls in (None, SAMPLED):
+        expected, plain, _ = run(eager, lambda: 0, controls)
+        for nodes in (0, 1, 2, most):
+            texts, trees, _ = run(engine, lambda nodes=nodes: nodes, controls)
+            assert texts == expected and all(plain[place] == drafted for place, drafted in trees.items())
+        changing = [run(each, rungs(most, 3), controls) for each in (engine, eager)]
+        assert changing[0] == changing[1] and changing[0][0] == expected
+
+
+def test_reports_the_node_that_it_missed(model_folder):
+    """A draft model that is the target itself is right: what is left out would have been accepted."""
+    options = {"tree": "chain", "depth": 3} | OPTIONS
+    session = specstep.eager(str(model_folder), drafter=str(model_folder), **options).session
+    row = session.admit(PROMPTS[0], 80, [])
+    for nodes in (0, 1, 2, 3):
+        report = session.step(nodes)[row]
+        assert (len(report.path), report.missed) == (nodes, nodes + 1 if nodes < 3 else 0)
+    assert session.tree(row, 1) == ([session.tree(row).tokens[0], session.tree(row).tokens[1]], [-1, 0])
+
+
+def test_missed_node_of_a_tree():
+    tokens = torch.tensor([[9, 4, 5, 6, 4], [9, 4, 5, 6, 4]])
+    parents = torch.tensor([[-1, 0, 0, 1, 1], [-1, 0, 0, 1, 1]])
+    valid = torch.tensor([[True] * 5, [True, True, True, True, False]])
+    tree = DraftTree(tokens, parents, valid)
+    assert first_nodes(tree, torch.arange(2)).tokens.tolist() == [[9, 4], [9, 4]]
+    assert missed_node(tree, torch.tensor([[1], [1]]), torch.tensor([[4], [4]])).tolist() == [[4], [0]]
+    assert missed_node(tree, torch.tensor([[0], [0]]), torch.tensor([[5], [7]])).tolist() == [[2], [0]]
+    path, accepted = torch.tensor([[0, 1, 2], [0, 1, 3]]), torch.tensor([1, 2])
+    assert with_missed(path, accepted, torch.tensor([[4], [3]])).tolist() == [[0, 1, 4], [0, 1, 3]]

@@ -1,0 +1,179 @@
+"""How many nodes a step verifies: what is chosen, and that it follows the rows and the machine."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+from fake_session import FakeSession, alone
+from specstep.errors import InputError
+from specstep.report import AcceptedNode, RowReport
+from specstep.runtime.engine import Engine
+from specstep.runtime.ladder import Ladder, make_ladder, rungs_up_to
+from specstep.runtime.step_times import StepTimes, _fitted, kept_or_measured, measure, times_path
+
+NODES = 7
+RUNGS = rungs_up_to(NODES)
+
+
+def seconds(rows, nodes):
+    """A machine on which a step costs what it multiplies."""
+    return 12.5 + 0.45 * rows * (1 + nodes) + 0.3 * rows
+
+
+def times(wrong=1.0):
+    """That machine's, the largest rung taken for so many times as dear as it is."""
+    table = {rows: [seconds(rows, n) * (wrong if n == NODES else 1) for n in RUNGS] for rows in (1, 2, 4, 8, 16)}
+    return StepTimes(RUNGS, table, (0.0, 0.0))
+
+
+def drafted(choice, hit):
+    """The path that the target takes through a whole tree, whose node n has the children 2n + 1 and 2n + 2."""
+    path, node = [], 0
+    while True:
+        children = [child for child in (2 * node + 1, 2 * node + 2) if child <= NODES]
+        taken = [child for place, child in enumerate(children) if choice.random() < hit * 0.3**place]
+        if not taken:
+            return path
+        node = taken[0]
+        path.append(node)
+
+
+def run(ladder, hits, steps, fixed=None, seed=0):
+    """Tokens per second of rows whose drafts hit with these probabilities, and the rungs chosen."""
+    choice, rows, tokens, spent, chosen = random.Random(seed), [ladder.row() for _ in hits], 0, 0.0, []
+    for step in range(steps):
+        rung = ladder.choose(len(rows), rows, 100) if fixed is None else fixed
+        chosen.append(rung)
+        took = seconds(len(rows), rung) * choice.uniform(0.9, 1.1)
+        spent += took
+        ladder.timed(len(rows), rung, 100, took)
+        for row, hit in zip(rows, hits, strict=True):
+            path = drafted(choice, hit(step))
+            kept = [node for node in path if node <= rung]
+            missed = path[len(kept)] if len(kept) < len(path) else 0
+            nodes = tuple(AcceptedNode(node, 0) for node in kept)
+            ladder.learn(row, RowReport([0] * (1 + len(kept)), 0, nodes, missed, []))
+            tokens += 1 + len(kept)
+    return tokens / spent, chosen
+
+
+def always(hit):
+    return lambda step: hit
+
+
+class Timed(FakeSession):
+    """Rows whose caches may be filled with anything, as those that are timed are."""
+
+    def resume(self, row, count, runs):
+        super().resume(row, count, runs)
+        self._fill_caches(row, 0)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 16])
+@pytest.mark.parametrize("hits", [(0.8,), (0.5,), (0.02,), (0.8, 0.02)])
+def test_the_choice_is_near_the_best_fixed_one(rows, hits):
+    each = [always(hits[row % len(hits)]) for row in range(rows)]
+    fixed = {rung: run(Ladder(RUNGS, times()), each, 400, rung)[0] for rung in RUNGS}
+    chosen, _ = run(Ladder(RUNGS, times()), each, 400)
+    assert chosen > 0.96 * max(fixed.values())
+    assert chosen > 0.97 * fixed[0]
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_hopeless_rows_go_down_to_plain_decoding_and_come_back(rows):
+    hits = [lambda step: 0.0 if 100 <= step < 300 else 0.8] * rows
+    _, chosen = run(Ladder(RUNGS, times()), hits, 400)
+    assert np.mean(chosen[50:100]) > 0.9
+    assert sum(chosen[200:300]) <= 4  # the steps that time the next rung
+    assert np.mean(chosen[340:]) > 0.9  # though no step between verified a draft
+
+
+def test_full_batches_verify_less():
+    means = [np.mean(run(Ladder(RUNGS, times()), [always(0.7)] * rows, 200)[1][50:]) for rows in (1, 4, 16)]
+    assert means == sorted(means, reverse=True) and means[0] > 3 * means[-1]
+
+
+def test_a_step_that_takes_longer_than_kept_is_found_out():
+    ladder = Ladder(RUNGS, times(wrong=0.6))
+    _, chosen = run(ladder, [always(0.5)] * 8, 600)
+    assert chosen[1] == NODES and np.mean([rung == NODES for rung in chosen[300:]]) < 0.1
+
+
+def test_never_a_rung_that_is_expected_to_be_slower_than_none():
+    choice = random.Random(3)
+    for _ in range(200):
+        table = {rows: [choice.uniform(1, 20) for _ in RUNGS] for rows in (1, 2, 4)}
+        known, rows = StepTimes(RUNGS, table, (0.0, 0.0)), choice.choice((1, 2, 4))
+        ladder = Ladder(RUNGS, known)
+        drafts = [ladder.row() for _ in range(rows)]
+        for each in drafts:
+            each.expected[:] = [choice.random() for _ in range(NODES)]
+        rung = ladder.choose(rows, drafts, 50)
+        tokens = rows + sum(each.expected[:rung].sum() for each in drafts)
+        spent = known.seconds(rows, 50)
+        assert tokens / spent[RUNGS.index(rung)] >= rows / spent[0]
+
+
+def test_few_rungs():
+    assert rungs_up_to(0) == (0,) and rungs_up_to(1) == (0, 1) and rungs_up_to(6) == (0, 1, 2, 3, 5, 6)
+    assert rungs_up_to(64)[-2:] == (63, 64)
+
+
+def test_measures_once_and_keeps_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    session, said = Timed(3), []
+    found, path = kept_or_measured(session, (0, 1, 2), "engine", said.append)
+    assert list(found.table) == [1, 2, 3] and len(said) == 1 and session.free_rows == 3
+    steps = session.steps
+    again, _ = kept_or_measured(session, (0, 1, 2), "engine", said.append)
+    assert session.steps == steps and len(said) == 1 and again.to_dict() == found.to_dict()
+    assert times_path("another") != path == times_path("engine")
+    for damaged in ("", "[]", "{}", json.dumps(found.to_dict() | {"table": {"1": [1, 2]}})):
+        path.write_text(damaged)
+        kept_or_measured(session, (0, 1, 2), "engine", said.append)
+    assert len(said) == 5 and StepTimes.from_dict(json.loads(path.read_text())).rungs == (0, 1, 2)
+
+
+def test_a_rung_is_not_taken_for_slower_than_its_neighbours_say():
+    found = {(1, 0, 32): 10.0, (1, 1, 32): 12.0, (1, 2, 32): 18.0, (1, 3, 32): 16.0, (1, 3, 90): 22.0, (1, 0, 90): 12.0}
+    times = _fitted(found, (0, 1, 2, 3), (1, 2), 90)
+    assert times.seconds(1, 32).tolist() == [10, 12, 14, 16]
+    assert times.seconds(1, 90).tolist() == pytest.approx([12, 12 + 2 + 4 / 3, 14 + 2 + 8 / 3, 22])
+    assert (times.seconds(2, 32) > times.seconds(1, 32)).all()
+
+
+def test_a_measurement_is_bounded():
+    session = Timed(8, pause=0.01)
+    found = measure(session, (0, 1, 2), budget=0.05)
+    assert session.steps < 12
+    assert all(len(times) == 3 and min(times) > 0 for times in found.table.values()) and max(found.table) == 8
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 2, "all", "auto"])
+def test_what_a_step_verifies(nodes, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    session = Timed(2)
+    ladder = make_ladder(session, nodes, "engine", lambda message: None)
+    prompts = [[3, 4], [5], [6, 7, 8]]
+    with Engine(session, None, ladder=ladder) as engine:
+        results = engine.generate(prompts, 30)
+    assert [result.token_ids for result in results] == [alone(prompt, len(prompt) + 30) for prompt in prompts]
+    for result in results:
+        verified = {int(rung): steps for rung, steps in result.stats["verified"].items()}
+        assert sum(verified.values()) == result.stats["steps"]
+        assert nodes == "auto" or set(verified) == {2 if nodes == "all" else nodes}
+
+
+@pytest.mark.parametrize("nodes", [-1, 3, "some", 1.0, True, None])
+def test_wrong_numbers_of_nodes(nodes):
+    with pytest.raises(InputError, match="nodes: expected auto, all, or 0 to the 2 that this engine drafts, got"):
+        make_ladder(FakeSession(1), nodes, "engine", lambda message: None)
+
+
+def test_backends_that_verify_all(monkeypatch):
+    monkeypatch.setattr(FakeSession, "any_nodes", False)
+    for nodes in ("auto", "all", 2):
+        assert make_ladder(FakeSession(1), nodes, "engine", lambda message: None).rungs == (2,)
+    with pytest.raises(InputError, match="nodes: expected auto, all, or 2, as an engine of this backend"):
+        make_ladder(FakeSession(1), 1, "engine", lambda message: None)
