@@ -13,9 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
-
 from ..errors import EngineError, InputError
 from .engine_file import EngineSpec
 from .session import Session
@@ -49,6 +46,8 @@ def start_learned(path: Path, session: Session, text: EngineTokenizer | None) ->
     spec, names = session.spec, require_tables(session.spec)
     if not path.exists():
         return
+    from safetensors import SafetensorError, safe_open  # engines of ONNX Runtime do without
+
     try:
         with safe_open(path, "numpy") as file:
             got, table = file.metadata() or {}, file.get_tensor(NAME)
@@ -76,6 +75,8 @@ def save_learned(path: Path, session: Session, text: EngineTokenizer | None) -> 
 
 def write_table(path: Path, table: NDArray[Any], header: dict[str, str]) -> None:
     """Write a table, whole or not at all. Raises EngineError."""
+    from safetensors.numpy import save
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, work = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -109,7 +109,8 @@ def test_what_a_model_recommends_is_told_and_taken(model_folder, tmp_path, capsy
     opened = specstep.eager(str(folder), drafter="none", dtype="float32", max_seq_len=64)
     assert opened.recommended == specstep.SamplingParams(temperature=0.5, top_p=0.9)
     asked, real = [], opened.requests
-    monkeypatch.setattr(engines, "load", lambda folder: opened)
+    monkeypatch.setattr(engines, "load", lambda folder, **_: opened)
+    monkeypatch.setattr(opened, "close", lambda: None)  # it is asked again
     monkeypatch.setattr(opened, "requests", lambda *a, sampling, **k: (asked.append(sampling), real(*a, **k))[1])
     note = "greedy; the model recommends temperature 0.5, top_p 0.9: --sampling model takes it\n"
     for arguments, sampling, told in (

@@ -10,6 +10,9 @@ from specstep.serving import server
 from specstep.serving.server import is_local, listen
 
 
+LEARNING = {"learning": True, "learned": None}
+
+
 @pytest.fixture
 def served(monkeypatch):
     """What the command would serve, in place of a server."""
@@ -33,6 +36,19 @@ class FakeEngine:
         FakeEngine.closed += 1
 
 
+def test_keys_that_share_nothing_learn_nothing(served):
+    keys = ["--port", "0", "--api-key", "one", "--api-key", "two"]
+    for more, learns in (
+        (keys[:4], True),
+        (keys, False),
+        ([*keys, "--share-prefixes"], True),
+        (["--no-learning"], False),
+    ):
+        assert main(["serve", "engine", "--port", "0", *more]) == 0
+        assert served[-1][0]["engine"].options["learning"] is learns
+    assert main(["serve", "engine", "other", "--learned", "file"]) == 2
+
+
 def test_directories_become_models(served, tmp_path):
     FakeEngine.closed = 0
     first, second = tmp_path / "first", tmp_path / "second"
@@ -41,9 +57,9 @@ def test_directories_become_models(served, tmp_path):
     assert {name: engine.directory for name, engine in loaded.items()} == {"first": first, "other": second}
     assert (options.max_queue, options.api_keys, drain, FakeEngine.closed) == (3, (), 7, 2)
     assert bound.fileno() == -1, "the socket is closed"
-    assert loaded["first"].options == {"prefix_cache_bytes": 2**28, "prefill_per_step": 64}
+    assert loaded["first"].options == {"prefix_cache_bytes": 2**28, "prefill_per_step": 64} | LEARNING
     assert main(["serve", str(first), "--port", "0", "--prefix-cache", "0", "--prefill-per-step", "32"]) == 0
-    assert served[1][0]["first"].options == {"prefix_cache_bytes": 0, "prefill_per_step": 32}
+    assert served[1][0]["first"].options == {"prefix_cache_bytes": 0, "prefill_per_step": 32} | LEARNING
 
 
 def test_keys_come_from_options_and_environment(served, monkeypatch, capsys):
