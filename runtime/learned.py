@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from ..errors import EngineError, InputError
 from .engine_file import EngineSpec
 from .session import Session

@@ -9,7 +9,6 @@ from specstep.runtime import engine as engines
 from specstep.serving import server
 from specstep.serving.server import is_local, listen
 
-
 LEARNING = {"learning": True, "learned": None}
 
 
