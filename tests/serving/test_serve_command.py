@@ -46,6 +46,7 @@ def test_keys_that_share_nothing_learn_nothing(served):
         assert main(["serve", "engine", "--port", "0", *more]) == 0
         assert served[-1][0]["engine"].options["learning"] is learns
     assert main(["serve", "engine", "other", "--learned", "file"]) == 2
+    assert main(["serve", "engine", *keys, "--learned", "file"]) == 2
 
 
 def test_directories_become_models(served, tmp_path):
