@@ -10,6 +10,9 @@ BIASES = 512  # tokens whose logits a row can change, banned ones included
 BANNED_WORDS, WORD_TOKENS = 64, 8  # banned sequences of a row, and most tokens of one
 TOP_LOGPROBS = 20  # most alternatives whose log-probabilities are reported
 ALL_TOKENS = -1  # a word of the allowed-token mask with every bit set
+# The table in which n-gram drafters count what an engine writes (kernels/ngram/learned.py): its rows by default; an
+# entry is (tag * LEARNED_TOKENS + token) * LEARNED_COUNTS + count.
+LEARNED_ROWS, LEARNED_TOKENS, LEARNED_COUNTS = 16384, 2**20, 256
 
 
 class Sampling(NamedTuple):

@@ -1,6 +1,7 @@
 """What a machine keeps from process to process: files under `$XDG_CACHE_HOME/specstep`, or `~/.cache/specstep`."""
 
 import os
+import threading
 from pathlib import Path
 
 
@@ -12,6 +13,13 @@ def cache_path(*names: str) -> Path:
 def keep(path: Path, data: bytes) -> None:
     """Write a file, whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    work = path.with_suffix(f".{os.getpid()}")
-    work.write_bytes(data)
-    work.replace(path)
+    work = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        with work.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(work, path)
+    except OSError:
+        work.unlink(missing_ok=True)
+        raise

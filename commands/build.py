@@ -3,6 +3,7 @@
 import argparse
 import os
 
+from ..controls import LEARNED_ROWS
 from ..errors import needs_extra
 from .progress import Progress
 
@@ -27,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--top-k", type=int, metavar="K", help="most children per node, and nodes expanded per level of a dynamic tree")
     add("--tree-choices", metavar="FILE", help="JSON list of paths of a static tree, as [[0], [1], [0, 0]]")
     add("--learned-rows", type=int, metavar="N", help="of the table in which an n-gram drafter counts what the engine "
-        "writes, 128 bytes each; 0: it does not learn (default: 16384)")  # fmt: skip
+        f"writes, 128 bytes each; 0: it does not learn (default: {LEARNED_ROWS})")  # fmt: skip
     add("--dtype", help="bfloat16, float32 or float16 (default: bfloat16)")
     add("--weights", help="auto (default: as the model's file has them), bfloat16, int8 or int4; CPU, dtype bfloat16")
     add("--device", help="cpu or cuda (default: cpu)")

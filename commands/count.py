@@ -2,10 +2,10 @@
 
 import argparse
 
+from ..controls import LEARNED_ROWS
 from ..errors import InputError, needs_extra
 from .progress import Progress
 
-LEARNED_ROWS = 16384
 HELP = "count n-gram tables for the ngram drafter"
 EXAMPLES = """examples:
   specstep count dialogues.jsonl.gz -o tables.safetensors --model smollm2-135m

@@ -82,7 +82,10 @@ def run(options: argparse.Namespace) -> int:
             )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     learning = given_learning(options)
-    learning["learning"] &= len(keys) < 2 or options.share_prefixes  # how fast a text comes tells of others
+    if len(keys) > 1 and not options.share_prefixes:  # how fast a text comes tells of others
+        if options.learned:
+            raise InputError("learned: expected --share-prefixes beside it with several API keys, got none")
+        learning["learning"] = False
     if learning["learned"] and len(options.engines) > 1:
         raise InputError(f"learned: expected one engine, which has the file, got {len(options.engines)}")
     how: dict[str, Any] = {

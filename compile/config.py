@@ -10,6 +10,7 @@ from typing import Any, TypedDict, get_args, get_type_hints
 import torch
 
 from ..backends import BACKENDS, Backend
+from ..controls import LEARNED_ROWS
 from ..errors import BuildError
 from ..graphs.drafters.drafter import Scorer
 
@@ -50,7 +51,7 @@ class EngineConfig:
     node. tree: "chain"; "dynamic" with `depth` levels of `top_k`; "static" with the paths in the JSON file
     `tree_choices`, or with likely ones.
     learned_rows: of the table in which an n-gram drafter counts what the engine writes, 16 entries of 8 bytes each; 0
-    for none.
+    for none. A vocabulary of more than a million tokens is not learned.
     dtype: of what is computed, and of the caches; float32 is the default of the backend onnx. weights: what the weights
     of linear layers are on a CPU with bfloat16: "auto" keeps the blocks of q8_0, q4_0 and q4_1 that a GGUF file has,
     and bfloat16 where there are none; "int8" and "int4" quantise, in groups of 32; "bfloat16" widens everything.
@@ -66,7 +67,7 @@ class EngineConfig:
     depth: int | None = None
     top_k: int | None = None
     tree_choices: str | None = None
-    learned_rows: int = 16384
+    learned_rows: int = LEARNED_ROWS
     dtype: str = "bfloat16"
     weights: str = "auto"
     device: str = "cpu"

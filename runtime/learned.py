@@ -6,17 +6,15 @@ tokenizer.
 
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
+from ..controls import LEARNED_COUNTS, LEARNED_TOKENS
 from ..errors import EngineError, InputError
+from ..user_cache import keep
 from .engine_file import EngineSpec
 from .session import Session
 from .text import EngineTokenizer
@@ -24,7 +22,6 @@ from .text import EngineTokenizer
 FORMAT = "specstep.learned.1"
 NAME = "learned"
 REMEDY = "name another file, which is then begun anew"
-COUNTS, MOST_TOKENS = 256, 2**20  # as in kernels/ngram/learned.py
 
 
 def tables(spec: EngineSpec) -> list[str]:
@@ -49,6 +46,8 @@ def start_learned(path: Path, session: Session, text: EngineTokenizer | None) ->
     spec, names = session.spec, require_tables(session.spec)
     if not path.exists():
         return
+    from safetensors import SafetensorError, safe_open  # engines of ONNX Runtime do without
+
     try:
         with safe_open(path, "numpy") as file:
             got, table = file.metadata() or {}, file.get_tensor(NAME)
@@ -76,18 +75,10 @@ def save_learned(path: Path, session: Session, text: EngineTokenizer | None) -> 
 
 def write_table(path: Path, table: NDArray[Any], header: dict[str, str]) -> None:
     """Write a table, whole or not at all. Raises EngineError."""
+    from safetensors.numpy import save
+
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, work = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(save({NAME: np.ascontiguousarray(table)}, header))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(work, path)
-        except OSError:
-            os.unlink(work)
-            raise
+        keep(path, save({NAME: np.ascontiguousarray(table)}, header))
     except OSError as error:
         raise EngineError(f"learned: {path}: could not be written: {error.strerror or error}") from None
 
@@ -110,8 +101,8 @@ def _header_of(spec: EngineSpec, text: EngineTokenizer | None) -> dict[str, str]
 
 def _check(path: Path, table: NDArray[Any], vocabulary: int) -> None:
     """Raises EngineError for entries that no engine writes."""
-    tokens = table // COUNTS % MOST_TOKENS
-    if (table < 0).any() or (table // COUNTS // MOST_TOKENS > 2**31).any() or (tokens >= vocabulary).any():
+    tokens = table // LEARNED_COUNTS % LEARNED_TOKENS
+    if (table < 0).any() or (table // LEARNED_COUNTS // LEARNED_TOKENS > 2**31).any() or (tokens >= vocabulary).any():
         raise EngineError(f"{path}: expected token ids below {vocabulary}, got others: the file is damaged; {REMEDY}")
     if table[-1].any():
         raise EngineError(f"{path}: expected an empty last row, got another: the file is damaged; {REMEDY}")

@@ -181,7 +181,7 @@ import sys, time
 from specstep.cli import main
 from specstep.runtime import engine
 
-def slow_at_first(folder, real=engine.load):
+def slow_at_first(folder, real=engine.load, **options):
     made, answers = real(folder), []
     step, submit, request = made.session.step, made.submit, made.request
     made.session.step = lambda *given: (time.sleep(0.3 if len(answers) == 1 else 0), step(*given))[1]

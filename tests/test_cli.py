@@ -98,6 +98,20 @@ def test_choices_as_text(engine_folder, capsys):
     assert out.startswith("[0, choice 0] ") and "[0, choice 1] " in out
 
 
+def test_what_is_learned_is_kept(engine_folder, tmp_path, capsys):
+    learned = tmp_path / "learned"
+    asked = ["generate", str(engine_folder), "--prompt", "hi", "--max-new-tokens", "20", "--ignore-eos"]
+    assert main([*asked, "--learned", str(learned)]) == 0
+    said, begun = capsys.readouterr().out, learned.read_bytes()
+    assert main([*asked, "--learned", str(learned), "--no-learning"]) == 0
+    assert capsys.readouterr().out == said and learned.read_bytes() == begun
+    assert main([*asked, "--learned", str(learned)]) == 0
+    assert capsys.readouterr().out == said and learned.read_bytes() != begun
+    learned.write_bytes(begun[:50])
+    assert main([*asked, "--learned", str(learned)]) != 0
+    assert "expected a file of format specstep.learned.1" in capsys.readouterr().err
+
+
 def test_what_a_model_recommends_is_told_and_taken(model_folder, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "model"
     folder.mkdir()
@@ -110,6 +124,7 @@ def test_what_a_model_recommends_is_told_and_taken(model_folder, tmp_path, capsy
     assert opened.recommended == specstep.SamplingParams(temperature=0.5, top_p=0.9)
     asked, real = [], opened.requests
     monkeypatch.setattr(engines, "load", lambda folder, **_: opened)
+    monkeypatch.setattr(opened, "close", lambda: None)  # it is asked again
     monkeypatch.setattr(opened, "requests", lambda *a, sampling, **k: (asked.append(sampling), real(*a, **k))[1])
     note = "greedy; the model recommends temperature 0.5, top_p 0.9: --sampling model takes it\n"
     for arguments, sampling, told in (

@@ -108,7 +108,7 @@ def test_command_measures_keeps_and_explains(tmp_path, capsys, monkeypatch):
         folder.mkdir()
         built["options"] = options
 
-    def load(folder, nodes):
+    def load(folder, nodes, **_):
         assert nodes == "all"
         return specstep.eager(str(model_folder), **built["options"])
 

@@ -5,6 +5,7 @@ Letters: V vocabulary, R contexts, K continuations kept per context.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -97,10 +98,12 @@ def count_learned(
     return path
 
 
+@dataclass
 class Tally:
     """How much was read so far."""
 
-    sequences = tokens = 0
+    sequences: int = 0
+    tokens: int = 0
 
 
 def with_progress(texts: Iterable[Text], counts: "Counts | Tally", report: Report) -> Iterable[Text]:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import torch
 
+from ...controls import LEARNED_TOKENS
 from ...errors import BuildError
 from ...graphs.drafters.draft_model import DraftModel
 from ...graphs.drafters.drafter import Drafter, Scorer
 from ...graphs.drafters.merged import Merged
 from ...graphs.drafters.ngram import Ngram
+from ...graphs.drafters.ngram_tables import NgramTables
 from ...graphs.drafters.none import NoDraft
 from ...graphs.static_tree import StaticTree, likely_choices
 from ...graphs.target import CausalLM, cache_layers
@@ -62,14 +64,14 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
     """The scorer of one name, and the tree it grows by default. A new method adds a line here."""
     methods: dict[str, Callable[[], tuple[Scorer, TreeShape]]] = {
         "none": lambda: (NoDraft(), chain(0)),
-        "ngram": lambda: (Ngram(learned_rows=config.learned_rows), NGRAM_TREE),
+        "ngram": lambda: (_ngram(target, config, None), NGRAM_TREE),
     }
     if name in methods:
         return methods[name]()
     if is_factory(name):
         return adopt(call_factory(name, target), target, config)
     if is_ngram_file(name):
-        return Ngram(load_tables(name, target), learned_rows=config.learned_rows), NGRAM_TREE
+        return _ngram(target, config, load_tables(name, target)), NGRAM_TREE
     if is_eagle3(name):
         return load_eagle3(name, target, config), DynamicTree(depth=4, top_k=4, nodes=12)
     if is_model(name):
@@ -78,6 +80,12 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
     raise BuildError(
         f"drafter: expected {known}, a path to tables, a smaller model or a head, or module:factory, got {name!r}"
     )
+
+
+def _ngram(target: Source, config: EngineConfig, tables: NgramTables | None) -> Ngram:
+    """One that learns, where an entry of its table has room for the target's tokens."""
+    fits = target.model.get_output_embeddings().weight.shape[0] <= LEARNED_TOKENS
+    return Ngram(tables, learned_rows=config.learned_rows if fits else 0)
 
 
 def adopt(scorer: Scorer, target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:

@@ -4,8 +4,6 @@ bigram.tokens [R1] int32, bigram.entries [R1, K] int32: a row for each token tha
 trigram.pairs [R2, 2] int32, trigram.entries [R2, K] int32: entries as `graphs.drafters.ngram_tables` packs them
 """
 
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from ...errors import BuildError
 from ...graphs.drafters.ngram_tables import NgramTables
 from ...kernels.ngram.tables import EMPTY, LEVELS
 from ...runtime.learned import vocabulary_hash
+from ...user_cache import keep
 from ..source import Source
 
 FORMAT = "specstep.ngram.1"
@@ -74,18 +73,7 @@ def save_tables(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, s
     """Write a file whole or not at all -> its size in bytes. Raises BuildError when it cannot be written."""
     data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": FORMAT} | dict(about))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, work = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(work, 0o644)
-            os.replace(work, path)
-        except OSError:
-            os.unlink(work)
-            raise
+        keep(path, data)
     except OSError as error:
         raise BuildError(f"output: {path}: could not be written: {error.strerror or error}") from None
     return len(data)

@@ -131,7 +131,7 @@ class _Trial:
         own = self._call("state", self.shape)
         if not isinstance(own, dict) or not all(isinstance(tensor, StateTensor) for tensor in own.values()):
             raise self._error("state", "a dict of StateTensor by name", _kind(own))
-        taken = sorted(set(own) & {*row_state(0, 0, 0), "report", "tokens", "count"})
+        taken = sorted(set(own) & {*row_state(0, 0, 0), "moved", "report", "tokens", "count"})
         if taken:
             raise self._error("state", "names that the step does not use itself", ", ".join(taken))
         return own

@@ -13,11 +13,11 @@ Letters: R rows, W WAYS, B batch, M tokens, F frontier nodes.
 import torch
 from torch import Tensor
 
+from ...controls import LEARNED_COUNTS as COUNTS
+from ...controls import LEARNED_TOKENS as MOST_TOKENS
 from .tables import mix
 
 WAYS = 16
-COUNTS = 256
-MOST_TOKENS = 2**20  # of a vocabulary
 ALONE = MOST_TOKENS  # stands for the token before the last in a context of one
 CONTEXTS = 2  # of each place: one token, two tokens
 

@@ -105,15 +105,15 @@ class Branching(Ngram):
         self.more = more
 
     def state(self, shape: TreeShape) -> dict[str, StateTensor]:
-        return {"marks": StateTensor((), torch.int64)}
+        return super().state(shape) | {"marks": StateTensor((), torch.int64)}
 
     def prefill(self, tokens: Tensor, count: Tensor, *rest: Any) -> dict[str, Tensor]:
-        return {"marks": torch.zeros_like(count)}
+        return super().prefill(tokens, count, *rest) | {"marks": torch.zeros_like(count)}
 
     def begin(self, state: dict[str, Tensor], keys: Any, values: Any, shape: TreeShape) -> Any:
-        children, expand, _ = super().begin(state, keys, values, shape)
+        children, expand, own = super().begin(state, keys, values, shape)
         rows, slots = state["history"].shape  # cut to the slots in use
-        return children, expand, {"marks": state["marks"] + self.more(rows, slots)}
+        return children, expand, own | {"marks": state["marks"] + self.more(rows, slots)}
 
 
 @pytest.mark.parametrize(

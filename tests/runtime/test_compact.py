@@ -53,14 +53,15 @@ def test_a_row_that_moved_says_what_it_would_have(backend, model_folder, drafter
         session = specstep.eager(str(model_folder), drafter=str(drafter), **options).session
 
     def reports(moved):
-        before, row = session.admit(PROMPTS[0], 100, []), session.admit(PROMPTS[1], 120, [])
+        apart = {"learning": 0}  # the second time drafts as the first
+        before, row = session.admit(PROMPTS[0], 100, [], apart), session.admit(PROMPTS[1], 120, [], apart)
         seen = [session.step()[row] for _ in range(2)]
         session.release(before)
         if moved:
             assert session.compact(1) == {1: 0}
             row = 0
         seen += [session.step()[row] for _ in range(3)]
-        beside = session.admit(PROMPTS[2], 100, [])  # where it was, or where it is no more
+        beside = session.admit(PROMPTS[2], 100, [], apart)  # where it was, or where it is no more
         assert beside == 1 - row
         seen += [session.step()[row] for _ in range(3)]
         for each in (row, beside):

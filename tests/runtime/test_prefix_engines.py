@@ -37,6 +37,7 @@ def engines(request, model_folder, drafter_folder, tmp_path_factory):
         plain = specstep.load(folder)
     else:
         plain = specstep.eager(str(model_folder), drafter=names.get(request.param, request.param), **options)
+    plain.learning = False  # what one learned the other has not
     return plain, keeping(plain, 1 << 22)
 
 
@@ -47,7 +48,7 @@ def keeping(engine, budget, **options):
         other = TorchSession(session.spec, session._prefill, session.step_program)
     else:
         other = OnnxSession(session.spec, session._prefill, session._step)
-    return Engine(other, engine.text, prefix_cache_bytes=budget, **options)
+    return Engine(other, engine.text, prefix_cache_bytes=budget, learning=engine.learning, **options)
 
 
 def is_exact(engine):

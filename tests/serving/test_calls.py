@@ -102,6 +102,18 @@ def test_prompts_that_cannot_fit(client, tiny):
     )
 
 
+def test_an_answer_may_be_kept_out_of_what_is_learned(client, tiny, monkeypatch):
+    monkeypatch.setattr(tiny, "learning", True)
+    empty, asked = tiny.session.read_shared(), {"messages": user("hello"), "max_tokens": 20, "ignore_eos": True}
+    try:
+        assert client.post(CHAT, json={**asked, "learning": False}).status_code == 200
+        assert (tiny.session.read_shared()["learned"] == empty["learned"]).all()
+        assert client.post(CHAT, json=asked).status_code == 200
+        assert (tiny.session.read_shared()["learned"] != empty["learned"]).any()
+    finally:
+        tiny.session.write_shared(empty)
+
+
 def test_empty_prompts(client):
     for prompt in ("", [], [[]]):
         assert refused(client.post(COMPLETIONS, json={"prompt": prompt}))["type"] == "invalid_request_error"

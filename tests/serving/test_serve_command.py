@@ -9,6 +9,8 @@ from specstep.runtime import engine as engines
 from specstep.serving import server
 from specstep.serving.server import is_local, listen
 
+LEARNING = {"learning": True, "learned": None}
+
 
 @pytest.fixture
 def served(monkeypatch):
@@ -33,6 +35,20 @@ class FakeEngine:
         FakeEngine.closed += 1
 
 
+def test_keys_that_share_nothing_learn_nothing(served):
+    keys = ["--port", "0", "--api-key", "one", "--api-key", "two"]
+    for more, learns in (
+        (keys[:4], True),
+        (keys, False),
+        ([*keys, "--share-prefixes"], True),
+        (["--no-learning"], False),
+    ):
+        assert main(["serve", "engine", "--port", "0", *more]) == 0
+        assert served[-1][0]["engine"].options["learning"] is learns
+    assert main(["serve", "engine", "other", "--learned", "file"]) == 2
+    assert main(["serve", "engine", *keys, "--learned", "file"]) == 2
+
+
 def test_directories_become_models(served, tmp_path):
     FakeEngine.closed = 0
     first, second = tmp_path / "first", tmp_path / "second"
@@ -41,11 +57,11 @@ def test_directories_become_models(served, tmp_path):
     assert {name: engine.directory for name, engine in loaded.items()} == {"first": first, "other": second}
     assert (options.max_queue, options.api_keys, drain, FakeEngine.closed) == (3, (), 7, 2)
     assert bound.fileno() == -1, "the socket is closed"
-    how = {"prefix_cache_bytes": 2**28, "prefill_per_step": 64, "nodes": "auto"}
+    how = {"prefix_cache_bytes": 2**28, "prefill_per_step": 64, "nodes": "auto"} | LEARNING
     assert loaded["first"].options.items() >= how.items()
     more = ["--prefix-cache", "0", "--prefill-per-step", "32", "--nodes", "3"]
     assert main(["serve", str(first), "--port", "0", *more]) == 0
-    how = {"prefix_cache_bytes": 0, "prefill_per_step": 32, "nodes": 3}
+    how = {"prefix_cache_bytes": 0, "prefill_per_step": 32, "nodes": 3} | LEARNING
     assert served[1][0]["first"].options.items() >= how.items()
 
 

@@ -17,6 +17,7 @@ from specstep.cli import main
 from specstep.compile.drafters import ngram_file
 from specstep.compile.drafters.ngram_file import load_tables, tokenizer_hash
 from specstep.compile.source import load_source
+from specstep.kernels.ngram.learned import WAYS, learn
 from specstep.kernels.ngram.tables import LEVELS, LEVELS_PER_NAT
 from specstep.train import count as module
 from specstep.train.count import BIGRAM_DISCOUNT, TRIGRAM_DISCOUNT, Counts, make_tables
@@ -211,3 +212,26 @@ def test_damaged_tables_are_refused(model_folder, tmp_path):
                 load_tables(tmp_path / "bad", source)
     (tmp_path / "bad").write_bytes((tmp_path / "tables").read_bytes()[:-8])
     assert not ngram_file.is_ngram_file(str(tmp_path / "bad"))
+
+
+def test_an_engine_starts_from_what_was_counted(model_folder, tmp_path, capsys):
+    """As if it had written it: the same table, in as many steps of eight tokens."""
+    file, out = tmp_path / "ids.jsonl", tmp_path / "learned"
+    texts = [([5, 6, 7, *range(9, 40)], 3), ([8, 9, 10, 11], 0)]
+    lines = [json.dumps({"prompt_token_ids": ids[:cut], "token_ids": ids[cut:]}) for ids, cut in texts]
+    file.write_text("\n".join(lines) + "\n")
+    count = ["count", str(file), "-o", str(out), "--learned", "--learned-rows", "64"]
+    assert main([*count, "--model", str(model_folder)]) == 0
+    table = torch.zeros(65, WAYS, dtype=torch.int64)
+    for ids, cut in texts:
+        for start in range(max(cut, 1), len(ids), 8):
+            end = min(start + 8, len(ids))
+            learn(table, torch.tensor([ids]), torch.tensor([end - 1]), torch.tensor([end - start]), 8)
+    assert torch.equal(load_file(out)["learned"], table) and table.any()
+    options = {"drafter": "ngram", "dtype": "float32", "max_seq_len": 64, "learned_rows": 64}
+    with specstep.eager(str(model_folder), **options) as made:
+        started = type(made)(made.session, made.text, learned=out)
+        assert (started.session.read_shared()["learned"] == table.numpy()).all()
+    capsys.readouterr()
+    assert main(count) == 2
+    assert "model: expected one beside --learned" in capsys.readouterr().err
