@@ -15,7 +15,7 @@ HELP = "show where the time of an engine's step goes: each stage, each op, and t
 EXAMPLES = """examples:
   specstep profile engines/smol
   specstep profile engines/smol --prompt-tokens 128,512,1536 --svg profile.svg
-  specstep profile engines/batch --rows 4 --json profile.json
+  specstep profile engines/batch --rows 4 --nodes 3 --json profile.json
 
 Steps are timed in turn with reads of memory, so that GB/s and "one read" are those of this machine, now. Engines of
 the backend inductor on a CPU have ops that can be timed."""
@@ -27,6 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("engine", metavar="DIR", help="engine directory")
     add("--prompt-tokens", metavar="N,...", help="tokens in each row's cache, one or several (default: 128)")
     add("--rows", type=int, metavar="N", default=1, help="rows in use (default: 1)")
+    add("--nodes", type=int, metavar="N", help="drafted tokens that a step verifies (default: all)")
     add("--steps", type=int, metavar="N", default=40, help="steps to time, and as many to record (default: 40)")
     add("--json", metavar="FILE", help="write the figures as JSON")
     add("--svg", metavar="FILE", help="draw them")
@@ -42,11 +43,12 @@ def run(options: argparse.Namespace) -> int:
     from .profile_page import describe
     from .profile_svg import draw
 
+    nodes = manifest.spec.nodes if options.nodes is None else options.nodes
     with load(options.engine, nodes="all") as engine:
         session: Any = engine.session
-        profiles = [profile(session, length, options.rows, options.steps) for length in lengths]
+        profiles = [profile(session, length, options.rows, nodes, options.steps) for length in lengths]
     model, config = manifest.about["model"]["name"], manifest.spec.config
-    title = f"{model}, {config['dtype']}, drafter {config['drafter']}, {config['nodes']} drafted nodes"
+    title = f"{model}, {config['dtype']}, drafter {config['drafter']}, {nodes} drafted nodes"
     if config["drafter"] == "none":
         title = f"{model}, {config['dtype']}, no drafter"
     print(describe(title, profiles))
@@ -66,9 +68,11 @@ def _check(options: argparse.Namespace, spec: "EngineSpec") -> list[int]:
             f"profile: expected an engine of backend inductor on cpu, whose ops can be timed, got {backend} on "
             f"{device}; time whole steps with `specstep generate DIR --prompt TEXT --stats`"
         )
-    for name, most in (("rows", spec.max_batch), ("steps", 100_000)):
-        if not 1 <= getattr(options, name) <= most:
-            raise InputError(f"{name}: expected 1 to {most}, got {getattr(options, name)}")
+    bounds = {"rows": (1, spec.max_batch), "nodes": (0, spec.nodes), "steps": (1, 100_000)}
+    for name, (least, most) in bounds.items():
+        number = getattr(options, name)
+        if number is not None and not least <= number <= most:
+            raise InputError(f"{name}: expected {least} to {most}, got {number}")
     most = spec.max_seq_len - 2  # the root, and a new token
     given = str(min(DEFAULT_TOKENS, most)) if options.prompt_tokens is None else options.prompt_tokens
     lengths = [int(word) if word.strip().isdecimal() else 0 for word in given.split(",")]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..user_cache import cache_path, keep
 from .session import Session
 
-BUDGET_S = 1.5  # of a first measurement, but for the first step, which maps the weights
+BUDGET_S = 3.0  # of a first measurement, but for the first step, which maps the weights
 SHORT = 32  # tokens in the cache of rows that are measured
 ROUNDS = 8  # most times that each size is measured
 FAST, SLOW = 0.1, 0.05  # shares of a surprise in what all rungs have in common, and in one rung's own
@@ -125,6 +125,7 @@ def measure(session: Session, rungs: Sequence[int], budget: float = BUDGET_S) ->
     most = session.spec.max_batch
     sizes = [1 << power for power in range(most.bit_length()) if 1 << power < most] + [most]
     ends = list(dict.fromkeys((rungs[0], rungs[-1])))
+    order = list(dict.fromkeys((rungs[0], rungs[len(rungs) // 2], *rungs)))  # time may not last for all
     long = max(SHORT, min(1024, 3 * session.spec.max_seq_len // 4))
     found: dict[tuple[int, int, int], float] = {}
     with _Rows(session) as rows:
@@ -135,8 +136,9 @@ def measure(session: Session, rungs: Sequence[int], budget: float = BUDGET_S) ->
             if place and time.perf_counter() > begin + budget:
                 break
             rows.add(size, SHORT)
+            session.step(rungs[0])  # the first one touches new rows' caches
             end = begin + budget * (place + 1) / (len(sizes) + 1)
-            times = _time_steps(session, [*ends, *rungs[1:-1]], end)
+            times = _time_steps(session, order, end)
             found |= {(size, rung, SHORT): seconds for rung, seconds in times.items()}
     with _Rows(session) as rows:
         rows.add(1, long)
@@ -202,15 +204,20 @@ def _fitted(
         known = known or {rung: float(base + slope * rows * (1 + rung)) for rung in (rungs[0], rungs[-1])}
         table[rows] = [max(seconds, short[1, rungs[0]]) for seconds in _hull(rungs, known)]
     first, last = (
-        max(found.get((1, rung, long), 0.0) - short[1, rung], 0.0) / max(long - SHORT, 1)
-        for rung in (rungs[0], rungs[-1])
+        max(found.get((1, rung, long), 0.0) - alone, 0.0) / max(long - SHORT, 1)
+        for rung, alone in ((rungs[0], table[1][0]), (rungs[-1], table[1][-1]))
     )
     return StepTimes(rungs, table, (first, last))
 
 
 def _hull(rungs: Sequence[int], known: Mapping[int, float]) -> list[float]:
-    """Seconds of each rung: the least that a line between two known ones, the first and the last among them, gives. A
-    rung that is taken for too fast is chosen and corrected; one that is taken for too slow would stay so."""
+    """Seconds of each rung: the least that a line between two known ones gives, the first among them, past the last one
+    the line through the last two. A rung that is taken for too fast is chosen and corrected; one that is taken for too
+    slow would stay so."""
+    if rungs[-1] not in known:
+        (a, b), last = sorted(known)[-2:], rungs[-1]
+        slope = max(known[b] - known[a], 0.0) / (b - a)
+        known = {**known, last: known[b] + slope * (last - b)}
     lines = [(a, b) for a in known for b in known if a <= b]
     return [
         min(float(np.interp(rung, [a, b], [known[a], known[b]])) for a, b in lines if a <= rung <= b) for rung in rungs

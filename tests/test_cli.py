@@ -208,10 +208,10 @@ def test_inspect(engine_folder, tmp_path, capsys):
 def test_profile(engine_folder, tmp_path, capsys):
     """The table, the figures and the picture say the same."""
     files = {name: str(tmp_path / f"profile.{name}") for name in ("json", "svg")}
-    lengths = ["--prompt-tokens", "16,80", "--rows", "2", "--steps", "2"]
+    lengths = ["--prompt-tokens", "16,80", "--rows", "2", "--nodes", "3", "--steps", "2"]
     assert main(["profile", str(engine_folder), *lengths, "--json", files["json"], "--svg", files["svg"]]) == 0
     page = capsys.readouterr().out
-    assert "model, float32, drafter ngram, 7 drafted nodes; 2 rows, 1 thread\n16 tokens in the cache: " in page
+    assert "model, float32, drafter ngram, 3 drafted nodes; 2 rows, 1 thread\n16 tokens in the cache: " in page
     table = {line.split("  ")[0]: line for line in page.splitlines()[5:] if line and not line.startswith(" ")}
     told = json.loads((tmp_path / "profile.json").read_text())["profiles"]
     assert [profile["tokens"] for profile in told] == [16, 80]
@@ -256,6 +256,7 @@ def test_profile_of_another_backend(engine_folder, tmp_path, capsys):
         ["inspect", "{tmp}"],
         ["profile", "{tmp}"],
         ["profile", "{engine}", "--rows", "3"],
+        ["profile", "{engine}", "--nodes", "8"],
         ["profile", "{engine}", "--steps", "0"],
         ["profile", "{engine}", "--prompt-tokens", "191"],
         ["profile", "{engine}", "--prompt-tokens", "16,"],

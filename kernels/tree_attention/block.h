@@ -132,8 +132,8 @@ inline float weigh(const float* given, uint64_t seen, const Scores& scores, floa
   return Values::pack_weights(each, weights)[0];
 }
 
-// Keys and values of the next block, brought into the cache a few rows at a time between other work: all at once they
-// are more than a core can wait for while it computes.
+// Keys and values of a block that comes next, brought into the cache a few rows at a time between other work: all at
+// once they are more than a core can wait for while it computes.
 class Coming {
  public:
   Coming() = default;

@@ -59,6 +59,7 @@ struct Call {
 // Some nodes of one row and one key head, and the spans that they see.
 struct Tile {
   int64_t row, head, first, last, begin, end;  // nodes, spans
+  int64_t stop;                                // the first position that none of them sees
   int64_t results;                             // where its spans' results lie, when they are parts
 };
 
@@ -122,12 +123,13 @@ class Attention {
       end = std::max(end, node.end);
     }
     begin = std::max<int64_t>(begin, 0) / SPAN;
-    return {row, head, first, last, begin, std::max(begin + 1, divide_up(end, SPAN)), 0};
+    return {row, head, first, last, begin, std::max(begin + 1, divide_up(end, SPAN)), end, 0};
   }
 
   void run(const Part& part) {
     const Tile& tile = tiles_[part.tile];
     const int64_t spans = tile.end - tile.begin, size = floats(tile);
+    coming(tile, part.begin * SPAN, 1).fetch();
     auto* queries = scratch<uint32_t>(QUERIES, rows(tile) * sizes_.key_stride());
     for (int64_t row = 0; row < rows(tile); row++) {
       const int64_t head = tile.head * group_ + row % group_;
@@ -182,10 +184,10 @@ class Attention {
   void attend_direct(const Tile& tile, int64_t start, const uint32_t* queries, const Partial& sum) const {
     const std::vector<Node>& nodes = call_.rows[tile.row].nodes;
     const auto fits = [&](int64_t i) { return nodes[i].sees(start) && !nodes[i].mixed(start); };
-    Coming coming = next_block(tile, start + BLOCK);
+    Coming next = coming(tile, start + BLOCK, rows(tile));
     for (int64_t i = tile.first, last; i < tile.last; i = last + 1) {
       for (last = i; last < tile.last && fits(last);) last++;
-      if (last > i) attend(tile, start, i, last, queries, coming, sum);
+      if (last > i) attend(tile, start, i, last, queries, next, sum);
     }
   }
 
@@ -197,17 +199,18 @@ class Attention {
     sizes_.pack_keys(first, end, row_of(call_.k), keys());
     sizes_.pack_values(first, end, row_of(call_.v), values());
   }
-  Coming next_block(const Tile& tile, int64_t start) const {
-    const int64_t positions = std::min({BLOCK, tile.end * SPAN - start, call_.k.count - start});
-    Coming coming(positions, rows(tile));
-    if (positions <= 0) return coming;
+  // What a tile sees of the block from `start` on, to be fetched by so many queries.
+  Coming coming(const Tile& tile, int64_t start, int64_t queries) const {
+    const int64_t positions = std::min({BLOCK, tile.stop - start, call_.k.count - start});
+    if (positions <= 0) return {};
+    Coming found(positions, queries);
     const auto add = [&](int which, const Heads& heads) {
       constexpr auto ELEMENT = static_cast<int64_t>(sizeof(Element));
-      coming.add(which, heads.template at<Element>(tile.row, tile.head, start), heads.strides[2] * ELEMENT,
+      found.add(which, heads.template at<Element>(tile.row, tile.head, start), heads.strides[2] * ELEMENT,
                  heads.size * ELEMENT);
     };
     add(0, call_.k), add(1, call_.v);
-    return coming;
+    return found;
   }
   uint32_t* keys() const { return scratch<uint32_t>(KEYS, sizes_.key_stride() * BLOCK); }
   uint32_t* values() const { return scratch<uint32_t>(VALUES, sizes_.value_stride() * BLOCK); }

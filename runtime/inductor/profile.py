@@ -77,8 +77,9 @@ class _Watched:
         return outputs
 
 
-def profile(session: TorchSession, tokens: int, rows: int, steps: int) -> Profile:
-    """Time a step of an idle session, on a CPU: `rows` prompts with `tokens` tokens in the cache, one more as the root.
+def profile(session: TorchSession, tokens: int, rows: int, nodes: int, steps: int) -> Profile:
+    """Time a step of an idle session, on a CPU: `rows` prompts with `tokens` tokens in the cache, one more as the root,
+    and so many nodes of their trees.
 
     steps: how many are timed, and how many more recorded, in turn. Raises EngineError where the library cannot record.
     """
@@ -92,7 +93,7 @@ def profile(session: TorchSession, tokens: int, rows: int, steps: int) -> Profil
         for row in range(rows):
             session.admit(_prompt(session.spec.vocab_size, tokens + 1, row), session.spec.max_seq_len, [])
         slots = session.next_size()[1]
-        plain, recorded, reads = _time_steps(session, watched, steps)
+        plain, recorded, reads = _time_steps(session, watched, nodes, steps)
     finally:
         session.step_program = program
         for row in range(rows):
@@ -128,8 +129,8 @@ def _prompt(vocabulary: int, length: int, row: int) -> list[int]:
 class _Repeated:
     """The next step of a session, run again and again. span: when it ran last, in nanoseconds."""
 
-    def __init__(self, session: TorchSession):
-        self._session, self._lengths = session, list(session.lengths)
+    def __init__(self, session: TorchSession, nodes: int):
+        self._session, self._nodes, self._lengths = session, nodes, list(session.lengths)
         self._buffers = session.state | session.shared
         self._before = {name: tensor.clone() for name, tensor in self._buffers.items()}
         self.span = 0, 0
@@ -139,13 +140,15 @@ class _Repeated:
             tensor.copy_(self._before[name])
         self._session.lengths[:] = self._lengths
         begin = time.perf_counter_ns()
-        self._session.step()
+        self._session.step(self._nodes)
         self.span = begin, time.perf_counter_ns()
 
 
-def _time_steps(session: TorchSession, watched: _Watched, steps: int) -> tuple[list[float], list[_Step], list[float]]:
+def _time_steps(
+    session: TorchSession, watched: _Watched, nodes: int, steps: int
+) -> tuple[list[float], list[_Step], list[float]]:
     """Seconds of plain steps, recorded steps, and seconds of reads of memory, all in turn."""
-    data, step = torch.ones(COLD, dtype=torch.int64), _Repeated(session)
+    data, step = torch.ones(COLD, dtype=torch.int64), _Repeated(session, nodes)
     plain, recorded, reads = [], [], []
     for index in range(steps):
         if index % -(-steps // READS) == 0:

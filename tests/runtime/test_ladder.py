@@ -143,6 +143,11 @@ def test_a_rung_is_not_taken_for_slower_than_its_neighbours_say():
     assert (times.seconds(2, 32) > times.seconds(1, 32)).all()
 
 
+def test_what_there_was_no_time_for_goes_on_as_it_went():
+    times = _fitted({(1, 0, 32): 10.0, (1, 2, 32): 14.0}, (0, 1, 2, 3), (1,), 32)
+    assert times.seconds(1, 32).tolist() == [10, 12, 14, 16]
+
+
 def test_a_measurement_is_bounded():
     session = Timed(8, pause=0.01)
     found = measure(session, (0, 1, 2), budget=0.05)

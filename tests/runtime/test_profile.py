@@ -27,7 +27,7 @@ def engine(engine_folder):
 @pytest.fixture(scope="module")
 def profile(engine):
     before = engine.generate([5, 6, 7], 12).token_ids
-    profile = measure.profile(engine.session, TOKENS, ROWS, steps=4)
+    profile = measure.profile(engine.session, TOKENS, ROWS, NODES, steps=4)
     assert engine.generate([5, 6, 7], 12).token_ids == before and engine.session.free_rows == ROWS
     return profile
 
@@ -145,5 +145,5 @@ def test_a_library_that_cannot_record_is_refused_in_one_line(engine, monkeypatch
     with pytest.raises(
         EngineError, match=r"profile: expected .* records its ops, got .*; build the engine again"
     ) as error:
-        measure.profile(engine.session, TOKENS, 1, 1)
+        measure.profile(engine.session, TOKENS, 1, NODES, 1)
     assert "\n" not in str(error.value)
