@@ -17,21 +17,23 @@ def require_matplotlib() -> None:
         raise InputError('png: expected matplotlib, got none; install it: pip install "specstep[plot]"')
 
 
-def draw(file: str, groups: "dict[str, Acceptance]", title: str) -> None:
-    """Tokens per step of each category, shares of steps by depth, and tokens per step by the size of the tree, as a
-    PNG. `groups` holds "all" and the categories. Raises InputError when the file cannot be written."""
+def draw(file: str, groups: "dict[str, Acceptance]", title: str, courses: dict[str, list[float]]) -> None:
+    """Tokens per step of each category, shares of steps by depth, tokens per step by the size of the tree, and how many
+    nodes were verified over the course of an answer, as a PNG. `groups` holds "all" and the categories, as does
+    `courses` (see `stats.course`). Raises InputError when the file cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = Figure(figsize=(15, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.01, ha="left")
-    categories, depths, nodes = figure.subplots(1, 3)
+    categories, depths, nodes, chosen = figure.subplots(1, 4)
     whole = groups["all"]
     _categories(categories, groups)
     _depths(depths, whole.by_depth())
     _nodes(nodes, whole.by_node())
-    for axes in (categories, depths, nodes):
+    _courses(chosen, courses)
+    for axes in (categories, depths, nodes, chosen):
         axes.spines[["top", "right"]].set_visible(False)
     try:
         figure.savefig(file, format="png", dpi=150)
@@ -68,6 +70,18 @@ def _nodes(axes: Any, shares: list[float]) -> None:
     axes.set_ylim(bottom=1)
     axes.grid(axis="y", color="#dddddd")
     _whole_numbers(axes, len(shares))
+
+
+def _courses(axes: Any, courses: dict[str, list[float]]) -> None:
+    for name, means in reversed(courses.items()):
+        places = [(place + 0.5) / len(means) for place in range(len(means))]
+        wide = {"color": COLOUR, "linewidth": 2} if name == "all" else {"linewidth": 0.8}
+        axes.plot(places, means, label=name, **wide)
+    axes.set_title("nodes verified, from first to last step", loc="left", fontsize="medium")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.legend(frameon=False, fontsize="small")
 
 
 def _whole_numbers(axes: Any, most: int) -> None:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from ..errors import InputError
 from ..runtime.sampling_params import SamplingParams
 from .files import write
+from .nodes_option import add_nodes_option, given_nodes
 from .progress import Progress
 from .prompts import LINES, Entry, make_requests, read_prompts
+from .stats import course, verified
 
 if TYPE_CHECKING:
     from ..runtime.acceptance import Acceptance
@@ -21,7 +23,8 @@ HELP = "measure how many drafted tokens an engine's target accepts"
 EXAMPLES = """examples:
   specstep bench-acceptance engines/smol --prompts questions.jsonl
   specstep bench-acceptance engines/smol --prompts questions.jsonl --max-new-tokens 200 --png acceptance.png
-  specstep bench-acceptance engines/smol --prompts questions.jsonl --temperature 1 --seed 7"""
+  specstep bench-acceptance engines/smol --prompts questions.jsonl --temperature 1 --seed 7
+  specstep bench-acceptance engines/smol --prompts questions.jsonl --nodes auto   # and which sizes it chooses"""
 REPORT_EVERY = 2.0  # seconds
 WIDEST = 16  # columns of a line of shares
 
@@ -35,13 +38,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, metavar="N", default=0, help="the i-th prompt is sampled with the seed N + i (default: 0)")
     add("--raw", action="store_true", help="give the prompts to the model as they are, not in its chat template")
     add("--learned", metavar="FILE", type=Path, help="start from what an engine learned; nothing is learned meanwhile")
+    add_nodes_option(parser, default="all")
     add("--json", metavar="FILE", help="write the figures as JSON")
     add("--png", metavar="FILE", help="draw them (needs matplotlib, of the extra `bench`)")
 
 
 def run(options: argparse.Namespace) -> int:
     if options.png:
-        from .acceptance_plot import draw, require_matplotlib
+        from .acceptance_plot import require_matplotlib
 
         require_matplotlib()
     sampling = SamplingParams(temperature=options.temperature, seed=options.seed)
@@ -49,31 +53,43 @@ def run(options: argparse.Namespace) -> int:
         entry._replace(sampling={"temperature": sampling.temperature, "seed": options.seed + at})
         for at, entry in enumerate(read_prompts(options.prompts))
     ]
-    from ..runtime.acceptance import Acceptance
     from ..runtime.engine import load
 
-    engine = load(options.engine, nodes="all", learning=False, learned=options.learned)
+    engine = load(options.engine, nodes=given_nodes(options), learning=False, learned=options.learned)
     chat = not options.raw and engine.has_chat_template
     made = make_requests(engine, entries, options.max_new_tokens, chat=chat)
     requests = [(entry, request) for entry, choices in made for request in choices]
     if not requests:
         raise InputError(f"prompts: expected at least one that the engine can take, got none in {options.prompts}")
     run_all(engine, requests)
-    groups = {"all": Acceptance.of(request for _, request in requests)}
+    members = {"all": [request for _, request in requests]}
     for category in sorted({entry.category for entry, _ in requests} - {""}):
-        groups[category] = Acceptance.of(request for entry, request in requests if entry.category == category)
+        members[category] = [request for entry, request in requests if entry.category == category]
+    _tell(options, engine, members)
+    return 2 if len(requests) < len(entries) else 0
+
+
+def _tell(options: argparse.Namespace, engine: "Engine", members: "dict[str, list[Request]]") -> None:
+    """Print, write and draw what finished requests say; members: "all", and those of each category."""
+    from ..runtime.acceptance import Acceptance
+
+    groups = {name: Acceptance.of(some) for name, some in members.items()}
+    courses = {name: course(some) for name, some in members.items()}
     print(table(groups))
+    if options.nodes == "auto":
+        print("\n" + verified(members["all"]))
     config = {name: engine.spec.config[name] for name in ("drafter", "nodes", "depth", "top_k", "dtype")}
     if options.json:
-        figures = {name: group.to_dict() for name, group in groups.items()}
-        asked = {"temperature": sampling.temperature, "seed": sampling.seed}
+        figures = {name: group.to_dict() | {"nodes_course": courses[name]} for name, group in groups.items()}
+        asked = {"temperature": options.temperature, "seed": options.seed}
         whole = {"engine": Path(options.engine).name} | asked | config | {"groups": figures}
         write(options.json, json.dumps(whole, indent=1) + "\n")
     if options.png:
+        from .acceptance_plot import draw
+
         drafter = f"drafter {config['drafter']}, {config['nodes']} nodes"
-        how = f"temperature {sampling.temperature}" if sampling.temperature else "greedy"
-        draw(options.png, groups, f"{Path(options.engine).name}: {drafter}, {how}")
-    return 2 if len(requests) < len(entries) else 0
+        how = f"temperature {options.temperature}" if options.temperature else "greedy"
+        draw(options.png, groups, f"{Path(options.engine).name}: {drafter}, {how}", courses)
 
 
 def run_all(engine: "Engine", requests: list[tuple[Entry, "Request"]]) -> None:

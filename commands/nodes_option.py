@@ -3,14 +3,14 @@
 import argparse
 
 
-def add_nodes_option(parser: argparse.ArgumentParser) -> None:
+def add_nodes_option(parser: argparse.ArgumentParser, default: str = "auto") -> None:
     """Add it."""
     parser.add_argument(
         "--nodes",
         metavar="N",
-        default="auto",
+        default=default,
         help="drafted tokens that a step verifies: a number, all, or auto, which chooses before each step what is "
-        "fastest here; no text depends on it (default: auto)",
+        f"fastest here; no text depends on it (default: {default})",
     )
 
 

@@ -26,19 +26,19 @@ def verified(requests: Sequence["Request"]) -> str:
     course."""
     steps = Counter(nodes for request in requests for nodes in request.nodes)
     shares = ", ".join(f"{nodes}: {count / steps.total():.0%}" for nodes, count in sorted(steps.items()))
-    course = _course([request.nodes for request in requests if request.nodes])
-    return f"drafted tokens verified per step, and share of steps: {shares}\n  from first to last step |{course}|"
+    most = max(max(steps), 1)
+    bars = "".join(BARS[round(mean / most * (len(BARS) - 1))] for mean in course(requests))
+    return f"drafted tokens verified per step, and share of steps: {shares}\n  from first to last step |{bars}|"
 
 
-def _course(answers: Sequence[Sequence[int]]) -> str:
-    """A bar for each part of the answers' course: the mean there, as a share of the most."""
-    most = max(max(nodes) for nodes in answers)
-    width = min(COLUMNS, max(map(len, answers)))
+def course(requests: Sequence["Request"]) -> list[float]:
+    """Drafted tokens that a step verified over the answers' course: the mean in each of at most COLUMNS parts."""
+    answers = [request.nodes for request in requests if request.nodes]
+    width = min(COLUMNS, max(map(len, answers), default=0))
     sums, counts = [0] * width, [0] * width
     for nodes in answers:
         for step, count in enumerate(nodes):
             place = step * width // len(nodes)
             sums[place] += count
             counts[place] += 1
-    means = [total / max(count, 1) for total, count in zip(sums, counts, strict=True)]
-    return "".join(BARS[round(mean / max(most, 1) * (len(BARS) - 1))] for mean in means)
+    return [total / max(count, 1) for total, count in zip(sums, counts, strict=True)]

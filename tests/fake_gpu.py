@@ -40,14 +40,14 @@ def onnx_session(path: Path) -> onnxruntime.InferenceSession:
 
 
 class FakeEngine:
-    """An ONNX file behind TensorRT's engine. `slots`: of the caches, which a plan has fixed; `profiles`: sizes of its
-    one dynamic dimension."""
+    """An ONNX file behind TensorRT's engine. `fixed`: sizes that a plan has fixed, by name; `profiles`: sizes of its one
+    dynamic dimension."""
 
-    def __init__(self, path: Path, slots: int, profiles: list[tuple[int, int, int]], device: Driver):
+    def __init__(self, path: Path, fixed: dict[str, int], profiles: list[tuple[int, int, int]], device: Driver):
         self.session = onnx_session(path)
         self.inputs = {value.name: value for value in self.session.get_inputs()}
         self.outputs = {value.name: value for value in self.session.get_outputs()}
-        self.slots, self.profiles, self.device = slots, profiles, device
+        self.fixed, self.profiles, self.device = fixed, profiles, device
         self.used: list[tuple[int, int]] = []  # profile and size of each run
         self.can_be_captured = True
         self.contexts: list[FakeContext] = []
@@ -67,7 +67,7 @@ class FakeEngine:
         return self.shape(name, -1)
 
     def shape(self, name: str, size: int) -> tuple[int, ...]:
-        named = {"slots": self.slots, "rows": size, "tokens": size}
+        named = self.fixed | {"rows": size, "tokens": size}
         return tuple(named.get(size, size) for size in (self.inputs | self.outputs)[name].shape)
 
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:

@@ -67,7 +67,20 @@ def test_command_prints_a_table_and_writes_json_and_png(engine_folder, questions
     assert (figures["temperature"], figures["seed"]) == (0.0, 0)
     assert figures["drafter"] == "ngram" and set(figures["groups"]) == {"all", "chat", "math"}
     assert figures["groups"]["all"]["requests"] == 3 and figures["groups"]["chat"]["requests"] == 1
+    assert set(figures["groups"]["math"]["nodes_course"]) == {7}, "all are verified"
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_nodes_that_are_chosen_are_told(engine_folder, questions, tmp_path, capsys):
+    command = ["bench-acceptance", str(engine_folder), "--prompts", str(questions), "--max-new-tokens", "40"]
+    assert main([*command, "--nodes", "auto", "--json", str(tmp_path / "a.json")]) == 0
+    assert "drafted tokens verified per step, and share of steps: " in capsys.readouterr().out
+    course = json.loads((tmp_path / "a.json").read_text())["groups"]["all"]["nodes_course"]
+    assert course and all(0 <= mean <= 7 for mean in course)
+    assert main([*command, "--nodes", "2", "--json", str(tmp_path / "a.json")]) == 0
+    assert set(json.loads((tmp_path / "a.json").read_text())["groups"]["chat"]["nodes_course"]) == {2}
+    assert main([*command, "--nodes", "9"]) == 2
+    assert "nodes: expected auto, all, or 0 to the 7 that this engine drafts, got 9" in capsys.readouterr().err
 
 
 def test_prompts_are_sampled_with_seeds_of_their_own(engine_folder, questions, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Timed:
-    """An engine under the clock."""
+    """An engine under the clock, and the numbers of nodes that its steps verify."""
 
     weights: str
-    nodes: int
+    nodes: tuple[int, ...]
     folder: Path
     engine: Any
     one_read_ms: float
@@ -62,14 +62,14 @@ def measure_steps(settings: Settings, weights: Sequence[str], quick: bool, repor
     torch.set_num_threads(settings.threads)
     bandwidth = read_bandwidth()
     nodes, lengths = ((0, 8), (128, LENGTH, 1536)) if quick else (NODES, LENGTHS)
-    single = list(_engines(settings, weights, nodes, bandwidth, report))
-    steps = [step for length in lengths for step in _over_nodes(single, length, report)]
-    about = {timed.folder.name: read_manifest(timed.folder).about["build_s"] for timed in single}
-    load_s = [_first_token_s(single[-1].folder) for _ in range(5)] if single else []
-    for timed in single:
-        timed.engine.close()
-    for timed in _engines(replace(settings, rows=ROWS[-1]), weights, (ROW_NODES,), bandwidth, report):
-        steps += _over_rows(timed, report)
+    engines = list(_engines(settings, weights, nodes, bandwidth, report))
+    steps = [step for length in lengths for step in _over_nodes(engines, length, report)]
+    for timed in engines:
+        if ROW_NODES in timed.nodes:
+            steps += _over_rows(timed, report)
+    about = {timed.folder.name: read_manifest(timed.folder).about["build_s"] for timed in engines}
+    load_s = [_first_token_s(engines[-1].folder) for _ in range(5)] if engines else []
+    for timed in engines:
         timed.engine.close()
     return {
         "threads": settings.threads,
@@ -83,29 +83,32 @@ def measure_steps(settings: Settings, weights: Sequence[str], quick: bool, repor
 def _engines(
     settings: Settings, weights: Sequence[str], nodes: tuple[int, ...], bandwidth: float, report: Report
 ) -> Iterator[Timed]:
+    """Of each precision one that does not draft, and one whose steps verify any of the other numbers of nodes."""
+    plain = {"drafter": "none", "max_batch": 1}
+    drafting = {"drafter": "ngram", "nodes": nodes[-1], "max_batch": ROWS[-1]}
     for precision in weights:
-        for count in nodes:
-            drafter = {"drafter": "ngram", "nodes": count} if count else {"drafter": "none"}
-            options = drafter | {"weights": OUR_WEIGHTS[precision]}
-            folder = built(settings, options | {"max_batch": settings.rows, "max_seq_len": settings.slots}, report)
-            engine = specstep.load(folder)
+        for options, counts in ((plain, (0,)), (drafting, nodes[1:])):
+            options = options | {"weights": OUR_WEIGHTS[precision], "max_seq_len": settings.slots}
+            folder = built(settings, options, report)
+            engine = specstep.load(folder, nodes="all", learning=False)
             stored = open_weights(folder, engine.spec).values()
             size = sum(tensor.numel() * tensor.element_size() for tensor in stored)
-            yield Timed(precision, count, folder, engine, size / bandwidth * 1e3)
+            yield Timed(precision, counts, folder, engine, size / bandwidth * 1e3)
 
 
 def _over_nodes(engines: list[Timed], length: int, report: Report) -> list[Step]:
-    """Steps of single rows, one of each engine in turn."""
+    """Steps of single rows, one of each engine and number of nodes in turn."""
     report(f"steps at {length} tokens")
     for timed in engines:
         _admit(timed, length)
-    times: list[list[float]] = [[] for _ in engines]
+    sizes = [(timed, nodes) for timed in engines for nodes in timed.nodes]
+    times: list[list[float]] = [[] for _ in sizes]
     for _ in range(STEPS):
-        for timed, taken in zip(engines, times, strict=True):
-            taken.append(_step_s(timed))
+        for (timed, nodes), taken in zip(sizes, times, strict=True):
+            taken.append(_step_s(timed, nodes))
     for timed in engines:
         timed.engine.session.release(0)
-    return [_median(timed, 1, length, taken) for timed, taken in zip(engines, times, strict=True)]
+    return [_median(timed, nodes, 1, length, taken) for (timed, nodes), taken in zip(sizes, times, strict=True)]
 
 
 def _over_rows(timed: Timed, report: Report) -> list[Step]:
@@ -115,7 +118,10 @@ def _over_rows(timed: Timed, report: Report) -> list[Step]:
         _admit(timed, LENGTH)
         if admitted + 1 in ROWS:
             report(f"steps of {admitted + 1} rows, {timed.weights}")
-            found.append(_median(timed, admitted + 1, LENGTH, [_step_s(timed) for _ in range(STEPS)]))
+            times = [_step_s(timed, ROW_NODES) for _ in range(STEPS)]
+            found.append(_median(timed, ROW_NODES, admitted + 1, LENGTH, times))
+    for row in range(ROWS[-1]):
+        timed.engine.session.release(row)
     return found
 
 
@@ -126,14 +132,14 @@ def _admit(timed: Timed, length: int) -> None:
         timed.engine.session.step()
 
 
-def _step_s(timed: Timed) -> float:
+def _step_s(timed: Timed, nodes: int) -> float:
     start = time.perf_counter()
-    timed.engine.session.step()
+    timed.engine.session.step(nodes)
     return time.perf_counter() - start
 
 
-def _median(timed: Timed, rows: int, length: int, taken: list[float]) -> Step:
-    return Step(timed.weights, timed.nodes, rows, length, statistics.median(taken) * 1e3, timed.one_read_ms)
+def _median(timed: Timed, nodes: int, rows: int, length: int, taken: list[float]) -> Step:
+    return Step(timed.weights, nodes, rows, length, statistics.median(taken) * 1e3, timed.one_read_ms)
 
 
 def _first_token_s(folder: Path) -> float:

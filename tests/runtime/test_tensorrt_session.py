@@ -40,9 +40,10 @@ def engine(onnx_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     spec, device = read_manifest(folder).spec, fake_driver(tmp_path)
     profiles = {"prefill": [(2, 4, 8), (8, 16, 16)], "step": [(1, 1, 1), (2, 2, 2)]}
     engines = {}
+    fixed = {"slots": spec.most_slots, "nodes": 1 + spec.nodes}
     for name, sizes in profiles.items():
         (folder / f"{name}.plan").write_bytes(name.encode())
-        engines[name.encode()] = FakeEngine(onnx_folder / f"{name}.onnx", spec.most_slots, sizes, device)
+        engines[name.encode()] = FakeEngine(onnx_folder / f"{name}.onnx", fixed, sizes, device)
         (folder / f"{name}.onnx").unlink()
     (folder / "weights.safetensors").unlink()
 
