@@ -40,8 +40,8 @@ def onnx_session(path: Path) -> onnxruntime.InferenceSession:
 
 
 class FakeEngine:
-    """An ONNX file behind TensorRT's engine. `fixed`: sizes that a plan has fixed, by name; `profiles`: sizes of its one
-    dynamic dimension."""
+    """An ONNX file behind TensorRT's engine. `fixed`: sizes that a plan has fixed, by name; `profiles`: sizes of its
+    one dynamic dimension."""
 
     def __init__(self, path: Path, fixed: dict[str, int], profiles: list[tuple[int, int, int]], device: Driver):
         self.session = onnx_session(path)

@@ -100,6 +100,28 @@ def test_a_scorer_with_weights_state_caches_and_features(tree, model_folder):
         assert (engine.spec.config["depth"], engine.spec.config["nodes"]) == (4, 4)  # a chain
 
 
+def test_what_is_handed_to_begin_alone_is_not_kept(model_folder):
+    """By `prefill` and by `commit`, of sizes of their own."""
+    widths = set()
+
+    class Handing(Neural):
+        def prefill(self, *given):
+            return Neural.prefill(self, *given) | {"handed": given[-1][:, :2]}
+
+        def begin(self, state, keys, values, shape):
+            widths.add(tuple(state["handed"].shape[1:]))
+            return Neural.begin(self, state, keys, values, shape)
+
+        def commit(self, path, count, features):
+            return Neural.commit(self, path, count, features) | {"handed": features.gather(1, path[:, :, None])}
+
+    engine = specstep.eager(str(model_folder), drafter=Handing(), dtype="float32", max_seq_len=96)
+    expected = greedy(tiny_model("Llama"), PROMPTS[0], 12)
+    assert engine.generate(PROMPTS[0], 12, ignore_eos=True).token_ids == expected
+    assert widths >= {(2, 96), (5, 1)}
+    assert {"last", "steps"} < set(engine.session.state) and "handed" not in engine.session.state
+
+
 def test_parameters_take_the_dtype_and_buffers_keep_theirs(model_folder):
     scorer = Neural()
     specstep.eager(str(model_folder), drafter=scorer, dtype="bfloat16", max_seq_len=96)
@@ -148,7 +170,11 @@ def late(self, state, keys, values, shape):
             r"begin and commit: expected the state that it declares \(last, steps\), got steps",
         ),
         ({"prefill": lambda *_: {}}, r"prefill: expected the state that it declares \(last, steps\), got none"),
-        ({"commit": lambda *_: {"more": torch.zeros(2)}}, r"declares \(last, steps\), got more, steps"),
+        ({"commit": lambda *_: {"more": torch.zeros(2)}}, r"declares \(last, steps\), got steps"),
+        (
+            {"commit": lambda *_: {"last": torch.zeros(2, 96), "history": torch.zeros(2)}},
+            "commit: expected names that the step does not use itself, got history",
+        ),
         ({"commit": lambda *_: {"last": torch.zeros(2, 5)}}, r"state last: expected \[2, 96\] float32, got \[2, 5\]"),
         ({"state": lambda *_: {"lengths": specstep.StateTensor((), torch.int64)}}, "state: .* itself, got lengths"),
         ({"state": lambda *_: {"last": (96,)}}, "state: expected a dict of StateTensor by name, got dict"),

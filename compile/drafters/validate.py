@@ -100,7 +100,8 @@ class _Trial:
         count = torch.full((1,), PROMPT, device=self.device)
         rows = [[cache[:1] for cache in part] for part in caches]
         after = self._call("prefill", one["history"][:, :PROMPT], count, where, one, *rows, self._features(1, PROMPT))
-        self._check_state("prefill", own, after, 1)
+        self._check_state("prefill", own, after, 1, more=True)
+        self._check_names("prefill", after)
         state["lengths"] += PROMPT
         state |= {name: tensor.expand(ROWS, *tensor.shape[1:]).clone() for name, tensor in after.items()}
         self._step(state, caches, own)
@@ -125,16 +126,20 @@ class _Trial:
         more = self._call("commit", path, count, self._features(ROWS, self.shape.nodes + 1))
         if not isinstance(after, dict) or not isinstance(more, dict):
             raise self._error("begin and commit", "state as a dict", f"{_kind(after)} and {_kind(more)}")
-        self._check_state("begin and commit", own, after | more, ROWS)
+        self._check_names("commit", more)
+        self._check_state("begin and commit", own, after | {name: more[name] for name in more if name in own}, ROWS)
 
     def _state(self) -> dict[str, StateTensor]:
         own = self._call("state", self.shape)
         if not isinstance(own, dict) or not all(isinstance(tensor, StateTensor) for tensor in own.values()):
             raise self._error("state", "a dict of StateTensor by name", _kind(own))
-        taken = sorted(set(own) & {*row_state(0, 0, 0), "moved", "report", "tokens", "count"})
-        if taken:
-            raise self._error("state", "names that the step does not use itself", ", ".join(taken))
+        self._check_names("state", own)
         return own
+
+    def _check_names(self, method: str, given: Mapping[str, Any]) -> None:
+        taken = sorted(set(given) & {*row_state(0, 0, 0), "moved", "report", "tokens", "count"})
+        if taken:
+            raise self._error(method, "names that the step does not use itself", ", ".join(taken))
 
     def _caches(self) -> tuple[list[Tensor], list[Tensor]]:
         layers = self._call("cache_layers")
@@ -167,8 +172,11 @@ class _Trial:
                 f"{method}: tokens", f"ids from 0 to {self.target.vocab_size - 1}", f"{int(least)} to {int(most)}"
             )
 
-    def _check_state(self, method: str, own: Mapping[str, StateTensor], got: Any, rows: int) -> None:
-        if not isinstance(got, dict) or set(got) != set(own):
+    def _check_state(
+        self, method: str, own: Mapping[str, StateTensor], got: Any, rows: int, more: bool = False
+    ) -> None:
+        """more: whether there may be more than the state, for `begin` alone."""
+        if not isinstance(got, dict) or (set(own) - set(got) if more else set(got) != set(own)):
             names = ", ".join(sorted(got)) or "none" if isinstance(got, dict) else _kind(got)
             raise self._error(method, f"the state that it declares ({', '.join(sorted(own)) or 'none'})", names)
         for name, tensor in own.items():

@@ -18,7 +18,7 @@ class Scorer(nn.Module):
     neural: whether scoring a level costs a pass over weights. feature_layers: indices of the target's hidden states to
     get as features, side by side; i is the input of layer i. `keys` and `values` are the scorer's own cache layers, one
     [B, heads, S, size] for each, written in place. What `state` declares, `prefill` returns, and `begin` and `commit`
-    return together.
+    return together. What else `prefill` and `commit` return is for the `begin` that follows, and is not kept.
     """
 
     neural = True
@@ -46,7 +46,7 @@ class Scorer(nn.Module):
         values: Sequence[Tensor],
         features: Tensor | None,
     ) -> State:
-        """Process a chunk of a prompt -> own next state.
+        """Process a chunk of a prompt -> own next state, and what `begin` needs beside it.
 
         tokens [1, T] int64, of which the first count [1] are the prompt's next ones; where: the target's pass over
         them; state["history"]: the whole prompt; features [1, T, layers * hidden], None without feature layers.
@@ -66,7 +66,7 @@ class Scorer(nn.Module):
         raise NotImplementedError
 
     def commit(self, path: Tensor, count: Tensor, features: Tensor | None) -> State:
-        """After acceptance -> own next state.
+        """After acceptance -> own next state, and what `begin` needs beside it.
 
         path [B, D+1] int64: accepted nodes, the root first; count [B] int64: tokens that the row moves by; features
         [B, T, layers * hidden] of the T nodes that the step verified, 1 to N + 1 of them, None without feature layers.
@@ -81,6 +81,10 @@ class Drafter(nn.Module):
         super().__init__()
         self.scorer, self.shape = scorer, shape
         self.depth, self.nodes = shape.depth, shape.nodes
+
+    def kept(self, given: State) -> State:
+        """What the engine keeps of what the scorer returned."""
+        return {name: given[name] for name in self.scorer.state(self.shape) if name in given}
 
     def forward(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]) -> State:
         """state as after a commit, its history [B, S] cut to the slots in use, and "moved", see `Scorer.begin`; keys,

@@ -127,8 +127,8 @@ class Eagle3Head(nn.Module):
 class Eagle3(Scorer):
     """Scores with an EAGLE-3 head.
 
-    Its cache holds `draft_lengths` positions made of true features; `features` are those of the tokens committed
-    since. A step first runs the head over these, which overwrites what rejected drafts left there; the last of them
+    Its cache holds `draft_lengths` positions made of true features. A step first runs the head over the features of
+    the tokens committed since, which no state keeps, and overwrites what rejected drafts left there; the last of them
     scores the root's children.
     """
 
@@ -143,11 +143,7 @@ class Eagle3(Scorer):
         return [CacheLayer(layer.num_key_value_heads, layer.head_dim, layer.head_dim)]
 
     def state(self, shape: TreeShape) -> dict[str, StateTensor]:
-        width = self.head.fc.in_features
-        return {
-            "draft_lengths": StateTensor((), torch.int64),
-            "features": StateTensor((shape.depth + 1, width), self.head.fc.weight.dtype),
-        }
+        return {"draft_lengths": StateTensor((), torch.int64)}
 
     def prefill(
         self,
@@ -164,9 +160,9 @@ class Eagle3(Scorer):
         index = start[:, None] + torch.arange(1, tokens.shape[1] + 1, device=start.device)
         following = state["history"].gather(1, index)
         self._run(following, self.head.fuse(features), where, keys, values)
-        # The last position stays pending: the first step needs the head's answer there.
+        # The last position stays pending: the first tree needs the head's answer there.
         last = features.gather(1, (count - 1)[:, None, None].expand(-1, 1, features.shape[2]))
-        return {"draft_lengths": start + count - 1, "features": last.expand_as(state["features"])}
+        return {"draft_lengths": start + count - 1, "features": last}
 
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape

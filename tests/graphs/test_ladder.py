@@ -11,10 +11,11 @@ from specstep.graphs.tree import DraftTree, first_nodes, missed_node
 
 OPTIONS = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
 PROMPTS = ([40, 41, 42] * 9, [5])
-SAMPLED = {"sampling": [0.5, 40, 0.9, 0, 1.1, 0, 0], "seeds": 77}
+GREEDY = {"learning": 0}  # what an engine learns changes its trees
+SAMPLED = {"sampling": [0.5, 40, 0.9, 0, 1.1, 0, 0], "seeds": 77, "learning": 0}
 
 
-def run(engine, pick, controls=None):
+def run(engine, pick, controls):
     """The rows' texts, each row's trees by its length, and how many drafts were accepted. pick: nodes of a step."""
     session, texts, trees, accepted = engine.session, {}, {}, 0
     for prompt in PROMPTS:
@@ -56,7 +57,7 @@ def test_every_rung_says_the_same(drafter, tree, model_folder, drafter_folder, t
     name = ",".join(str(names.get(part, part)) for part in drafter.split(","))
     engine = specstep.eager(str(model_folder), drafter=name, **tree, **OPTIONS)
     most = engine.spec.nodes
-    for controls in (None, SAMPLED):
+    for controls in (GREEDY, SAMPLED):
         expected, plain, _ = run(engine, lambda: 0, controls)
         for pick in (lambda: most, lambda: 1, rungs(most, 0), rungs(most, 1)):
             texts, trees, accepted = run(engine, pick, controls)
@@ -71,7 +72,7 @@ def test_every_rung_of_an_engine_says_the_same(backend, model_folder, request):
     engine = specstep.load(request.getfixturevalue(backend))
     eager = specstep.eager(str(model_folder), drafter="ngram", **OPTIONS)
     most = engine.spec.nodes
-    for controls in (None, SAMPLED):
+    for controls in (GREEDY, SAMPLED):
         expected, plain, _ = run(eager, lambda: 0, controls)
         for nodes in (0, 1, 2, most):
             texts, trees, _ = run(engine, lambda nodes=nodes: nodes, controls)
