@@ -1,0 +1,72 @@
+"""The table of `specstep tune`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SHOWN = (1, 3, 7, 15, 31)  # nodes
+WIDTH, CELL = 22, 15  # of a drafter's name, and of what is expected at a number of rows
+
+
+def describe(result: Mapping[str, Any]) -> str:
+    """What `tune` returns, for a terminal: what is accepted, what steps take, what is expected, what is chosen."""
+    return "\n".join([*_accepted(result), "", *_steps(result), "", *_expected(result), "", *_choices(result)])
+
+
+def short(drafter: str) -> str:
+    """A drafter's name without the folders of paths."""
+    return ",".join(Path(part).name for part in drafter.split(","))
+
+
+def _accepted(result: Mapping[str, Any]) -> list[str]:
+    rungs = [nodes for nodes in SHOWN if nodes in result["rungs"]]
+    lines = ["tokens per step with the first n nodes of the tree", f"{'':<{WIDTH}}" + _cells(rungs, "{}")]
+    for drafter in result["drafters"]:
+        values = [drafter["tokens_per_step"][result["rungs"].index(nodes)] for nodes in rungs]
+        lines.append(_name(drafter) + _cells(values, "{:.2f}"))
+    return lines
+
+
+def _steps(result: Mapping[str, Any]) -> list[str]:
+    rungs = [nodes for nodes in (0, *SHOWN) if nodes in result["rungs"]]
+    lines = ["ms of a step that verifies n nodes; of these, the drafter"]
+    for drafter in (each for each in result["drafters"] if each["built"]):
+        lines.append(_name(drafter) + _cells(rungs, "{}") + f"{'drafter':>9}")
+        for at in drafter["by_rows"]:
+            times = [1e3 * at["step_s"][result["rungs"].index(nodes)] for nodes in rungs]
+            cells = _cells(times, "{:.1f}") + f"{1e3 * at['draft_s']:>9.1f}"
+            lines.append(f"  {_rows(at['rows']):<{WIDTH - 2}}" + cells)
+    return lines
+
+
+def _expected(result: Mapping[str, Any]) -> list[str]:
+    lines = [
+        "tokens/s expected of all rows, against plain decoding, and the nodes that pay most",
+        f"{'':<{WIDTH}}" + "".join(f"{_rows(at['rows']):>{CELL}}" for at in result["plain"]),
+        f"{'plain':<{WIDTH}}" + "".join(f"{at['tokens_per_s']:>{CELL}.0f}" for at in result["plain"]),
+    ]
+    for drafter in result["drafters"]:
+        cells = [f"{at['tokens_per_s']:.0f} {at['speed']:.2f}x {at['nodes']:>2}" for at in drafter["by_rows"]]
+        most = "" if drafter["built"] else "  at most: no engine was built, its drafts are taken to be free"
+        lines.append(_name(drafter) + "".join(f"{cell:>{CELL}}" for cell in cells) + most)
+    return lines
+
+
+def _choices(result: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for choice in result["choices"]:
+        engines = "1 row" if choice["max_batch"] == 1 else f"1 to {choice['max_batch']} rows"
+        lines.append(f"tuned for engines of {engines}: {choice['because']}")
+    return lines
+
+
+def _name(drafter: Mapping[str, Any]) -> str:
+    return f"{short(drafter['drafter'])[: WIDTH - 2]:<{WIDTH}}"
+
+
+def _rows(rows: int) -> str:
+    return f"{rows} row{'s' * (rows > 1)}"
+
+
+def _cells(values: list[Any], form: str) -> str:
+    return "".join(f"{form.format(value):>7}" for value in values)
