@@ -1,7 +1,7 @@
 """The table of `specstep tune`."""
 
+import itertools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 SHOWN = (1, 3, 7, 15, 31)  # nodes
@@ -11,11 +11,6 @@ WIDTH, CELL = 22, 15  # of a drafter's name, and of what is expected at a number
 def describe(result: Mapping[str, Any]) -> str:
     """What `tune` returns, for a terminal: what is accepted, what steps take, what is expected, what is chosen."""
     return "\n".join([*_accepted(result), "", *_steps(result), "", *_expected(result), "", *_choices(result)])
-
-
-def short(drafter: str) -> str:
-    """A drafter's name without the folders of paths."""
-    return ",".join(Path(part).name for part in drafter.split(","))
 
 
 def _accepted(result: Mapping[str, Any]) -> list[str]:
@@ -53,15 +48,19 @@ def _expected(result: Mapping[str, Any]) -> list[str]:
 
 
 def _choices(result: Mapping[str, Any]) -> list[str]:
+    """A line for each choice, with the engines that it is for."""
+    options = ("drafter", "nodes", "depth", "top_k")
     lines = []
-    for choice in result["choices"]:
-        engines = "1 row" if choice["max_batch"] == 1 else f"1 to {choice['max_batch']} rows"
-        lines.append(f"tuned for engines of {engines}: {choice['because']}")
+    for _, same in itertools.groupby(result["choices"], lambda choice: [choice[name] for name in options]):
+        first, *more = same
+        most = (more or [first])[-1]["max_batch"]
+        engines = _rows(most) if first["max_batch"] == most else f"{first['max_batch']} to {most} rows"
+        lines.append(f"tuned for engines of {engines}: {first['because']}")
     return lines
 
 
 def _name(drafter: Mapping[str, Any]) -> str:
-    return f"{short(drafter['drafter'])[: WIDTH - 2]:<{WIDTH}}"
+    return f"{drafter['name'][: WIDTH - 2]:<{WIDTH}}"
 
 
 def _rows(rows: int) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InputError
-from .tune_page import short
 
 GREY, SHADES = "#888888", ("#b9d0e8", "#7fa9d3", "#4a86c2", "#1f5a96", "#123a63")
 
@@ -34,7 +33,7 @@ def draw(file: str, result: Mapping[str, Any], model: str) -> None:
 
 def _accepted(axes: Any, result: Mapping[str, Any]) -> None:
     for drafter in result["drafters"]:
-        tokens, name = drafter["tokens_per_step"], short(drafter["drafter"])
+        tokens, name = drafter["tokens_per_step"], drafter["name"]
         axes.plot(result["rungs"], tokens, marker="o", markersize=3, label=name)
     axes.set_title("tokens per step with the first n nodes", loc="left", fontsize="medium")
     axes.set_xlabel("n")
@@ -49,7 +48,7 @@ def _steps(axes: Any, result: Mapping[str, Any]) -> None:
     for place, at in enumerate(drafter["by_rows"]):
         times, label = [1e3 * seconds for seconds in at["step_s"]], f"{at['rows']} row{'s' * (at['rows'] > 1)}"
         axes.plot(result["rungs"], times, color=SHADES[place % len(SHADES)], marker="o", markersize=3, label=label)
-    axes.set_title(f"ms of a step with n nodes, {short(drafter['drafter'])}", loc="left", fontsize="medium")
+    axes.set_title(f"ms of a step with n nodes, {drafter['name']}", loc="left", fontsize="medium")
     axes.set_xlabel("n")
     axes.set_ylim(bottom=0)
 
@@ -58,7 +57,7 @@ def _expected(axes: Any, result: Mapping[str, Any]) -> None:
     places, built = range(len(result["plain"])), [drafter for drafter in result["drafters"] if drafter["built"]]
     width = 0.8 / (1 + len(built))
     series = [("plain", [at["tokens_per_s"] for at in result["plain"]], GREY)]
-    series += [(short(each["drafter"]), [at["tokens_per_s"] for at in each["by_rows"]], None) for each in built]
+    series += [(each["name"], [at["tokens_per_s"] for at in each["by_rows"]], None) for each in built]
     for place, (name, values, colour) in enumerate(series):
         bars = axes.bar([at + place * width for at in places], values, width, label=name, color=colour)
         axes.bar_label(bars, fmt="%.0f", padding=2, fontsize="small")

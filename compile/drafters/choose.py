@@ -62,8 +62,8 @@ def default_drafters(target: Source) -> list[str]:
 
 
 def fitting_drafters(target: Source) -> list[str]:
-    """The names that "auto" stands for where nothing was tuned: what the package has for the target, else an EAGLE-3
-    head that lies beside it, with the row's own history and what the engine learns, else these alone."""
+    """The names that "auto" stands for where nothing was tuned: what the package has for the target, else the row's own
+    history and what the engine learns, and an EAGLE-3 head if one lies beside the target."""
     default = default_drafters(target)
     heads = [str(path) for path in heads_beside(target) if "," not in str(path)]
     return default if default != ["ngram"] else [*default, *heads[:1]]

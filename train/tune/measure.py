@@ -20,11 +20,11 @@ from ...runtime.inductor.torch_session import TorchSession
 from ...runtime.ladder import rungs_up_to
 from ...runtime.session import Session
 from ...runtime.step_times import measure
-from .choose import DEPTH, NODES, TOP_K, Choice, Drafted, Steps
+from .choose import DEPTH, NODES, TOP_K, Choice, Drafted, Steps, label
 
 Report = Callable[[str], None]
 
-REPORT_EVERY = 2.0  # seconds
+REPORT_EVERY = 5.0  # seconds
 STEPS_S = 12.0  # that steps are timed for
 PROFILED = 12  # steps of each number of rows that are taken apart
 MOST_DRAFT = 0.95  # share of a step that verifies nothing: what is left is the target's
@@ -40,7 +40,8 @@ def try_drafter(
 ) -> Drafted:
     """Answer the prompts with plain modules, which need no build, and see what is accepted of the largest tree. Raises
     BuildError and InputError."""
-    report(f"drafter {drafter}: putting it together")
+    name = label(drafter)
+    report(f"drafter {name}: putting it together")
     settings = dataclasses.asdict(largest(drafter)) | {"backend": "inductor", "max_batch": config.max_batch}
     graphs = assemble(source, dataclasses.replace(config, **settings))
     step = graphs.step.module
@@ -56,12 +57,12 @@ def try_drafter(
             done += request.finish_reason is not None
             if time.monotonic() - reported > REPORT_EVERY:
                 reported = time.monotonic()
-                report(f"drafter {drafter}: {done} of {len(requests)} prompts answered")
+                report(f"drafter {name}: {done} of {len(requests)} prompts answered")
     each = sorted((Acceptance.of([request]).tokens_per_step, place) for place, request in enumerate(requests))
     easy = [requests[place] for _, place in each[len(each) * 2 // 3 :]]
     length = sum(len(request.prompt) + len(request.tokens) / 2 for request in requests) / len(requests)
     drafted = Acceptance.of(requests)
-    report(f"drafter {drafter}: {drafted.tokens_per_step:.2f} tokens per step with {NODES} nodes")
+    report(f"drafter {name}: {drafted.tokens_per_step:.2f} tokens per step with {NODES} nodes")
     return Drafted(drafter, costly_levels(step.drafter.scorer), drafted, Acceptance.of(easy), length)
 
 

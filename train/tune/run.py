@@ -20,7 +20,7 @@ from ...compile.source import Source, load_source
 from ...compile.tuned import save_tuned
 from ...errors import BuildError, InputError
 from ...runtime.engine import Engine, load
-from .choose import CLOSE, DEPTH, PLAIN, TOP_K, Choice, Drafted, Expected, Steps, best_tree, choose
+from .choose import CLOSE, DEPTH, PLAIN, TOP_K, Choice, Drafted, Expected, Steps, best_tree, choose, label
 from .measure import Report, beside, draft_shares, largest, time_steps, try_drafter, with_drafts
 
 ROWS = 8  # most rows that are measured, where the user does not say
@@ -113,7 +113,9 @@ class Bench:
             best = max((best_tree(known[name], steps).mean for name, steps in found.items()), default=0.0)
             candidate = left.pop(0)
             if found and limit(candidate, found).mean * CLOSE < best:
-                self.report(f"drafter {candidate.drafter}: no engine is built, it would not be faster with free drafts")
+                self.report(
+                    f"drafter {label(candidate.drafter)}: no engine is built, it would not be faster with free drafts"
+                )
                 continue
             found[candidate.drafter] = self._steps(candidate)
         return found
@@ -130,7 +132,7 @@ class Bench:
         return beside(steps, self._plain)
 
     def _build(self, choice: Choice) -> Engine:
-        self.report(f"building an engine with drafter {choice.drafter}")
+        self.report(f"building an engine with drafter {label(choice.drafter)}")
         folder = self.folder / "engine"
         build(self.model, folder, report=self.report, **(self.options | dataclasses.asdict(choice)))
         engine = load(folder, nodes="all", learning=False)  # what it maps stays when the directory goes
@@ -162,7 +164,7 @@ def _choice(both: Sequence[tuple[Drafted, Steps]], rows: int, plain: Mapping[int
     where = "1 row" if rows == 1 else f"1 to {rows} rows"
     said = f"expected {best.mean:.2f} times the speed of plain decoding at {where}"
     if choice == PLAIN:
-        name = best.choice.drafter
+        name = label(best.choice.drafter)
         because = f"no drafts: this model does not gain from them on this machine; the best, drafter {name}: {said}"
     else:
         speeds = f"{rows * best.speed[rows] / plain[rows]:.0f} against {rows / plain[rows]:.0f} tokens/s"
@@ -182,5 +184,10 @@ def _figures(drafted: Drafted, measured: Mapping[str, Steps], plain: Mapping[int
         | ({"step_s": list(steps.seconds[rows]), "draft_s": steps.draft[rows]} if steps else {})
         for rows in plain
     ]
-    about = {"drafter": drafted.drafter, "built": steps is not None, "tokens_per_step": accepted}
+    about = {
+        "drafter": drafted.drafter,
+        "name": label(drafted.drafter),
+        "built": steps is not None,
+        "tokens_per_step": accepted,
+    }
     return about | {"easy_tokens_per_step": drafted.easy.tokens_per_step, "by_rows": by_rows}
