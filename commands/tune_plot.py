@@ -56,7 +56,9 @@ def _steps(axes: Any, result: Mapping[str, Any]) -> None:
 def _expected(axes: Any, result: Mapping[str, Any]) -> None:
     places, built = range(len(result["plain"])), [drafter for drafter in result["drafters"] if drafter["built"]]
     width = 0.8 / (1 + len(built))
-    series = [("plain", [at["tokens_per_s"] for at in result["plain"]], GREY)]
+    series: list[tuple[str, list[float], str | None]] = [
+        ("plain", [at["tokens_per_s"] for at in result["plain"]], GREY)
+    ]
     series += [(each["name"], [at["tokens_per_s"] for at in each["by_rows"]], None) for each in built]
     for place, (name, values, colour) in enumerate(series):
         bars = axes.bar([at + place * width for at in places], values, width, label=name, color=colour)

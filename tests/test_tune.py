@@ -38,14 +38,14 @@ def source(model_folder):
     return load_source(str(model_folder), "float32", "cpu")
 
 
-def drafted(*paths, name="a", levels=DEPTH, easy=None):
+def drafted(*paths, name="a", levels=DEPTH, easy=None, draft_s=0.002):
     """A drafter whose steps accepted these paths of (node, rank), each as often."""
 
     def acceptance(paths):
         counts = Counter(tuple(AcceptedNode(*node) for node in path) for path in paths)
         return Acceptance(1, sum(1 + len(path) for path in paths), counts)
 
-    return Drafted(name, levels, acceptance(paths), acceptance(easy or paths), 100.0)
+    return Drafted(name, levels, acceptance(paths), acceptance(easy or paths), 100.0, draft_s)
 
 
 def steps(base=10.0, token=0.1, draft=0.0, rows=(1, 2, 4, 8)):
@@ -127,27 +127,29 @@ def test_every_tree_that_is_judged_can_be_built():
 
 
 def test_engines_are_built_for_drafters_that_could_be_faster(monkeypatch):
-    """The best first; another only if it would be faster with free drafts."""
-    best, close = drafted(CHAIN, (), name="best"), drafted(CHAIN, (), (), name="close")
-    hopeless = drafted((), name="hopeless")
-    built = []
+    """The best first; another only if it could be faster, as fast as plain modules draft."""
+    best, close = drafted(CHAIN, (), name="best"), drafted(CHAIN, (), (), name="close", draft_s=0.001)
+    hopeless = drafted((), name="hopeless", draft_s=0.0001)
 
-    def build(draft):
+    def build(draft, *tried):
+        built, lines = [], []
+
         def one(bench, each):
             built.append(each.drafter)
             return steps(draft=draft)
 
         monkeypatch.setattr(Bench, "_steps", one)
-        lines = []
-        built.clear()
-        Bench("model", {}, None, lines.append).measure([hopeless, close, best])
-        return list(built), [line for line in lines if "no engine" in line]
+        found = Bench("model", {}, None, lines.append).measure(tried)
+        assert list(found) == built
+        return built, lines
 
-    cheap, said = build(draft=0.1)
-    assert cheap == ["best"] and len(said) == 2
-    dear, said = build(draft=6.0)
-    assert dear == ["best", "close"] and limit(close, {"best": steps(draft=6.0)}).mean > 1
-    assert not said, "two engines are the most"
+    assert build(0.1, hopeless, close, best) == (["best"], ["no engine for hopeless, close: none could be faster"])
+    assert build(9.0, hopeless, close, best) == (["best", "close"], []), "two engines are the most"
+    slower = dataclasses.replace(close, draft_s=0.01)
+    assert build(9.0, slower, best)[0] == ["best"], "its own drafts are dearer still"
+    assert build(0.1, best) == (["best"], [])
+    bound = limit(close, [(best, steps(draft=9.0))])
+    assert bound.mean == best_tree(close, steps(draft=9.0).with_drafts_of(0.25)).mean
 
 
 def test_a_table_says_what_is_measured_and_what_is_a_limit():
@@ -155,7 +157,7 @@ def test_a_table_says_what_is_measured_and_what_is_a_limit():
     result = json.loads(json.dumps(summary([built, other], {built.drafter: steps(0.010, 0.0001, 0.001)})))
     page = describe(result)
     assert "tables" in page and "/some" not in page.split("tuned for")[0]
-    assert [line.startswith("ngram ") for line in page.splitlines() if "at most: no engine" in line] == [True]
+    assert [line.startswith("ngram ") for line in page.splitlines() if "at most (no engine" in line] == [True]
     assert result["plain"][0]["tokens_per_s"] == pytest.approx(1 / 0.0101)
     first = result["drafters"][0]["by_rows"][0]
     assert first["tokens_per_s"] == pytest.approx(8 / (0.011 + 8 * 0.0001)) and first["nodes"] == 7
@@ -301,4 +303,5 @@ def test_a_loaded_model_takes_one_drafter_after_the_other(architecture, tmp_path
     first, *others = (
         measure.try_drafter(source, config, name, ["hello hello hello"], 8, lambda line: None) for name in ["ngram"] * 3
     )
-    assert others == [first] * 2 and first.length > 10
+    assert first.length > 10 and first.draft_s > 0
+    assert [dataclasses.replace(other, draft_s=first.draft_s) for other in others] == [first] * 2

@@ -45,13 +45,15 @@ PLAIN = Choice("none", 0, 0, 1, None)
 @dataclass(frozen=True)
 class Drafted:
     """What the target accepts of a drafter's largest tree: over all prompts, and over the third of them that it drafts
-    best. levels: of a tree of DEPTH, those that are scored at a cost. length: mean tokens in a row's cache."""
+    best. levels: of a tree of DEPTH, those that are scored at a cost. length: mean tokens in a row's cache. draft_s:
+    median seconds in which plain modules draft."""
 
     drafter: str
     levels: int
     acceptance: Acceptance
     easy: Acceptance
     length: float
+    draft_s: float
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,11 @@ class Steps:
         most = min([known for known in self.seconds if known >= rows], default=max(self.seconds))
         return replace(self, seconds={known: times for known, times in self.seconds.items() if known <= most})
 
-    def with_free_drafts(self) -> "Steps":
-        """What they would be if drafting took no time: no drafter for the same target has faster ones."""
-        less = {rows: [each - self.draft[rows] for each in times] for rows, times in self.seconds.items()}
-        return Steps(self.rungs, less, dict.fromkeys(self.draft, 0.0))
+    def with_drafts_of(self, share: float) -> "Steps":
+        """What they would be if drafting took this share of the time that it takes."""
+        saved = {rows: (1 - share) * seconds for rows, seconds in self.draft.items()}
+        less = {rows: [each - saved[rows] for each in times] for rows, times in self.seconds.items()}
+        return Steps(self.rungs, less, {rows: share * seconds for rows, seconds in self.draft.items()})
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,13 @@
 """What a drafter's tree is worth and what an engine's steps take, measured."""
 
+import contextlib
 import dataclasses
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from torch import nn
 
 from ...compile.assemble import assemble
 from ...compile.config import EngineConfig
@@ -46,7 +50,7 @@ def try_drafter(
     graphs = assemble(source, dataclasses.replace(config, **settings))
     step = graphs.step.module
     assert isinstance(step, SpeculativeStep)
-    with run_plain(source, graphs) as engine:
+    with run_plain(source, graphs) as engine, _timed(step.drafter) as drafts:
         chat = engine.has_chat_template
         requests = [
             engine.request(prompt, max_new_tokens, name=f"prompt {place}", chat=chat, learning=False)
@@ -63,7 +67,22 @@ def try_drafter(
     length = sum(len(request.prompt) + len(request.tokens) / 2 for request in requests) / len(requests)
     drafted = Acceptance.of(requests)
     report(f"drafter {name}: {drafted.tokens_per_step:.2f} tokens per step with {NODES} nodes")
-    return Drafted(drafter, costly_levels(step.drafter.scorer), drafted, Acceptance.of(easy), length)
+    return Drafted(
+        drafter, costly_levels(step.drafter.scorer), drafted, Acceptance.of(easy), length, statistics.median(drafts)
+    )
+
+
+@contextlib.contextmanager
+def _timed(module: nn.Module) -> Iterator[list[float]]:
+    """Within it the seconds that a module's calls take, one after the other, are gathered."""
+    begun, seconds = list[float](), list[float]()
+    before = module.register_forward_pre_hook(lambda *_: begun.append(time.perf_counter()))
+    after = module.register_forward_hook(lambda *_: seconds.append(time.perf_counter() - begun[-1]))
+    try:
+        yield seconds
+    finally:
+        before.remove()
+        after.remove()
 
 
 def costly_levels(scorer: Scorer) -> int:
