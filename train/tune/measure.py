@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -30,6 +32,7 @@ Report = Callable[[str], None]
 
 REPORT_EVERY = 5.0  # seconds
 STEPS_S = 12.0  # that steps are timed for
+DISTURBED = 0.1  # share of the processor that others may take while steps are timed
 PROFILED = 12  # steps of each number of rows that are taken apart
 MOST_DRAFT = 0.95  # share of a step that verifies nothing: what is left is the target's
 
@@ -97,9 +100,26 @@ def time_steps(engine: Engine, length: float, report: Report) -> Steps:
     left out where ops cannot be timed (`draft_shares`)."""
     session, spec = engine.session, engine.spec
     report("timing steps by rows and nodes")
+    begin = time.perf_counter(), time.process_time(), busy_seconds()
     times = measure(session, rungs_up_to(spec.nodes), STEPS_S)
+    took, own, all_of_them = time.perf_counter() - begin[0], time.process_time() - begin[1], busy_seconds() - begin[2]
+    others = (all_of_them - own) / (took * (os.cpu_count() or 1))
+    if others > DISTURBED:
+        report(
+            f"warning: other programs took {others:.0%} of the processor while steps were timed: long steps, those of "
+            "many nodes, seem too slow; tune again when they are done"
+        )
     seconds = {rows: times.seconds(rows, length).tolist() for rows in times.table}
     return Steps(times.rungs, seconds, dict.fromkeys(seconds, 0.0))
+
+
+def busy_seconds() -> float:
+    """Of all processors together since the machine was started, 0 where it does not say."""
+    try:
+        user, nice, system, _, _, irq, soft_irq = map(int, Path("/proc/stat").read_text().split(maxsplit=8)[1:8])
+    except (OSError, ValueError):
+        return 0.0
+    return (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
 
 
 def with_drafts(steps: Steps, shares: Mapping[int, float]) -> Steps:
