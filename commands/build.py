@@ -21,7 +21,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="HF directory, .gguf file, hub id, or smollm2-135m")
     add("-o", "--output", metavar="DIR", required=True, help="engine directory to write")
-    add("--drafter", help="none, ngram, default, module:factory, or paths of tables, a model, a head; commas mix them")
+    add("--drafter", help="none, ngram, default, auto (what `specstep tune` chose here, else what fits the "
+        "model: what the package has, a head that lies beside it, n-grams that learn), module:factory, or paths of "
+        "tables, a model, a head; commas mix them")  # fmt: skip
     add("--nodes", type=int, metavar="N", help="drafted tokens per step (default: the drafter's)")
     add("--tree", help="chain, static or dynamic (default: the drafter's)")
     add("--depth", type=int, metavar="D", help="levels of the tree")

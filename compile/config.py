@@ -46,10 +46,11 @@ class EngineConfig:
     """Build options, validated. `nodes` counts drafted tokens, the root not included; None picks the drafter's default.
 
     drafter: "none"; "ngram" (the row's own history); "default" (the count tables and the head that the package has for
-    the model, else ngram); a path to count tables, a smaller causal LM or an EAGLE-3 head; "package.module:factory",
-    which is called with the loaded target and returns a `Scorer`; or several of these with commas, mixed at every
-    node. tree: "chain"; "dynamic" with `depth` levels of `top_k`; "static" with the paths in the JSON file
-    `tree_choices`, or with likely ones.
+    the model, else ngram); "auto" (what `specstep tune` chose on this machine, else default, else an EAGLE-3 head that
+    lies beside the model, with ngram); a path to count tables, a smaller causal LM or an EAGLE-3 head;
+    "package.module:factory", which is called with the loaded target and returns a `Scorer`; or several of these with
+    commas, mixed at every node. tree: "chain"; "dynamic" with `depth` levels of `top_k`; "static" with the paths in the
+    JSON file `tree_choices`, or with likely ones.
     learned_rows: of the table in which an n-gram drafter counts what the engine writes, 16 entries of 8 bytes each; 0
     for none. A vocabulary of more than a million tokens is not learned.
     dtype: of what is computed, and of the caches; float32 is the default of the backend onnx. weights: what the weights

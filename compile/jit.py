@@ -56,6 +56,11 @@ def eager(model: str, *, prefix_cache_bytes: int = 0, **options: Unpack[BuildOpt
     return _engine(source, graphs, _eager, prefix_cache_bytes)
 
 
+def run_plain(source: Source, graphs: Graphs) -> Engine:
+    """Run assembled graphs as `eager` does, unchecked."""
+    return _engine(source, graphs, _eager, 0)
+
+
 def _assembled(model: str, options: BuildOptions) -> tuple[Source, Graphs]:
     """A model, and its graphs with a drafter, checked against transformers."""
     config = make_config(options)

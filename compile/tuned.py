@@ -1,4 +1,5 @@
-"""What `specstep tune` chose for a model on this machine. `build` takes it where the user chooses nothing.
+"""What `specstep tune` chose for a model on this machine. `build` takes it where the user chooses nothing, or
+the drafter "auto".
 
 A small JSON file under the user's cache directory for each model, dtype, backend and processor.
 """
@@ -7,7 +8,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,43 +17,63 @@ import torch
 from ..runtime.inductor.aoti import machine
 from ..user_cache import cache_path, keep
 from .config import EngineConfig
+from .drafters.choose import fitting_drafters
 from .drafters.ngram_file import tokenizer_hash
 from .source import Source
 
 CHOSEN = ("drafter", "tree", "nodes", "depth", "top_k")  # fields of EngineConfig
-EXPLICIT = (*CHOSEN, "tree_choices")  # a user who gives any of these makes the choice
+SHAPE = ("tree", "nodes", "depth", "top_k", "tree_choices")  # a user who gives any of these chooses the tree
+AGAIN = "run `specstep tune` again"
 
 
 def with_tuned(
     source: Source, config: EngineConfig, given: Mapping[str, Any], report: Callable[[str], None]
 ) -> EngineConfig:
-    """The config with the tuned choice in it, or as it is: where the user gave an option that it would change, for
-    several rows at once, which is not what was measured, and where nothing was tuned or its drafter is gone."""
+    """The config with the tuned choice in it, where the user gave no option that it would change; with drafter "auto"
+    the tuned drafter even if they chose the tree, and where nothing was tuned the drafter that fits the model."""
+    auto, shaped = config.drafter == "auto", any(given.get(name) is not None for name in SHAPE)
+    if not auto and (shaped or given.get("drafter") is not None):
+        return config
+    if (tuned := _tuned(source, config, report)) is not None:
+        changed, because = tuned
+        report(f"tuned: {because}")
+        return dataclasses.replace(config, drafter=changed.drafter) if shaped else changed
+    if not auto:
+        return config
+    fitting = ",".join(fitting_drafters(source))
+    report(f"drafter auto: {fitting}, what fits the model; nothing was tuned here (`specstep tune`)")
+    return dataclasses.replace(config, drafter=fitting)
+
+
+def _tuned(source: Source, config: EngineConfig, report: Callable[[str], None]) -> tuple[EngineConfig, str] | None:
+    """The config with the choice for engines of so many rows, and why; None where there is none, or none of use."""
     path = tuned_path(source, config)
-    if any(given.get(name) is not None for name in EXPLICIT) or config.max_batch > 1 or not path.is_file():
-        return config
+    if not path.is_file():
+        return None
     try:
-        tuned = json.loads(path.read_text())
-        choice = {name: tuned["choice"][name] for name in CHOSEN}
-        changed = dataclasses.replace(config, **choice)
+        choices = {int(choice["max_batch"]): choice for choice in json.loads(path.read_text())["choices"]}
+        most = max(choices)
+        if config.max_batch > most:
+            report(f"tuned: left out, up to {most} rows were measured; `specstep tune --max-batch {config.max_batch}`")
+            return None
+        choice = choices[min(rows for rows in choices if rows >= config.max_batch)]
+        changed = dataclasses.replace(config, **{name: choice[name] for name in CHOSEN})
+        because = str(choice["because"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        report(f"tuned: {path} is left out, it cannot be read ({error!r}); run `specstep tune` again")
-        return config
+        report(f"tuned: {path} is left out, it cannot be read ({error!r}); {AGAIN}")
+        return None
     gone = [name for name in changed.drafter.split(",") if os.path.isabs(name) and not Path(name).exists()]
     if gone:
-        report(f"tuned: left out, {gone[0]} is gone; run `specstep tune` again")
-        return config
-    report(f"tuned: {tuned['because']}")
-    return changed
+        report(f"tuned: left out, {gone[0]} is gone; {AGAIN}")
+        return None
+    return changed, because
 
 
-def save_tuned(source: Source, config: EngineConfig, because: str, measured: Any) -> Path:
-    """Keep the choice in `config` for later builds, and the line and the figures that explain it -> the file. Raises
-    OSError."""
+def save_tuned(source: Source, config: EngineConfig, choices: Sequence[Mapping[str, Any]], measured: Any) -> Path:
+    """Keep choices for later builds, and the figures that explain them -> the file. Each is the fields of CHOSEN, for
+    engines of "max_batch" rows, and "because". Raises OSError."""
     path = tuned_path(source, config)
-    choice = {name: getattr(config, name) for name in CHOSEN}
-    text = json.dumps({"choice": choice, "because": because, "measured": measured}, indent=1)
-    keep(path, f"{text}\n".encode())
+    keep(path, f"{json.dumps({'choices': choices, 'measured': measured}, indent=1)}\n".encode())
     return path
 
 

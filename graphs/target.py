@@ -119,6 +119,8 @@ def cache_layers(model: PreTrainedModel) -> list[CacheLayer]:
     """KV shapes of a model's layers, read off one real forward pass of one token, so no family needs a special case.
     Raises UnsupportedModel where that pass fails, or where a layer keeps no keys and values."""
     check_config(model)
+    if model.config._attn_implementation == ATTENTION_NAME:  # it is part of another graph, too
+        model.set_attn_implementation("eager")
     recorder = _ShapeRecorder()
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)

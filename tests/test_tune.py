@@ -1,8 +1,7 @@
-"""Tuning: the prediction against plain replay, what is kept and when `build` takes it."""
+"""Tuning from end to end: what is kept, when `build` takes it, and the command."""
 
 import dataclasses
 import json
-from collections import Counter
 
 import pytest
 import specstep
@@ -11,10 +10,9 @@ from specstep.cli import main
 from specstep.compile import tuned
 from specstep.compile.config import EngineConfig
 from specstep.compile.source import load_source
-from specstep.report import AcceptedNode
-from specstep.runtime.acceptance import Acceptance
-from specstep.train import tune as module
-from specstep.train.tune import DEPTH, PLAIN, SIZES, TOP_K, Choice, Measured, interpolate, predict, trees
+from specstep.errors import BuildError, InputError
+from specstep.train.tune import measure, run
+from specstep.train.tune.choose import PLAIN
 
 
 @pytest.fixture(autouse=True)
@@ -27,70 +25,51 @@ def source(model_folder):
     return load_source(str(model_folder), "float32", "cpu")
 
 
-def measured(*steps_by_size, paths=((),), step=None, name="a"):
-    """What a drafter was measured to do: its step at SIZES, and at the largest the accepted paths."""
-    acceptance = Acceptance(1, len(paths), Counter(tuple(AcceptedNode(*node) for node in path) for path in paths))
-    results = {Choice(name, size, DEPTH, TOP_K): Measured(acceptance, t) for size, t in zip(SIZES, steps_by_size)}  # noqa: B905
-    return results | ({Choice(name, SIZES[-1], DEPTH, TOP_K): Measured(acceptance, step)} if step else {})
-
-
-BASE = {PLAIN: Measured(Acceptance(1, 1, Counter({(): 1})), 1.0)}
-
-
-def test_interpolation():
-    assert [interpolate({0: 1.0, 4: 3.0, 8: 3.5}, place) for place in (0, 1, 4, 6, 8)] == [1.0, 1.5, 3.0, 3.25, 3.5]
-
-
-def test_a_drafter_that_is_always_right_at_the_first_choice_gives_a_chain():
-    chain = tuple((depth, 0) for depth in range(1, DEPTH + 1))
-    choice = predict(BASE | measured(1.1, 1.5, 3.0, paths=[chain]), ["a"])
-    assert choice == Choice("a", DEPTH, DEPTH, 1)
-
-
-def test_nodes_that_are_used_are_paid_for_when_they_are_cheap():
-    paths = [((node, node - 1),) for node in range(1, 5)]  # any of the root's four children, each as often
-    cheap = predict(BASE | measured(1.0, 1.0, 1.0, paths=paths), ["a"])
-    assert (cheap.nodes, cheap.depth, cheap.top_k) == (4, 1, 4)
-    dear = predict(BASE | measured(8.0, 9.0, 10.0, paths=paths), ["a"])
-    assert dear.nodes == 1
-
-
-def test_of_two_drafters_the_dearer_must_accept_more():
-    path = ((1, 0),)
-    first, both = measured(1.1, 1.5, 3.0, paths=[path]), [*([path] * 3), ()]
-    assert predict(BASE | first | measured(paths=[path], step=6.0, name="b"), ["a", "b"]).drafter == "a"
-    less = measured(1.1, 1.5, 3.0, paths=both)
-    assert predict(BASE | less | measured(paths=[path], step=3.0, name="b"), ["a", "b"]).drafter == "b"
-
-
-def test_every_tree_that_is_judged_can_be_built():
-    for choice in trees("ngram"):
-        module.DynamicTree(choice.depth, choice.top_k, choice.nodes)
-
-
-def test_build_takes_what_was_kept_unless_the_user_chooses(source, tmp_path):
+def test_build_takes_what_was_kept_unless_the_user_chooses(source):
     config = EngineConfig(dtype="float32")
     choice = {"drafter": "ngram", "nodes": 3, "depth": 2, "top_k": 2, "tree": "dynamic"}
+    four = choice | {"nodes": 2, "max_batch": 4, "because": "for four"}
     lines = []
     assert tuned.with_tuned(source, config, {}, lines.append) == config and not lines
-    tuned.save_tuned(source, dataclasses.replace(config, **choice), "ngram, the fastest", [])
+    tuned.save_tuned(source, config, [choice | {"max_batch": 1, "because": "ngram, the fastest"}, four], [])
     assert tuned.with_tuned(source, config, {}, lines.append) == dataclasses.replace(config, **choice)
     assert lines == ["tuned: ngram, the fastest"]
+    for rows in (2, 4):
+        batch = dataclasses.replace(config, max_batch=rows)
+        assert tuned.with_tuned(source, batch, {}, lines.append).nodes == 2 and lines[-1] == "tuned: for four"
+    lines.clear()
     for given in ({"drafter": "none"}, {"nodes": 5}, {"tree_choices": "x"}):
         assert tuned.with_tuned(source, config, given, lines.append) == config
-    for other in (EngineConfig(), dataclasses.replace(config, max_batch=2)):
-        assert tuned.with_tuned(source, other, {}, lines.append) == other
-    assert len(lines) == 1
+    assert tuned.with_tuned(source, EngineConfig(), {}, lines.append) == EngineConfig() and not lines
+    many = dataclasses.replace(config, max_batch=5)
+    assert tuned.with_tuned(source, many, {}, lines.append) == many and "specstep tune --max-batch 5" in lines[0]
 
 
 def test_a_choice_that_cannot_be_used_is_left_out(source, tmp_path):
     config, lines = EngineConfig(dtype="float32"), []
-    tuned.save_tuned(source, dataclasses.replace(config, drafter=f"default,{tmp_path}/gone"), "", [])
+    choice = dataclasses.asdict(PLAIN) | {"drafter": f"default,{tmp_path}/gone", "max_batch": 1, "because": ""}
+    tuned.save_tuned(source, config, [choice], [])
     assert tuned.with_tuned(source, config, {}, lines.append) == config and "gone is gone" in lines[0]
-    for broken in ("{", '{"choice": {}}', '{"choice": {"drafter": "x", "tree": "odd", "nodes": 1}}'):
+    odd = '{"choices": [{"max_batch": 1, "because": "", "drafter": "x", "tree": "odd", "nodes": 1}]}'
+    former = '{"choice": {"drafter": "ngram"}}'
+    for broken in ("{", "[]", '{"choices": []}', odd, former):
         tuned.tuned_path(source, config).write_text(broken)
         assert tuned.with_tuned(source, config, {}, lines.append) == config
-    assert all("cannot be read" in line for line in lines[1:]) and len(lines) == 4
+    assert all("cannot be read" in line for line in lines[1:]) and len(lines) == 6
+
+
+def test_drafter_auto_is_what_was_tuned_else_what_fits(source):
+    config, lines = EngineConfig(dtype="float32", drafter="auto"), []
+    given = {"drafter": "auto"}
+    assert tuned.with_tuned(source, config, given, lines.append).drafter == "ngram"
+    assert lines[0].startswith("drafter auto: ngram")
+    choice = {"drafter": "none", "nodes": 0, "depth": 0, "top_k": 1, "tree": None, "max_batch": 1, "because": "none"}
+    tuned.save_tuned(source, config, [choice], [])
+    assert tuned.with_tuned(source, config, given, lines.append).nodes == 0
+    shaped = dataclasses.replace(config, nodes=5)
+    assert tuned.with_tuned(source, shaped, given | {"nodes": 5}, lines.append) == dataclasses.replace(
+        shaped, drafter="none"
+    ), "the user's tree stays"
 
 
 def test_models_are_told_apart(source, drafter_folder, model_folder):
@@ -99,33 +78,61 @@ def test_models_are_told_apart(source, drafter_folder, model_folder):
     assert tuned.model_hash(source) == tuned.model_hash(again) != tuned.model_hash(other)
 
 
-def test_command_measures_keeps_and_explains(tmp_path, capsys, monkeypatch):
-    """The whole way, with the plain modules in place of compiled engines."""
+def test_backends_of_fixed_trees_and_no_prompts_are_refused(model_folder):
+    with pytest.raises(BuildError, match=r"backend: expected inductor or onnx, .* got tensorrt"):
+        run.tune(str(model_folder), backend="tensorrt")
+    with pytest.raises(InputError, match="prompts: expected at least one"):
+        run.tune(str(model_folder), [])
+
+
+@pytest.fixture
+def uncompiled(tmp_path, monkeypatch):
+    """Plain modules in place of compiled engines -> the model, and the options of each build."""
     model_folder = save_model(tmp_path / "model", tokenizer=True, num_hidden_layers=1)
-    built = {}
+    built = []
 
     def build(model, folder, report, **options):
         folder.mkdir()
-        built["options"] = options
+        built.append(options)
 
     def load(folder, nodes, **_):
         assert nodes == "all"
-        return specstep.eager(str(model_folder), **built["options"])
+        return specstep.eager(str(model_folder), **built[-1])
 
-    monkeypatch.setattr(module, "build", build)
-    monkeypatch.setattr(module, "load", load)
-    monkeypatch.setattr(module, "SIZES", (2, 3, 5))
-    monkeypatch.setattr(module, "DEPTH", 2)
+    monkeypatch.setattr(run, "build", build)
+    monkeypatch.setattr(run, "load", load)
+    monkeypatch.setattr(measure, "STEPS_S", 0.1)
+    return model_folder, built
+
+
+def test_command_measures_keeps_and_explains(uncompiled, tmp_path, capsys):
+    """The whole way. Plain modules cannot be taken apart: plain steps are those of an engine without a drafter."""
+    model_folder, built = uncompiled
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello hello hello"}\n{"token_ids": [5, 6, 5, 6]}\n')
     command = ["tune", str(model_folder), "--dtype", "float32", "--max-seq-len", "64", "--max-new-tokens", "6"]
-    assert main([*command, "--prompts", str(tmp_path / "prompts.jsonl"), "-o", str(tmp_path / "t.json")]) == 0
+    command += ["--max-batch", "2", "--prompts", str(tmp_path / "prompts.jsonl"), "-o", str(tmp_path / "t.json")]
+    assert main(command) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("tuned: drafter ") and "tokens/s here" in out and out.count("\n") == 1
+    assert [options["drafter"] for options in built] == ["ngram", "none"]
+    assert "tuned for engines of 1 " in out and "tokens per step with the first n nodes" in out
+    assert "drafter ngram: putting it together" in err and "timing steps" in err and "kept in" in err
     result = json.loads((tmp_path / "t.json").read_text())
-    assert {row["drafter"] for row in result["measured"]} == {"none", "ngram"}
-    fastest = max(result["measured"], key=lambda row: row["tokens_per_step"] / row["step_of_plain"])
-    assert result["choice"] == {name: fastest[name] for name in result["choice"]}
-    assert "kept in" in err
+    assert [at["rows"] for at in result["plain"]] == [choice["max_batch"] for choice in result["choices"]] == [1, 2]
+    assert result["rungs"][0] == 0 and result["drafters"][0]["built"]
     source = load_source(str(model_folder), "float32", "cpu")
-    taken = tuned.with_tuned(source, EngineConfig(dtype="float32"), {}, lambda line: None)
-    assert {name: getattr(taken, name) for name in result["choice"]} == result["choice"]
+    for choice in result["choices"]:
+        config = EngineConfig(dtype="float32", max_batch=choice["max_batch"])
+        taken = tuned.with_tuned(source, config, {}, lambda line: None)
+        assert {name: getattr(taken, name) for name in tuned.CHOSEN} == {name: choice[name] for name in tuned.CHOSEN}
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Qwen3Moe"])
+def test_a_loaded_model_takes_one_drafter_after_the_other(architecture, tmp_path):
+    """What a drafter is given does not depend on those that were tried before."""
+    folder = save_model(tmp_path, architecture, tokenizer=True)
+    source, config = load_source(str(folder), "float32", "cpu"), EngineConfig(dtype="float32", max_seq_len=64)
+    first, *others = (
+        measure.try_drafter(source, config, name, ["hello hello hello"], 8, lambda line: None) for name in ["ngram"] * 3
+    )
+    assert first.length > 10 and first.draft_s > 0
+    assert [dataclasses.replace(other, draft_s=first.draft_s) for other in others] == [first] * 2

@@ -19,7 +19,7 @@ from ...graphs.target import CausalLM, cache_layers
 from ...graphs.tree import DynamicTree, TreeShape, chain
 from ..config import EngineConfig
 from ..source import Source, check_same_vocabulary, is_model, load_source
-from .eagle3_file import is_eagle3, load_eagle3, shipped_head
+from .eagle3_file import heads_beside, is_eagle3, load_eagle3, shipped_head
 from .factory import call_factory, is_factory
 from .ngram_file import is_ngram_file, load_tables, shipped_tables
 from .validate import check_declared
@@ -40,10 +40,11 @@ def make_drafter(target: Source, config: EngineConfig, scorer: Scorer | None = N
 def _scorers(target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:
     """The scorer that `config.drafter` asks for, and the tree it grows by default: the one it names, or a mixture of
     those it lists. Raises BuildError."""
+    stand_for = {"default": default_drafters, "auto": fitting_drafters}
     names = [
         part
         for name in config.drafter.split(",")
-        for part in (default_drafters(target) if name == "default" else [name])
+        for part in (stand_for[name](target) if name in stand_for else [name])
     ]
     if len(names) > 1 and "none" in names:
         raise BuildError(
@@ -58,6 +59,14 @@ def default_drafters(target: Source) -> list[str]:
     """The names that "default" stands for: this package's count tables and head if they were made for the target, else
     the row's own history."""
     return [str(path) for path in (shipped_tables(target), shipped_head(target)) if path] or ["ngram"]
+
+
+def fitting_drafters(target: Source) -> list[str]:
+    """The names that "auto" stands for where nothing was tuned: what the package has for the target, else the row's own
+    history and what the engine learns, and an EAGLE-3 head if one lies beside the target."""
+    default = default_drafters(target)
+    heads = [str(path) for path in heads_beside(target) if "," not in str(path)]
+    return default if default != ["ngram"] else [*default, *heads[:1]]
 
 
 def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:
@@ -76,7 +85,7 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
         return load_eagle3(name, target, config), DynamicTree(depth=4, top_k=4, nodes=12)
     if is_model(name):
         return _draft_model(name, target, config), chain(4)
-    known = ", ".join((*methods, "default"))
+    known = ", ".join((*methods, "default", "auto"))
     raise BuildError(
         f"drafter: expected {known}, a path to tables, a smaller model or a head, or module:factory, got {name!r}"
     )

@@ -5,7 +5,11 @@ from typing import get_type_hints
 
 import pytest
 import specstep
+from models import save_eagle3, save_model
 from specstep.compile.config import BuildOptions, EngineConfig, make_config
+from specstep.compile.drafters.choose import fitting_drafters, make_drafter
+from specstep.compile.drafters.eagle3_file import heads_beside
+from specstep.compile.source import load_source
 from specstep.graphs.drafters.ngram import Ngram
 
 
@@ -49,3 +53,26 @@ def test_what_files_and_objects_give_becomes_a_config():
     assert config.compute_capability == ("8.9",) and config.dtype == "bfloat16"
     assert config.drafter == "specstep.graphs.drafters.ngram.Ngram"
     assert make_config({"backend": "onnx"}).dtype == "float32"
+
+
+def test_a_head_beside_the_model_is_found(tmp_path):
+    """In a folder of the model's or next to it under its name; not one for another target, nor one without weights."""
+    source = load_source(str(save_model(tmp_path / "tiny", tokenizer=True)), "float32", "cpu")
+    assert heads_beside(source) == [] and fitting_drafters(source) == ["ngram"]
+    save_eagle3(tmp_path / "other-head")
+    save_eagle3(tmp_path / "tiny-wide", target_hidden=64)
+    bare = save_eagle3(tmp_path / "tiny-bare")
+    next(bare.glob("*.safetensors")).unlink()
+    (tmp_path / "tiny" / "notes").mkdir()
+    (tmp_path / "tiny-broken").mkdir()
+    (tmp_path / "tiny-broken" / "config.json").write_text("[")
+    assert heads_beside(source) == []
+    beside = save_eagle3(tmp_path / "tiny-eagle3")
+    assert heads_beside(source) == [beside]
+    inside = save_eagle3(tmp_path / "tiny" / "head")
+    assert heads_beside(source) == [beside, inside] or heads_beside(source) == [inside, beside]
+    named = ["ngram", str(heads_beside(source)[0])]
+    assert fitting_drafters(source) == named
+    drafter = make_drafter(source, EngineConfig(drafter="auto", dtype="float32"))
+    assert [type(part).__name__ for part in drafter.scorer.scorers] == ["Ngram", "Eagle3"]
+    assert heads_beside(dataclasses.replace(source, name="owner/name")) == []
