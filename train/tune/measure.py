@@ -123,8 +123,8 @@ def busy_seconds() -> float:
 
 
 def with_drafts(steps: Steps, shares: Mapping[int, float]) -> Steps:
-    """Steps of which, when they verify all nodes, the drafter takes these shares."""
-    draft = {rows: min(shares[rows] * times[-1], MOST_DRAFT * times[0]) for rows, times in steps.seconds.items()}
+    """Steps of which, when they verify nothing, the drafter takes these shares."""
+    draft = {rows: min(shares[rows], MOST_DRAFT) * times[0] for rows, times in steps.seconds.items()}
     return dataclasses.replace(steps, draft=draft)
 
 
@@ -135,7 +135,8 @@ def beside(steps: Steps, plain: Steps) -> Steps:
 
 
 def draft_shares(session: Session, sizes: Sequence[int], length: float, report: Report) -> dict[int, float] | None:
-    """Rows -> the share of a step of all nodes in which an idle session drafts; None where ops cannot be timed."""
+    """Rows -> the share of a step in which an idle session drafts, one that verifies nothing; None where ops cannot be
+    timed."""
     if not isinstance(session, TorchSession) or session.spec.device != "cpu":
         return None
     shares = {}
@@ -143,7 +144,7 @@ def draft_shares(session: Session, sizes: Sequence[int], length: float, report: 
     for rows in sizes:
         report(f"timing the drafter at {rows} row{'s' * (rows > 1)}")
         try:
-            found = profile(session, tokens, rows, PROFILED)
+            found = profile(session, tokens, rows, 0, PROFILED)
         except EngineError:
             return None
         shares[rows] = found.stages()["draft"] / found.recorded_s
