@@ -33,7 +33,7 @@ def test_drafts_change_no_text(architecture, weights, tmp_path):
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            with specstep.load(drafted) as engine:
+            with specstep.load(drafted, nodes="all") as engine:
                 got = engine.generate(PROMPTS, 90, ignore_eos=True)
             assert [result.token_ids for result in got] == [result.token_ids for result in expected]
     finally:

@@ -38,7 +38,7 @@ def test_an_engine_without_our_kernels_says_what_transformers_says(tmp_path):
         "drafts may change a text"
     ]
     prompt = [40, 41, 42] * 9
-    with specstep.load(tmp_path / "engine") as engine:
+    with specstep.load(tmp_path / "engine", nodes="all") as engine:
         result = engine.generate(prompt, 40, ignore_eos=True)
     assert result.token_ids == greedy(AutoModelForCausalLM.from_pretrained(model), prompt, 40)
     assert result.stats["steps"] < 40

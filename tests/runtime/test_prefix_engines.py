@@ -30,11 +30,11 @@ def engines(request, model_folder, drafter_folder, tmp_path_factory):
     names = {"draft model": str(drafter_folder), "eagle3": head, "ngram,eagle3": f"ngram,{head}"}
     if request.param in ("onnx", "inductor"):
         folders = {"onnx": "onnx_folder", "inductor": "engine_folder"}
-        plain = specstep.load(request.getfixturevalue(folders[request.param]))
+        plain = specstep.load(request.getfixturevalue(folders[request.param]), nodes="all")
     elif request.param == "onnx eagle3":
         folder = tmp_path_factory.mktemp("engines") / "onnx"
         specstep.build(str(model_folder), folder, drafter=head, backend="onnx", **options)
-        plain = specstep.load(folder)
+        plain = specstep.load(folder, nodes="all")
     else:
         plain = specstep.eager(str(model_folder), drafter=names.get(request.param, request.param), **options)
     plain.learning = False  # what one learned the other has not
