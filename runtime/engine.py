@@ -240,7 +240,7 @@ def load(
         learned: file of what was learned. The engine starts from it where it is there, and `close` writes it.
         nodes: how many drafted tokens a step verifies: a number, "all", or "auto", which chooses before each step what
             gives the most tokens per second here. The text does not depend on it. For that choice, the first load of an
-            engine on a machine takes a second or two to time steps; the times are kept in the user's cache.
+            engine on a machine takes some seconds to time steps; the times are kept in the user's cache.
         report: called with a line when that begins.
 
     Returns:
