@@ -26,7 +26,7 @@ def verified(requests: Sequence["Request"]) -> str:
     course."""
     steps = Counter(nodes for request in requests for nodes in request.nodes)
     shares = ", ".join(f"{nodes}: {count / steps.total():.0%}" for nodes, count in sorted(steps.items()))
-    most = max(max(steps), 1)
+    most = max([1, *steps])
     bars = "".join(BARS[round(mean / most * (len(BARS) - 1))] for mean in course(requests))
     return f"drafted tokens verified per step, and share of steps: {shares}\n  from first to last step |{bars}|"
 

@@ -175,6 +175,14 @@ def late(self, state, keys, values, shape):
             {"commit": lambda *_: {"last": torch.zeros(2, 96), "history": torch.zeros(2)}},
             "commit: expected names that the step does not use itself, got history",
         ),
+        (
+            {"commit": lambda *_: {"last": torch.zeros(2, 96), "more": 3}},
+            "commit: more: expected a tensor whose first size is 2, got int",
+        ),
+        (
+            {"prefill": lambda self, *given: Neural.prefill(self, *given) | {"more": torch.zeros(4)}},
+            r"prefill: more: expected a tensor whose first size is 1, got \[4\] float32",
+        ),
         ({"commit": lambda *_: {"last": torch.zeros(2, 5)}}, r"state last: expected \[2, 96\] float32, got \[2, 5\]"),
         ({"state": lambda *_: {"lengths": specstep.StateTensor((), torch.int64)}}, "state: .* itself, got lengths"),
         ({"state": lambda *_: {"last": (96,)}}, "state: expected a dict of StateTensor by name, got dict"),

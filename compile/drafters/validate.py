@@ -100,8 +100,7 @@ class _Trial:
         count = torch.full((1,), PROMPT, device=self.device)
         rows = [[cache[:1] for cache in part] for part in caches]
         after = self._call("prefill", one["history"][:, :PROMPT], count, where, one, *rows, self._features(1, PROMPT))
-        self._check_state("prefill", own, after, 1, more=True)
-        self._check_names("prefill", after)
+        self._check_state("prefill", own, self._kept("prefill", own, after, 1), 1)
         state["lengths"] += PROMPT
         state |= {name: tensor.expand(ROWS, *tensor.shape[1:]).clone() for name, tensor in after.items()}
         self._step(state, caches, own)
@@ -126,8 +125,7 @@ class _Trial:
         more = self._call("commit", path, count, self._features(ROWS, self.shape.nodes + 1))
         if not isinstance(after, dict) or not isinstance(more, dict):
             raise self._error("begin and commit", "state as a dict", f"{_kind(after)} and {_kind(more)}")
-        self._check_names("commit", more)
-        self._check_state("begin and commit", own, after | {name: more[name] for name in more if name in own}, ROWS)
+        self._check_state("begin and commit", own, after | self._kept("commit", own, more, ROWS), ROWS)
 
     def _state(self) -> dict[str, StateTensor]:
         own = self._call("state", self.shape)
@@ -172,11 +170,18 @@ class _Trial:
                 f"{method}: tokens", f"ids from 0 to {self.target.vocab_size - 1}", f"{int(least)} to {int(most)}"
             )
 
-    def _check_state(
-        self, method: str, own: Mapping[str, StateTensor], got: Any, rows: int, more: bool = False
-    ) -> None:
-        """more: whether there may be more than the state, for `begin` alone."""
-        if not isinstance(got, dict) or (set(own) - set(got) if more else set(got) != set(own)):
+    def _kept(self, method: str, own: Mapping[str, StateTensor], got: Any, rows: int) -> Any:
+        """What is kept of what a method returned: the rest, tensors of so many rows, is for `begin`."""
+        if not isinstance(got, dict):
+            return got
+        self._check_names(method, got)
+        for name in set(got) - set(own):
+            if not isinstance(got[name], Tensor) or got[name].shape[:1] != (rows,):
+                raise self._error(f"{method}: {name}", f"a tensor whose first size is {rows}", _kind(got[name]))
+        return {name: got[name] for name in got if name in own}
+
+    def _check_state(self, method: str, own: Mapping[str, StateTensor], got: Any, rows: int) -> None:
+        if not isinstance(got, dict) or set(got) != set(own):
             names = ", ".join(sorted(got)) or "none" if isinstance(got, dict) else _kind(got)
             raise self._error(method, f"the state that it declares ({', '.join(sorted(own)) or 'none'})", names)
         for name, tensor in own.items():

@@ -32,6 +32,13 @@ def profile(engine):
     return profile
 
 
+def test_steps_verify_the_nodes_that_are_asked_for(engine, monkeypatch):
+    real, verified = engine.session.step, set()
+    monkeypatch.setattr(engine.session, "step", lambda nodes: (verified.add(nodes), real(nodes))[1])
+    measure.profile(engine.session, TOKENS, 1, 3, steps=1)
+    assert verified == {3}
+
+
 def test_parts_add_up_to_the_step(profile):
     assert (profile.tokens, profile.rows) == (TOKENS, ROWS) and profile.slots == 64
     assert sum(part.seconds for part in profile.parts) == pytest.approx(profile.recorded_s)
