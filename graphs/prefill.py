@@ -28,10 +28,9 @@ class Prefill(nn.Module):
         layers = self.target.layers
         _, features = self.target(tokens, where, keys[:layers], values[:layers])
         after = {"lengths": state["lengths"] + count}
-        filled = self.drafter.scorer.prefill(tokens, count, where, state, keys[layers:], values[layers:], features)
+        after |= self.drafter.scorer.prefill(tokens, count, where, state, keys[layers:], values[layers:], features)
 
-        searched = near(state | after | filled | {"moved": count * 0}, keys[0].shape[2])
-        after |= self.drafter.kept(filled)
+        searched = near(state | after | {"moved": count * 0}, keys[0].shape[2])
         drafted = self.drafter(searched, keys[layers:], values[layers:])
         last = after["lengths"] + 1 == state["prompt_lengths"]
         return after | {

@@ -55,9 +55,8 @@ class SpeculativeStep(nn.Module):
         compact([*keys[:layers], *values[:layers]], state["lengths"], path, accepted)
         put(state["history"], state["lengths"] + 1, tokens)
         after = {"lengths": state["lengths"] + count, "finish": finish}
-        committed = self.drafter.scorer.commit(path, count, features)
-        begun = state | after | committed | {"moved": count}
-        after |= self.drafter.kept(committed) | self.drafter(begun, keys[layers:], values[layers:])
+        after |= self.drafter.scorer.commit(path, count, features)
+        after |= self.drafter(state | after | {"moved": count}, keys[layers:], values[layers:])
 
         ranks = sibling_ranks(tree).gather(1, path)
         path = with_missed(

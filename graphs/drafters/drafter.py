@@ -82,10 +82,6 @@ class Drafter(nn.Module):
         self.scorer, self.shape = scorer, shape
         self.depth, self.nodes = shape.depth, shape.nodes
 
-    def kept(self, given: State) -> State:
-        """What the engine keeps of what the scorer returned."""
-        return {name: given[name] for name in self.scorer.state(self.shape) if name in given}
-
     def forward(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]) -> State:
         """state as after a commit, its history [B, S] cut to the slots in use, and "moved", see `Scorer.begin`; keys,
         values: one [B, H_kv, S, D] for each of the scorer's cache layers -> the tree below each row's root, as the

@@ -55,9 +55,6 @@ class ScriptedDrafter(torch.nn.Module):
     def commit(self, path, count, features):
         return {}
 
-    def kept(self, given):
-        return given
-
 
 @st.composite
 def plans(draw):
