@@ -55,7 +55,7 @@ class SpeculativeStep(nn.Module):
         compact([*keys[:layers], *values[:layers]], state["lengths"], path, accepted)
         put(state["history"], state["lengths"] + 1, tokens)
         after = {"lengths": state["lengths"] + count, "finish": finish}
-        after |= self.drafter.scorer.commit(path, count, features)
+        after |= self.drafter.scorer.commit(first_of(path, nodes), count, features)
         after |= self.drafter(state | after | {"moved": count}, keys[layers:], values[layers:])
 
         ranks = sibling_ranks(tree).gather(1, path)
@@ -71,6 +71,12 @@ class SpeculativeStep(nn.Module):
         just full would be a case of their own to the exporter."""
         ancestors, depths = tree_layout(tree.parents, tree.valid)
         return torch.nn.functional.pad(ancestors, (0, int(depths.shape[1] % BITS == 0))), depths
+
+
+def first_of(path: Tensor, nodes: Tensor) -> Tensor:
+    """Of a path [B, D + 1] through a tree of T nodes what it can fill, [B, min(T, D + 1)]: few nodes, short work."""
+    below = torch.sym_min(nodes.shape[0] - 1, path.shape[1] - 1)  # so that the exporter sees that one more is not none
+    return path.index_select(1, torch.arange(1 + below, device=path.device))
 
 
 def with_missed(path: Tensor, accepted: Tensor, missed: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parent
 SOURCES = (
     "linear/linear.cpp", "linear/experts.cpp", "linear/embedding.cpp", "rank/rank.cpp", "choose/choose.cpp",
     "top_log_probs/top_log_probs.cpp", "tree_attention/tree_attention.cpp", "exact/functions.cpp", "exact/rows.cpp",
-    "ngram/ngram.cpp", "parallel.cpp", "record.cpp",
+    "ngram/ngram.cpp", "compact/compact.cpp", "parallel.cpp", "record.cpp",
 )  # fmt: skip
 HEADERS = (
     "tensor.h", "record.h", "parallel.h", "noise.h", "row.h", "exact/element.h", "linear/linear.h", "linear/block.h",

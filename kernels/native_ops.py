@@ -12,8 +12,8 @@ EXACT_FUNCTIONS = ("silu", "sigmoid", "tanh", "gelu", "gelu_tanh", "cos", "sin")
 
 
 class NativeOp(NamedTuple):
-    """inputs: the C function's parameters, each a tensor's handle, a pointer to one where it is optional, an integer or
-    a float. outputs: how many tensors it returns. fake: the operator on tensors without data."""
+    """inputs: the C function's parameters, each a tensor's handle, a pointer to one where it is optional, a list of
+    them, an integer or a float. outputs: how many tensors it returns. fake: the operator on tensors without data."""
 
     inputs: tuple[str, ...]
     outputs: int
@@ -21,9 +21,10 @@ class NativeOp(NamedTuple):
 
     def declaration(self, name: str) -> str:
         """The C function, as AOTInductor's convention names it."""
-        kinds = {"*": "AtenTensorHandle* ", "#": "int64_t ", "~": "double "}
-        inputs = [kinds.get(given[-1], "AtenTensorHandle ") + given.rstrip("*#~") for given in self.inputs]
-        outputs = [f"AtenTensorHandle* out{index}" for index in range(self.outputs)]
+        kinds = {"*": "AtenTensorHandle* {}", "#": "int64_t {}", "~": "double {}"}
+        kinds["+"] = "const AtenTensorHandle* {0}, int64_t {0}_count"
+        inputs = [kinds.get(given[-1], "AtenTensorHandle {}").format(given.rstrip("*#~+")) for given in self.inputs]
+        outputs = [f"AtenTensorHandle* out{index}" for index in range(self.outputs)] or ["void* nothing"]
         return f"AOTITorchError aoti_torch_cpu_{name}({', '.join([*inputs, *outputs])})"
 
 
@@ -98,7 +99,7 @@ def _tree_attention(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]))
 
 
-NATIVE_OPS = {  # "*": optional, "#": an integer, "~": a float
+NATIVE_OPS = {  # "*": optional, "+": a list, "#": an integer, "~": a float
     "packed_linear": NativeOp(("x", "weight", "bias*", "columns#"), 1, _packed_linear),
     "packed_expert_linear": NativeOp(("x", "weight", "experts", "columns#"), 1, _packed_expert_linear),
     "expert_linear_native": NativeOp(("x", "weight", "experts"), 1, _expert_linear),
@@ -120,6 +121,7 @@ NATIVE_OPS = {  # "*": optional, "#": an integer, "~": a float
     "exact_mean": NativeOp(("x",), 1, lambda x: x.new_empty((*x.shape[:-1], 1))),
     "exact_rms_norm": NativeOp(("x", "weight*", "epsilon~"), 1, _like),
     "exact_layer_norm": NativeOp(("x", "weight*", "bias*", "epsilon~"), 1, _like),
+    "compact_native": NativeOp(("caches+", "lengths", "path", "accepted"), 0, lambda *_: None),
     "tree_attention_native": NativeOp(
         ("q", "k", "v", "lengths", "depths", "ancestors", "key_depths", "scale~", "window#", "softcap~", "sinks*"), 1,
         _tree_attention,

@@ -57,11 +57,12 @@ def plain_chain(w, model, tokens, length, layers=(0, 1, 2)):
     return drafted
 
 
-def chains(engine, steps):
-    """Of each step: the tokens before it, and the chain that it verifies."""
+def chains(engine, nodes):
+    """Of each step: the tokens before it, and the chain that was drafted for it. nodes: how many each one verifies,
+    None for all."""
     tokens, found = [40, 41, 42, 50, 9, 8], []
     engine.session.admit(tokens, 60, [])
-    for _ in range(steps):
+    for count in nodes:
         found.append((tokens, engine.session.tree(0).tokens[1:]))
-        tokens = tokens + engine.session.step()[0].tokens
+        tokens = tokens + engine.session.step(count)[0].tokens
     return found

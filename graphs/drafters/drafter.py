@@ -68,8 +68,9 @@ class Scorer(nn.Module):
     def commit(self, path: Tensor, count: Tensor, features: Tensor | None) -> State:
         """After acceptance -> own next state, and what `begin` needs beside it.
 
-        path [B, D+1] int64: accepted nodes, the root first; count [B] int64: tokens that the row moves by; features
-        [B, T, layers * hidden] of the T nodes that the step verified, 1 to N + 1 of them, None without feature layers.
+        path [B, P] int64: accepted nodes, the root first, P = min(T, D + 1); count [B] int64: tokens that the row moves
+        by; features [B, T, layers * hidden] of the T nodes that the step verified, 1 to N + 1 of them, None without
+        feature layers.
         """
         return {}
 

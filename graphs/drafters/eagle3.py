@@ -169,7 +169,7 @@ class Eagle3(Scorer):
     ) -> tuple[Candidates, Expand, State]:
         passes = FrontierPasses(state["lengths"])
         best = BestTokens(state, shape.top_k, self.head.target_ids())
-        normed, hidden, known = self._catch_up(state, keys, values)
+        normed, hidden, known = self._catch_up(state, keys, values, shape.depth + 1)
         children = best(self.head.lm_head(normed))
 
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
@@ -186,15 +186,15 @@ class Eagle3(Scorer):
         return {"features": features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))}
 
     def _catch_up(
-        self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
+        self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], most: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run over the positions since `draft_lengths`, at most D + 1 -> the normed and the plain hidden state [B, 1,
+        """Run over the positions since `draft_lengths`, `most` or fewer -> the normed and the plain hidden state [B, 1,
         H] that the root's children come from, and whether there is one [B]: a prompt of one token has no feature
         yet."""
         start, width = state["draft_lengths"], state["features"].shape[1]
         index = start[:, None] + torch.arange(1, width + 1, device=start.device)
         tokens = state["history"].gather(1, index)
-        both = self._run(tokens, self.head.fuse(state["features"]), chain_pass(start, width, width), keys, values)
+        both = self._run(tokens, self.head.fuse(state["features"]), chain_pass(start, width, most), keys, values)
         last = state["lengths"] - start - 1
         chosen = last.clamp(min=0)[:, None, None].expand(-1, 1, both[0].shape[2])
         normed, hidden = (part.gather(1, chosen) for part in both)

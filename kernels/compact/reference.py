@@ -1,4 +1,4 @@
-"""Cache compaction in plain torch: the specification, and what a CPU graph runs.
+"""Cache compaction in plain torch: the specification.
 
 `compact` writes in place. The ONNX exporter silently drops writes to an input: export `compacted`, which returns a new
 cache.

@@ -53,7 +53,7 @@ def test_every_published_convention_of_auxiliary_layers(name, deep_target, tmp_p
     options = {"dtype": "float32", "max_seq_len": 96, "tree": "chain", "nodes": 3}
     engine = specstep.eager(str(deep_target), drafter=str(head), **options)
     weights, model = load_file(head / "model.safetensors"), tiny_model("Llama", num_hidden_layers=8)
-    found = chains(engine, 5)
+    found = chains(engine, [None] * 5)
     assert [got for _, got in found] == [plain_chain(weights, model, tokens, 3, layers) for tokens, _ in found]
     lower = tuple(layer - 1 for layer in layers)
     assert [got for _, got in found] != [plain_chain(weights, model, tokens, 3, lower) for tokens, _ in found]

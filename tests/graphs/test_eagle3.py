@@ -40,12 +40,13 @@ def test_output_equals_transformers(tree, variant, target, tmp_path):
 
 
 @torch.no_grad()
-def test_drafts_are_those_of_a_plain_recomputation(target, tmp_path):
-    """Catch-up, feedback, positions and cache of the drafted levels, over many steps."""
+@pytest.mark.parametrize("nodes", [[None] * 20, [0, 0, 0, 4, 1, 2, 0, 3, 1, 1, 4, 0, 2]], ids=["all", "any"])
+def test_drafts_are_those_of_a_plain_recomputation(nodes, target, tmp_path):
+    """Catch-up, feedback, positions and cache of the drafted levels, over many steps of any number of nodes."""
     head = save_eagle3(tmp_path / "head")
     engine = specstep.eager(str(target), drafter=str(head), dtype="float32", max_seq_len=96, tree="chain", nodes=4)
     weights, model = load_file(head / "model.safetensors"), tiny_model("Llama")
-    for tokens, got in chains(engine, 20):
+    for tokens, got in chains(engine, nodes):
         assert got == plain_chain(weights, model, tokens, 4)
 
 
