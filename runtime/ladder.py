@@ -59,7 +59,7 @@ class Ladder:
     def __init__(self, rungs: Sequence[int], times: StepTimes | None = None, kept: Path | None = None):
         """rungs: numbers of nodes, rising. times: of the same rungs, needed where there are several. kept: where they
         are kept."""
-        self.rungs = tuple(rungs)
+        self.rungs, self._places = tuple(rungs), np.array(rungs)
         self._times, self._kept, self._steps = times, kept, 0
         nodes = self.rungs[-1]
         self._all = RowDrafts(0.5 * 0.75 ** np.arange(nodes, dtype=np.float64), MANY)
@@ -74,7 +74,8 @@ class Ladder:
         that run. length: tokens in their caches on average."""
         if self._times is None:
             return self.rungs[-1]
-        tokens = len(drafts) + sum(each.accepted_by_rung(self.rungs) for each in drafts)
+        accepted = np.cumsum([0.0, *np.sum([each.expected for each in drafts], axis=0)])[self._places]
+        tokens = len(drafts) + accepted
         best = int(np.argmax(tokens / self._times.seconds(rows, length)))
         self._steps += 1
         if self._steps % NEIGHBOUR == 0:
@@ -118,11 +119,6 @@ class RowDrafts:
         """Take in the nodes [N] that a step accepted: 1, or how likely it would have."""
         self._weight += 1
         self.expected += max(1 / self._weight, self._least) * (accepted - self.expected)
-
-    def accepted_by_rung(self, rungs: Sequence[int]) -> Floats:
-        """How many drafted tokens a step of each rung accepts."""
-        total: Floats = np.concatenate([[0.0], self.expected.cumsum()])[list(rungs)]
-        return total
 
 
 def make_ladder(session: Session, nodes: int | str, identity: str, report: Callable[[str], None]) -> Ladder:

@@ -33,6 +33,8 @@ class StepTimes:
     def __init__(self, rungs: Sequence[int], table: Mapping[int, Sequence[float]], slopes: tuple[float, float]):
         """rungs: numbers of nodes, rising. table: rows -> seconds for each of the rungs."""
         self.rungs, self.slopes = tuple(rungs), slopes
+        part = np.array(self.rungs) / max(self.rungs[-1], 1)
+        self._slope = slopes[0] + (slopes[1] - slopes[0]) * part  # of each rung
         self.table = {rows: np.array(times, np.float64) for rows, times in sorted(table.items())}
         # Logarithms of what steps took against the table: those of so many rows alike, and each rung beyond that.
         self._common = dict.fromkeys(self.table, 0.0)
@@ -80,10 +82,8 @@ class StepTimes:
 
     def _expected(self, rows: int, length: float) -> NDArray[np.float64]:
         """What the table says."""
-        part = np.array(self.rungs) / max(self.rungs[-1], 1)
-        slopes = self.slopes[0] + (self.slopes[1] - self.slopes[0]) * part
         times = self.table[rows]
-        return np.maximum(times + rows * slopes * (length - SHORT), 0.2 * times)
+        return np.maximum(times + rows * self._slope * (length - SHORT), 0.2 * times)
 
 
 def kept_or_measured(
