@@ -2,6 +2,7 @@
 
 import os
 import platform
+import statistics
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -41,15 +42,22 @@ def versions(contenders: list[Contender]) -> dict[str, str]:
     return found
 
 
-def read_bandwidth(repeats: int = 15) -> float:
-    """Bytes per second at which all threads together read memory: the best of several passes over 512 MB."""
-    data = torch.ones(2**26, dtype=torch.int64)
-    times = []
-    for _ in range(repeats):
+class MemoryReads:
+    """Reads of 512 MB by all threads together, each timed."""
+
+    def __init__(self) -> None:
+        self._data, self._seconds = torch.ones(2**26, dtype=torch.int64), list[float]()
+
+    def read(self) -> None:
+        """Once more."""
         start = time.perf_counter()
-        data.sum()
-        times.append(time.perf_counter() - start)
-    return data.numel() * 8 / min(times)
+        self._data.sum()
+        self._seconds.append(time.perf_counter() - start)
+
+    def bandwidth(self) -> float:
+        """Bytes per second, the median of the reads since it was last asked."""
+        seconds, self._seconds = self._seconds, []
+        return self._data.nbytes / statistics.median(seconds)
 
 
 def _processor() -> str:

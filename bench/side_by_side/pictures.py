@@ -111,7 +111,7 @@ def draw_steps(file: Path, steps: Sequence[dict[str, Any]], title: str) -> None:
 
 
 def _lines(axes: Axes, steps: Sequence[dict[str, Any]], x: str, key: str, colour: Callable[[Any], str]) -> None:
-    """A line for each value of `key`, named at its end, and a dashed one at the read of its weights."""
+    """A line for each value of `key`, named at its end, and a dashed one for the reads of its weights."""
     lines: dict[Any, list[dict[str, Any]]] = {}
     for step in sorted(steps, key=lambda step: step[x]):
         lines.setdefault(step[key], []).append(step)
@@ -119,7 +119,7 @@ def _lines(axes: Axes, steps: Sequence[dict[str, Any]], x: str, key: str, colour
         places, times = [step[x] for step in line], [step["step_ms"] for step in line]
         axes.plot(places, times, color=colour(value), marker="o", markersize=3.5, linewidth=1.8)
         read_colour = colour(value) if key == "weights" else INK
-        axes.axhline(line[0]["one_read_ms"], color=read_colour, linewidth=1, linestyle=DASHES)
+        axes.plot(places, [s["one_read_ms"] for s in line], color=read_colour, linewidth=1, linestyle=DASHES)
     ends = {_name(key, value): (line[-1], colour(value)) for value, line in lines.items()}
     heights = _apart([end["step_ms"] for end, _ in ends.values()], max(step["step_ms"] for step in steps) / 18)
     for (name, (end, shade)), height in zip(ends.items(), heights, strict=True):

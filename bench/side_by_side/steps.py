@@ -15,14 +15,14 @@ from specstep.runtime.engine_file import read_manifest
 from specstep.runtime.inductor.aoti import open_weights
 
 from .engines import OUR_WEIGHTS, Report, Settings
-from .machine import read_bandwidth
+from .machine import MemoryReads
 from .ours import built
 
 NODES = (0, 1, 4, 8, 16)
 LENGTHS = (128, 256, 512, 1024, 1536)
 LENGTH = 256  # where nodes and rows are compared
 ROWS, ROW_NODES = (1, 2, 4, 8, 16), 8
-WARM_STEPS, STEPS = 5, 40
+WARM_STEPS, STEPS, STEPS_PER_READ = 5, 40, 8
 LOAD = """
 import time, torch
 start = time.perf_counter()
@@ -35,8 +35,8 @@ print(time.perf_counter() - start)
 
 @dataclass(frozen=True)
 class Step:
-    """A median step. tokens: in each row's cache. one_read_ms: one read of all these weights at the bandwidth of this
-    run."""
+    """A median step. tokens: in each row's cache. one_read_ms: one read of all these weights, as fast as memory was
+    read in turn with these steps."""
 
     weights: str
     nodes: int
@@ -54,35 +54,32 @@ class Timed:
     nodes: tuple[int, ...]
     folder: Path
     engine: Any
-    one_read_ms: float
+    weight_bytes: int
 
 
 def measure_steps(settings: Settings, weights: Sequence[str], quick: bool, report: Report) -> dict[str, Any]:
     """Build what is not there and time steps of all engines in turn -> what goes into the JSON, `steps` among it."""
     torch.set_num_threads(settings.threads)
-    bandwidth = read_bandwidth()
+    memory = MemoryReads()
     nodes, lengths = ((0, 8), (128, LENGTH, 1536)) if quick else (NODES, LENGTHS)
-    engines = list(_engines(settings, weights, nodes, bandwidth, report))
-    steps = [step for length in lengths for step in _over_nodes(engines, length, report)]
+    engines = list(_engines(settings, weights, nodes, report))
+    steps = [step for length in lengths for step in _over_nodes(engines, length, memory, report)]
     for timed in engines:
         if ROW_NODES in timed.nodes:
-            steps += _over_rows(timed, report)
+            steps += _over_rows(timed, memory, report)
     about = {timed.folder.name: read_manifest(timed.folder).about["build_s"] for timed in engines}
     load_s = [_first_token_s(engines[-1].folder) for _ in range(5)] if engines else []
     for timed in engines:
         timed.engine.close()
     return {
         "threads": settings.threads,
-        "read_gb_s": bandwidth / 1e9,
         "load_to_first_token_s": statistics.median(load_s) if load_s else None,
         "build_s": about,
         "steps": [asdict(step) for step in steps],
     }
 
 
-def _engines(
-    settings: Settings, weights: Sequence[str], nodes: tuple[int, ...], bandwidth: float, report: Report
-) -> Iterator[Timed]:
+def _engines(settings: Settings, weights: Sequence[str], nodes: tuple[int, ...], report: Report) -> Iterator[Timed]:
     """Of each precision one that does not draft, and one whose steps verify any of the other numbers of nodes."""
     plain = {"drafter": "none", "max_batch": 1}
     drafting = {"drafter": "ngram", "nodes": nodes[-1], "max_batch": ROWS[-1]}
@@ -93,33 +90,38 @@ def _engines(
             engine = specstep.load(folder, nodes="all", learning=False)
             stored = open_weights(folder, engine.spec).values()
             size = sum(tensor.numel() * tensor.element_size() for tensor in stored)
-            yield Timed(precision, counts, folder, engine, size / bandwidth * 1e3)
+            yield Timed(precision, counts, folder, engine, size)
 
 
-def _over_nodes(engines: list[Timed], length: int, report: Report) -> list[Step]:
+def _over_nodes(engines: list[Timed], length: int, memory: MemoryReads, report: Report) -> list[Step]:
     """Steps of single rows, one of each engine and number of nodes in turn."""
     report(f"steps at {length} tokens")
     for timed in engines:
         _admit(timed, length)
     sizes = [(timed, nodes) for timed in engines for nodes in timed.nodes]
     times: list[list[float]] = [[] for _ in sizes]
-    for _ in range(STEPS):
+    for done in range(STEPS):
+        _read(memory, engines[0], done)
         for (timed, nodes), taken in zip(sizes, times, strict=True):
             taken.append(_step_s(timed, nodes))
     for timed in engines:
         timed.engine.session.release(0)
-    return [_median(timed, nodes, 1, length, taken) for (timed, nodes), taken in zip(sizes, times, strict=True)]
+    speed = memory.bandwidth()
+    return [_median(timed, nodes, 1, length, taken, speed) for (timed, nodes), taken in zip(sizes, times, strict=True)]
 
 
-def _over_rows(timed: Timed, report: Report) -> list[Step]:
+def _over_rows(timed: Timed, memory: MemoryReads, report: Report) -> list[Step]:
     """Steps of one engine as rows are added."""
     found = []
     for admitted in range(ROWS[-1]):
         _admit(timed, LENGTH)
         if admitted + 1 in ROWS:
             report(f"steps of {admitted + 1} rows, {timed.weights}")
-            times = [_step_s(timed, ROW_NODES) for _ in range(STEPS)]
-            found.append(_median(timed, ROW_NODES, admitted + 1, LENGTH, times))
+            times = []
+            for done in range(STEPS):
+                _read(memory, timed, done)
+                times.append(_step_s(timed, ROW_NODES))
+            found.append(_median(timed, ROW_NODES, admitted + 1, LENGTH, times, memory.bandwidth()))
     for row in range(ROWS[-1]):
         timed.engine.session.release(row)
     return found
@@ -132,14 +134,23 @@ def _admit(timed: Timed, length: int) -> None:
         timed.engine.session.step()
 
 
+def _read(memory: MemoryReads, timed: Timed, done: int) -> None:
+    """Read memory now and then, and have two steps pass: OpenMP's threads look out for work for a while."""
+    if done % STEPS_PER_READ == 0:
+        memory.read()
+        for _ in range(2):
+            timed.engine.session.step(timed.nodes[0])
+
+
 def _step_s(timed: Timed, nodes: int) -> float:
     start = time.perf_counter()
     timed.engine.session.step(nodes)
     return time.perf_counter() - start
 
 
-def _median(timed: Timed, nodes: int, rows: int, length: int, taken: list[float]) -> Step:
-    return Step(timed.weights, nodes, rows, length, statistics.median(taken) * 1e3, timed.one_read_ms)
+def _median(timed: Timed, nodes: int, rows: int, length: int, taken: list[float], bandwidth: float) -> Step:
+    one_read_ms = timed.weight_bytes / bandwidth * 1e3
+    return Step(timed.weights, nodes, rows, length, statistics.median(taken) * 1e3, one_read_ms)
 
 
 def _first_token_s(folder: Path) -> float:
