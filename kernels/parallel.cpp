@@ -1,9 +1,9 @@
 // A pool of threads for regions of microseconds, on machines where others work too.
 //
 // OpenMP waits at the end of a region for every thread, also for one that had no core yet: a busy neighbour on one of
-// two cores makes a step four times slower. Here a region ends when its work is done. Threads take part after part from
-// a counter, so a slow one does less, and one that comes late finds the region closed. Between regions a thread looks
-// out for work for a short time, and then sleeps.
+// two cores makes a step four times slower. Here a region ends when its work is done. Each thread takes part after part
+// of a stretch of its own, so that it reads memory in one stream, and then of the others': a slow one does less, and one
+// that comes late finds the region closed. Between regions a thread looks out for work for a short time, and then sleeps.
 #include "parallel.h"
 
 #include <pthread.h>
@@ -26,6 +26,7 @@ namespace {
 
 constexpr int64_t PARTS_PER_THREAD = 8;                            // a late thread holds up an eighth of its share at most
 constexpr std::chrono::microseconds LOOK_OUT{50}, PATIENCE{200};  // for work before sleep; for a thread that has its last part
+constexpr int MOST_THREADS = 256;
 constexpr uint64_t OPEN = 1 << 16, NEXT_REGION = 2 * OPEN;         // of `state`; below OPEN: how many threads are inside
 
 inline void pause() {
@@ -48,23 +49,28 @@ bool spin(std::chrono::microseconds time, const Found& found) {
 struct Region {
   Part part;
   const void* body;
-  int64_t count, size;
-  int helpers;
+  int64_t count, size;  // of parts
+  int threads;          // the caller's among them
+  int64_t end(int stretch) const { return count * (stretch + 1) / threads; }
+};
+
+struct alignas(64) Counter {  // on a line of its own
+  std::atomic<int64_t> next{0};
 };
 
 class Pool {
  public:
   void run(const Region& region) {
-    start(region.helpers);
+    start(region.threads - 1);
     region_ = region;
-    taken_.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < region.threads; i++) taken_[i].next.store(i ? region.end(i - 1) : 0, std::memory_order_relaxed);
     failure_ = nullptr;
     state_.store((state_.load() & ~(NEXT_REGION - 1)) + NEXT_REGION + OPEN);
     if (asleep_.load() > 0) {
       const std::lock_guard<std::mutex> lock(mutex_);
       wake_.notify_all();
     }
-    take_parts();
+    take_parts(0);
     state_.fetch_and(~OPEN);
     const auto left = [&] { return (state_.load(std::memory_order_acquire) & (OPEN - 1)) == 0; };
     while (!spin(PATIENCE, left)) sched_yield();  // it may be waiting for this very core
@@ -73,7 +79,7 @@ class Pool {
 
  private:
   void start(int helpers) {
-    for (; started_ < helpers; started_++) std::thread(&Pool::help, this, started_).detach();
+    for (; started_ < helpers; started_++) std::thread(&Pool::help, this, started_ + 1).detach();
   }
 
   [[noreturn]] void help(int index) {
@@ -92,28 +98,33 @@ class Pool {
       served = state / NEXT_REGION;
       while ((state & OPEN) != 0 && state / NEXT_REGION == served)
         if (state_.compare_exchange_weak(state, state + 1)) {  // inside: the region stays until this thread has left
-          if (index < region_.helpers) take_parts();
+          if (index < region_.threads) take_parts(index);
           state_.fetch_sub(1, std::memory_order_release);
           break;
         }
     }
   }
 
-  void take_parts() {
+  void take_parts(int index) {
     const Region region = region_;
-    for (int64_t begin; (begin = taken_.fetch_add(region.size, std::memory_order_relaxed)) < region.count;) {
-      try {
-        region.part(region.body, begin, std::min(begin + region.size, region.count));
-      } catch (...) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        failure_ = std::current_exception();
+    for (int i = 0; i < region.threads; i++) {
+      const int stretch = (index + i) % region.threads;
+      std::atomic<int64_t>& next = taken_[stretch].next;
+      const int64_t end = region.end(stretch);
+      for (int64_t begin; (begin = next.fetch_add(region.size, std::memory_order_relaxed)) < end;) {
+        try {
+          region.part(region.body, begin, std::min(begin + region.size, end));
+        } catch (...) {
+          const std::lock_guard<std::mutex> lock(mutex_);
+          failure_ = std::current_exception();
+        }
       }
     }
   }
 
   Region region_{};
   std::atomic<uint64_t> state_{0};
-  std::atomic<int64_t> taken_{0};
+  Counter taken_[MOST_THREADS];  // of each stretch
   std::atomic<int> asleep_{0};
   std::exception_ptr failure_;
   std::mutex mutex_;
@@ -139,7 +150,7 @@ struct InUse {
 void run_parts(int64_t count, int64_t grain, Part part, const void* body) {
   if (count <= 0) return;
   const int64_t most = (count + std::max<int64_t>(grain, 1) - 1) / std::max<int64_t>(grain, 1);
-  const int64_t threads = most > 1 ? std::min<int64_t>(torch::stable::get_num_threads(), most) : 1;
+  const int64_t threads = most > 1 ? std::min<int64_t>({torch::stable::get_num_threads(), most, MOST_THREADS}) : 1;
   if (threads == 1 || in_use.test_and_set()) return part(body, 0, count);
   const InUse until_return;
   if (pool == nullptr) {
@@ -148,7 +159,7 @@ void run_parts(int64_t count, int64_t grain, Part part, const void* body) {
     pool = new Pool;
   }
   const int64_t parts = std::min(most, threads * PARTS_PER_THREAD);
-  pool->run({part, body, count, (count + parts - 1) / parts, static_cast<int>(threads - 1)});
+  pool->run({part, body, count, (count + parts - 1) / parts, static_cast<int>(threads)});
 }
 
 }  // namespace specstep
