@@ -74,9 +74,9 @@ class SpeculativeStep(nn.Module):
 
 
 def first_of(path: Tensor, nodes: Tensor) -> Tensor:
-    """Of a path [B, D + 1] through a tree of T nodes what it can fill, [B, min(T, D + 1)]: few nodes, short work."""
-    below = torch.sym_min(nodes.shape[0] - 1, path.shape[1] - 1)  # so that the exporter sees that one more is not none
-    return path.index_select(1, torch.arange(1 + below, device=path.device))
+    """The places of a path [B, D + 1] that a tree of T nodes can fill: [B, min(T, D + 1)]."""
+    drafted = torch.sym_min(nodes.shape[0] - 1, path.shape[1] - 1)  # min(T, D + 1) as a size is a guard to the exporter
+    return path.index_select(1, torch.arange(1 + drafted, device=path.device))
 
 
 def with_missed(path: Tensor, accepted: Tensor, missed: Tensor) -> Tensor:
