@@ -75,7 +75,8 @@ class SpeculativeStep(nn.Module):
 
 def first_of(path: Tensor, nodes: Tensor) -> Tensor:
     """The places of a path [B, D + 1] that a tree of T nodes can fill: [B, min(T, D + 1)]."""
-    drafted = torch.sym_min(nodes.shape[0] - 1, path.shape[1] - 1)  # min(T, D + 1) as a size is a guard to the exporter
+    # Not min(T, D + 1): torch.export cannot prove that this is more than 1, and guards on it where the batch is static.
+    drafted = torch.sym_min(nodes.shape[0] - 1, path.shape[1] - 1)
     return path.index_select(1, torch.arange(1 + drafted, device=path.device))
 
 

@@ -13,7 +13,8 @@ EXACT_FUNCTIONS = ("silu", "sigmoid", "tanh", "gelu", "gelu_tanh", "cos", "sin")
 
 class NativeOp(NamedTuple):
     """inputs: the C function's parameters, each a tensor's handle, a pointer to one where it is optional, a list of
-    them, an integer or a float. outputs: how many tensors it returns. fake: the operator on tensors without data."""
+    them, an integer or a float. outputs: how many tensors it returns; where there are none, compiled models pass a null
+    pointer in their place. fake: the operator on tensors without data."""
 
     inputs: tuple[str, ...]
     outputs: int

@@ -26,7 +26,7 @@ namespace {
 
 constexpr int64_t PARTS_PER_THREAD = 8;                            // a late thread holds up an eighth of its share at most
 constexpr std::chrono::microseconds LOOK_OUT{50}, PATIENCE{200};  // for work before sleep; for a thread that has its last part
-constexpr int MOST_THREADS = 256;
+constexpr int MOST_THREADS = 256;                                  // of a region; a machine with more leaves some idle
 constexpr uint64_t OPEN = 1 << 16, NEXT_REGION = 2 * OPEN;         // of `state`; below OPEN: how many threads are inside
 
 inline void pause() {
@@ -49,7 +49,7 @@ bool spin(std::chrono::microseconds time, const Found& found) {
 struct Region {
   Part part;
   const void* body;
-  int64_t count, size;  // of parts
+  int64_t count, size;  // of all the work, and of a part
   int threads;          // the caller's among them
   int64_t end(int stretch) const { return count * (stretch + 1) / threads; }
 };
