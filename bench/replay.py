@@ -84,7 +84,8 @@ def _replay(target, drafter, texts, starts, dtype, temperature, seeds):
             state[name][rows] = tensor
     target.rows, counts = slice(None), [[] for _ in texts]
     while (state["finish"] == RUNNING).any():
-        report, after = step(torch.arange(drafter.nodes + 1), state, keys, values)
+        given = state | {"catch_up": torch.arange(drafter.depth + 1)}
+        report, after = step(torch.arange(drafter.nodes + 1), given, keys, values)
         state |= after
         for row, count in enumerate(report[:, 0].tolist()):
             counts[row] += [count] if count else []

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import BuildError
 from ..graphs.choice import sampled_choice
-from ..graphs.drafters.drafter import Drafter, Scorer
+from ..graphs.drafters.drafter import Drafter, Scorer, most_catch_up
 from ..graphs.forced import forced_choice
 from ..graphs.prefill import Prefill
 from ..graphs.state import StateTensor, row_state
@@ -49,13 +49,15 @@ class FlatProgram(nn.Module):
         shared: Sequence[str],
         caches: Sequence[str],
         outputs: Sequence[str],
+        in_place: Sequence[str] = (),
     ):
-        """lead: arguments ahead of the state; shared: what all rows share; caches: all keys, then all values."""
+        """lead: arguments ahead of the state; shared: what all rows share; caches: all keys, then all values; in_place:
+        the state that is written in place, as are shared and caches."""
         super().__init__()
         self.module = module
         self.lead, self.state, self.shared, self.caches = tuple(lead), tuple(state), tuple(shared), tuple(caches)
         self.inputs, self.outputs = (*lead, *state, *shared, *caches), tuple(outputs)
-        self.written = {"history", *shared, *caches}  # in place
+        self.in_place, self.written = tuple(in_place), {*in_place, *shared, *caches}
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Tensors named `self.inputs` -> tensors named `self.outputs`."""
@@ -91,9 +93,12 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     precision = choose_precision(config, files, model.vocab_size, addresses[0] - addresses[1])
     prefill, step = Prefill(model, drafter, spec.prefill_chunk), SpeculativeStep(model, drafter, choice)
     state, shared, caches = ([tensor.name for tensor in kind] for kind in (spec.state, spec.shared, spec.caches))
+    declared = row_state(1, 1, 1) | drafter.scorer.state(drafter.shape)
+    in_place = [name for name, tensor in declared.items() if tensor.in_place]
+    flat = shared, caches
     return Graphs(
-        FlatProgram(prefill, ("tokens", "count"), state, shared, caches, spec.prefill.outputs),
-        FlatProgram(step, ("nodes",), state, shared, caches, spec.step.outputs),
+        FlatProgram(prefill, ("tokens", "count"), state, *flat, spec.prefill.outputs, in_place),
+        FlatProgram(step, ("nodes",), [*_catch_up(drafter.scorer), *state], *flat, spec.step.outputs, in_place),
         spec,
         precision,
     )
@@ -104,7 +109,8 @@ def _spec(
 ) -> EngineSpec:
     shape = drafter.shape
     drafted = max(shape.depth + 2, 1 + sum(shape.frontiers))  # slots past the length after a step, at most D + 1 more
-    scratch = max(shape.nodes + 1, shape.depth + 1 + drafted)
+    catch_up = most_catch_up(shape) if drafter.scorer.pauses else 0
+    scratch = max(shape.nodes + 1, shape.depth + 1 + drafted, catch_up + 1)
     capacity = capacity_for(config.max_seq_len, scratch)
     batch = config.max_batch
     declared = row_state(capacity, shape.nodes, model.vocab_size)
@@ -117,6 +123,7 @@ def _spec(
         for index, (layer, size) in enumerate(zip(layers, sizes, strict=True))
     ]
     names = tuple(tensor.name for tensor in [*state, *shared, *caches])
+    returned = [name for name, tensor in own.items() if not tensor.in_place]
     return EngineSpec(
         config=dataclasses.asdict(config) | {"nodes": shape.nodes, "depth": shape.depth, "top_k": shape.top_k},
         max_batch=batch,
@@ -124,6 +131,7 @@ def _spec(
         capacity=capacity,
         slot_step=SLOT_STEP,
         scratch=scratch,
+        catch_up=catch_up,
         prefill_chunk=min(config.prefill_chunk, config.max_seq_len),
         vocab_size=model.vocab_size,
         stop_ids=target.stop_ids,
@@ -131,9 +139,16 @@ def _spec(
         state=tuple(state),
         shared=tuple(shared),
         caches=tuple(caches),
-        prefill=ProgramSpec("", ("tokens", "count", *names), ("lengths", *TREE, *own)),
-        step=ProgramSpec("", ("nodes", *names), ("report", "lengths", "finish", *TREE, *own)),
+        prefill=ProgramSpec("", ("tokens", "count", *names), ("lengths", *TREE, *returned)),
+        step=ProgramSpec(
+            "", ("nodes", *_catch_up(drafter.scorer), *names), ("report", "lengths", "finish", *TREE, *returned)
+        ),
     )
+
+
+def _catch_up(scorer: Scorer) -> list[str]:
+    """What a step is given for a scorer that pauses."""
+    return ["catch_up"] if scorer.pauses else []
 
 
 def _tensor(name: str, tensor: StateTensor, leading: tuple[int, ...]) -> TensorSpec:
@@ -162,5 +177,6 @@ def example_inputs(spec: EngineSpec, program: FlatProgram, slots: int) -> list[T
     tokens = min(8, spec.prefill_chunk)
     tensors["tokens"] = torch.zeros(1, tokens, dtype=torch.int64, device=spec.device)
     tensors["nodes"] = torch.arange(min(1 + spec.nodes, max(2, spec.nodes)), device=spec.device)
+    tensors["catch_up"] = torch.arange(2, device=spec.device)
     tensors["count"] = torch.full((1,), tokens, device=spec.device)
     return [tensors[name] for name in program.inputs]

@@ -56,7 +56,8 @@ class Comparison(NamedTuple):
 
 
 class SessionRunner(BaseRunner):
-    """A session's step as a polygraphy runner. Its inputs are what `Session.read` gives, and the nodes to verify."""
+    """A session's step as a polygraphy runner. Its inputs are what `Session.read` gives, the nodes to verify, and the
+    positions to catch up."""
 
     def __init__(self, name: str, session: Session, outputs: Collection[str]):
         """outputs: `next.X` for input X as it is after the step, and the report."""
@@ -71,9 +72,9 @@ class SessionRunner(BaseRunner):
 
     def infer_impl(self, feed_dict: Tensors) -> Tensors:
         rows, _, slots, _ = feed_dict[self.session.spec.caches[0].name].shape
-        self.session.write({name: array for name, array in feed_dict.items() if name != "nodes"})
+        self.session.write({name: array for name, array in feed_dict.items() if name not in ("nodes", "catch_up")})
         started = time.perf_counter()
-        report = self.session.replay(rows, slots, len(feed_dict["nodes"]) - 1)
+        report = self.session.replay(rows, slots, len(feed_dict["nodes"]) - 1, len(feed_dict["catch_up"]))
         self.inference_time = time.perf_counter() - started
         after: Tensors = self.session.read(rows, slots) | {"report": np.array(report)}
         return {name: after[name.removeprefix(NEXT)] for name in self.outputs}
@@ -81,7 +82,8 @@ class SessionRunner(BaseRunner):
 
 def step_inputs(session: Session, rows: int, slots: int) -> Tensors:
     """What a step of this size reads, all nodes of its trees."""
-    return {"nodes": np.arange(1 + session.spec.nodes)} | session.read(rows, slots)
+    sizes = {"nodes": np.arange(1 + session.spec.nodes), "catch_up": np.arange(1 + session.spec.depth)}
+    return sizes | session.read(rows, slots)
 
 
 def compare(

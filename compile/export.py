@@ -20,9 +20,9 @@ EXPECTED = "expected code that torch.export can trace, for any number of rows an
 
 
 def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
-    """One graph, no break. Dynamic: the number of cache slots (multiples of `slot_step`), in a step the rows and the
-    nodes, and in a prefill, which has one row, the tokens. Raises BuildError with the line of a third party's scorer
-    that cannot be traced."""
+    """One graph, no break. Dynamic: the number of cache slots (multiples of `slot_step`), in a step the rows, the nodes
+    and the positions to catch up, and in a prefill, which has one row, the tokens. Raises BuildError with the line of a
+    third party's scorer that cannot be traced."""
     steps = Dim("steps", min=1, max=spec.capacity // spec.slot_step - 1)
     slots = spec.slot_step * steps
     # A bound of 2 would be taken for a flag, and the rows of each tensor for a size of their own.
@@ -34,6 +34,7 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
         dynamic["tokens"] = {1: Dim("tokens", min=2, max=spec.prefill_chunk)}
     if spec.nodes:
         dynamic["nodes"] = {0: Dim("nodes", min=1, max=max(1 + spec.nodes, 3))}
+    dynamic["catch_up"] = {0: Dim("catch_up", min=1, max=spec.catch_up)} if spec.catch_up else {}
     inputs = example_inputs(spec, program, slots=min(2, spec.capacity // spec.slot_step - 1) * spec.slot_step)
     shapes = (tuple(dynamic.get(name, {}) for name in program.inputs),)
     try:
@@ -45,6 +46,7 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
         raise
     check_graph(exported, program)
     most = {spec.capacity // spec.slot_step - 1, max(spec.max_batch, 3), max(1 + spec.nodes, 3), spec.prefill_chunk}
+    most |= {spec.catch_up}
     for size, bounds in exported.range_constraints.items():  # a Python `if` on a size narrows it without a word
         if str(size).startswith("s") and int(bounds.upper) not in most:
             if _has_foreign_scorer(program):

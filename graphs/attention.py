@@ -23,11 +23,20 @@ class Pass:
     whose bits are set in `ancestors[t]`.
     """
 
-    def __init__(self, lengths: Tensor, depths: Tensor, ancestors: Tensor, key_depths: Tensor, first_key: int = 0):
+    def __init__(
+        self,
+        lengths: Tensor,
+        depths: Tensor,
+        ancestors: Tensor,
+        key_depths: Tensor,
+        first_key: int = 0,
+        wanted: Tensor | None = None,
+    ):
         """depths [B, T] int64; ancestors [B, T, W] int32, packed bits over M keys; key_depths [B, M] int64; the pass
-        itself writes the keys `first_key .. first_key + T` of the M."""
+        itself writes the keys `first_key .. first_key + T` of the M. wanted [1] bool: whether the pass is wanted in
+        this step; by default it is, in every one."""
         self.lengths, self.depths, self.ancestors, self.key_depths = lengths, depths, ancestors, key_depths
-        self.first_key = first_key
+        self.first_key, self.wanted = first_key, wanted
 
     @property
     def positions(self) -> Tensor:
@@ -44,17 +53,22 @@ class Pass:
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float, sinks: Tensor | None
     ) -> Tensor:
         """query [B, H, T, D], key and value [B, H_kv, S, D] -> [B, T, H, D]; 0 stands for no window and no softcap."""
-        where = (self.lengths, self.depths, self.ancestors, self.key_depths)
-        return tree_attention(query, key, value, *where, scale, window, softcap, sinks)
+        lengths = self.lengths if self.wanted is None else self.lengths * self.wanted  # what is not read costs nothing
+        where = (lengths, self.depths, self.ancestors, self.key_depths)
+        return self.zeros_unless_wanted(tree_attention(query, key, value, *where, scale, window, softcap, sinks))
+
+    def zeros_unless_wanted(self, x: Tensor) -> Tensor:
+        """x, or zeros where the pass is not wanted: linear layers of zeros cost nothing (`kernels.linear`)."""
+        return x if self.wanted is None else x.where(self.wanted, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
-def chain_pass(lengths: Tensor, width: int, most: int) -> Pass:
+def chain_pass(lengths: Tensor, width: int, most: int, wanted: Tensor | None = None) -> Pass:
     """A pass over `width` consecutive tokens, at most `most`, that follow the committed ones."""
     batch = lengths.shape[0]
     depths = torch.arange(width, device=lengths.device).expand(batch, -1)
     # One bit to spare: a mask that is just full would be a case of its own to the exporter.
     bits = chain_bits(width, word_count(most + 1), lengths.device)
-    return Pass(lengths, depths, bits.expand(batch, -1, -1), depths)
+    return Pass(lengths, depths, bits.expand(batch, -1, -1), depths, wanted=wanted)
 
 
 class LayerCache:

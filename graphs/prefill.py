@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from .attention import chain_pass
@@ -30,7 +31,8 @@ class Prefill(nn.Module):
         after = {"lengths": state["lengths"] + count}
         after |= self.drafter.scorer.prefill(tokens, count, where, state, keys[layers:], values[layers:], features)
 
-        searched = near(state | after | {"moved": count * 0}, keys[0].shape[2])
+        pending = {"moved": count * 0, "catch_up": torch.arange(1, device=count.device)}
+        searched = near(state | after | pending, keys[0].shape[2])
         drafted = self.drafter(searched, keys[layers:], values[layers:])
         last = after["lengths"] + 1 == state["prompt_lengths"]
         return after | {

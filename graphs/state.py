@@ -18,11 +18,12 @@ State = dict[str, Tensor]
 
 class StateTensor(NamedTuple):
     """One state tensor: its shape without the batch dimension, which one that all rows share does not have, its dtype,
-    and the value an empty row holds."""
+    the value an empty row holds, and whether it is written in place rather than returned anew."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     fill: int = 0
+    in_place: bool = False
 
 
 def row_state(slots: int, nodes: int, vocabulary: int) -> dict[str, StateTensor]:
@@ -33,7 +34,7 @@ def row_state(slots: int, nodes: int, vocabulary: int) -> dict[str, StateTensor]
     that the step verifies, see `step.drafted_tree`.
     """
     return {
-        "history": StateTensor((slots,), torch.int64),
+        "history": StateTensor((slots,), torch.int64, in_place=True),
         "lengths": StateTensor((), torch.int64),
         "limits": StateTensor((), torch.int64),
         "finish": StateTensor((), torch.int64, FREE),

@@ -36,8 +36,9 @@ class SpeculativeStep(nn.Module):
         self, nodes: Tensor, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> tuple[Tensor, State]:
         """nodes [T] int64: 0 .. T - 1, the nodes of the drafted tree to verify, the root the first; state as
-        `state.row_state` and the drafter say; keys, values: one [B, H_kv, S, D] per layer, the target's first, written
-        in place, as are state["history"] and what all rows share."""
+        `state.row_state` and the drafter say, with state["catch_up"] for a scorer that pauses, see `Scorer.begin`;
+        keys, values: one [B, H_kv, S, D] per layer, the target's first, written in place, as are state["history"] and
+        what all rows share."""
         layers, slots = self.target.layers, keys[0].shape[2]
         state = near(state, slots)
         drafted = drafted_tree(state)

@@ -66,8 +66,10 @@ class CausalLM(nn.Module):
         ):  # nodes past a row's limit are never accepted, but must not read past a table
             positions = positions.clamp(max=self.max_positions - 1)
         cache = LayerCache(keys, values, where.slots)
-        return {
-            "input_ids": tokens,
+        given: dict[str, Any] = {"input_ids": tokens}
+        if where.wanted is not None:
+            given = {"inputs_embeds": where.zeros_unless_wanted(self.model.get_input_embeddings()(tokens))}
+        return given | {
             "position_ids": positions,
             "past_key_values": cache,
             "use_cache": True,

@@ -41,9 +41,10 @@ class Buffers:
         next ones of the row."""
         raise NotImplementedError
 
-    def replay(self, rows: int, slots: int, nodes: int) -> NDArray[int64]:
+    def replay(self, rows: int, slots: int, nodes: int, catch_up: int) -> NDArray[int64]:
         """Run one step of the first `rows` rows over the first `slots` slots, which verifies the first `nodes` nodes of
-        each drafted tree, the root not counted -> the report."""
+        each drafted tree, the root not counted, and in which a drafter that pauses catches up with so many positions at
+        most, or is left out for 0 -> the report."""
         raise NotImplementedError
 
     def read(self, rows: int, slots: int) -> Tensors:

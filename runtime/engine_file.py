@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import EngineError
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 NEXT = "next."  # in a program that writes nothing in place, `next.X` is the output that input X becomes
@@ -52,7 +52,8 @@ class EngineSpec:
     call; `shared` belongs to all rows, the others have one part for each.
 
     capacity: slots of each cache; slot_step: a step may be given any multiple of it below `capacity`; scratch:
-    slots past a row's length that a step writes; prefill_chunk: most prompt tokens per prefill call.
+    slots past a row's length that a step writes; catch_up: how many positions a drafter that pauses may be behind, 0
+    for one that does not pause; prefill_chunk: most prompt tokens per prefill call.
     """
 
     config: dict[str, Any]
@@ -61,6 +62,7 @@ class EngineSpec:
     capacity: int
     slot_step: int
     scratch: int
+    catch_up: int
     prefill_chunk: int
     vocab_size: int
     stop_ids: tuple[int, ...]
@@ -75,6 +77,11 @@ class EngineSpec:
     def nodes(self) -> int:
         """Nodes of a drafted tree, the root not counted: the most that a step may be given."""
         return int(self.config["nodes"])
+
+    @property
+    def depth(self) -> int:
+        """Levels of a drafted tree: the most nodes that a step accepts."""
+        return int(self.config["depth"])
 
     @property
     def most_slots(self) -> int:

@@ -1,13 +1,15 @@
-"""How many nodes of the drafted trees a step verifies: chosen ahead of each step, from how long steps take here and
-from what the rows' last steps accepted.
+"""How many nodes of the drafted trees a step verifies, and whether a drafter that pauses takes part in it: chosen ahead
+of each step, from how long steps take here and from what the rows' last steps accepted.
 
 Nodes of a tree come in an order in which its first n nodes are a tree, too. A step reports the nodes that it accepted,
 and the next node that it would have, had it been verified: so a row that verifies nothing still tells whether its
-drafts would hit, and no step is spent on trying. Letters: N nodes of a drafted tree.
+drafts would hit. What trees of the other kind would, those with or without the drafter that pauses, a step tells now
+and then. Letters: N nodes of a drafted tree.
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,18 @@ RECENT = 1 / 16  # share of a step in what is expected of its row, and more in t
 MANY = 1 / 256  # and in what is expected of a new row
 BELIEF = 4.0  # steps that outweigh what is assumed before anything was seen
 NEIGHBOUR = 32  # one step in so many is of the next rung up or down, in turn, to see how long it takes
+PROBE, RARELY = 32, 128  # most steps with trees of one kind before one of the other is tried, which is
+CLOSE = 0.85  # this times as fast or faster, or slower
+STALE = 1 / 4  # most of what the first step of its kind after a while counts
+WORTH = 0.02  # share of a step that pausing must save to be thought of
 CHECK_STEPS = 2048  # steps between two looks at whether the kept times are wrong
+
+
+class Chosen(NamedTuple):
+    """nodes: how many a step verifies. draft: whether the drafter that pauses takes part in it."""
+
+    nodes: int
+    draft: bool
 
 
 def rungs_up_to(nodes: int) -> tuple[int, ...]:
@@ -61,37 +74,62 @@ class Ladder:
         are kept."""
         self.rungs, self._places = tuple(rungs), np.array(rungs)
         self._times, self._kept, self._steps = times, kept, 0
+        self._last = {True: 0, False: 0}  # step of each kind
         nodes = self.rungs[-1]
-        self._all = RowDrafts(0.5 * 0.75 ** np.arange(nodes, dtype=np.float64), MANY)
+        whole = 0.5 * 0.75 ** np.arange(nodes, dtype=np.float64)
+        self._all = RowDrafts({True: whole, False: 0.8 * whole}, MANY)
         self._followers = Followers(nodes)
 
     def row(self) -> "RowDrafts":
         """What is known of a new row."""
-        return RowDrafts(self._all.expected.copy(), RECENT)
+        return RowDrafts({kind: expected.copy() for kind, expected in self._all.expected.items()}, RECENT)
 
-    def choose(self, rows: int, drafts: "Sequence[RowDrafts]", length: float) -> int:
-        """The rung of the next step, of `rows` rows in all: the most tokens per second that can be expected of those
+    def choose(self, rows: int, drafts: "Sequence[RowDrafts]", length: float) -> Chosen:
+        """What the next step, of `rows` rows in all, does: the most tokens per second that can be expected of those
         that run. length: tokens in their caches on average."""
         if self._times is None:
-            return self.rungs[-1]
-        accepted = np.cumsum([0.0, *np.sum([each.expected for each in drafts], axis=0)])[self._places]
-        tokens = len(drafts) + accepted
-        best = int(np.argmax(tokens / self._times.seconds(rows, length)))
+            return Chosen(self.rungs[-1], self.rungs[-1] > 0)
         self._steps += 1
+        draft = self._drafts(rows, drafts, length)
+        tokens = self._tokens([each.expected[each.whole] for each in drafts])
+        best = int(np.argmax(tokens / self._times.seconds(rows, length, draft)))
         if self._steps % NEIGHBOUR == 0:
             best += 1 if best == 0 or (self._steps // NEIGHBOUR % 2 and best + 1 < len(self.rungs)) else -1
-        return self.rungs[best]
+        return Chosen(self.rungs[best], draft)
 
-    def timed(self, rows: int, rung: int, length: float, seconds: float) -> None:
+    def _drafts(self, rows: int, drafts: "Sequence[RowDrafts]", length: float) -> bool:
+        """Whether rows would get on faster if all of their trees were drafted with the drafter that pauses; every now
+        and then the other one."""
+        assert self._times is not None
+        whole, paused = (self._times.seconds(rows, length, draft) for draft in (True, False))
+        if whole[0] - paused[0] < WORTH * whole[0]:
+            return True
+        speed = {
+            kind: np.max(self._tokens([each.expected[kind] for each in drafts]) / seconds)
+            for kind, seconds in ((True, whole), (False, paused))
+        }
+        draft = bool(speed[True] >= speed[False])
+        close = speed[not draft] > CLOSE * speed[draft]
+        if self._steps - self._last[not draft] >= (PROBE if close else RARELY):
+            draft = not draft
+        self._last[draft] = self._steps
+        return draft
+
+    def _tokens(self, expected: Sequence[Floats]) -> Floats:
+        """Tokens of a step for each of the rungs, if such drafts [N] of each row are verified."""
+        tokens: Floats = len(expected) + np.cumsum([0.0, *np.sum(expected, axis=0)])[self._places]
+        return tokens
+
+    def timed(self, rows: int, rung: int, drafted: bool, length: float, seconds: float) -> None:
         """Take in how long a step took, its arguments as for `choose`."""
         if self._times is None:
             return
-        self._times.observe(rows, rung, length, seconds)
+        self._times.observe(rows, rung, drafted, length, seconds)
         if self._kept is not None and self._steps % CHECK_STEPS == 0 and self._times.wrong:
             keep_times(self._times, self._kept)
 
-    def learn(self, drafts: "RowDrafts", report: RowReport) -> None:
-        """Take in what a step did to a row."""
+    def learn(self, drafts: "RowDrafts", report: RowReport, drafted: bool) -> None:
+        """Take in what a step did to a row. drafted: whether the drafter that pauses took part in it."""
         if self._times is None:
             return
         path = [accepted.node - 1 for accepted in report.path]
@@ -104,21 +142,29 @@ class Ladder:
         if report.missed:  # what lies below it was not verified
             accepted = self._followers.of(path[-1]).copy()
         accepted[path] = 1.0
-        drafts.take(accepted)
-        self._all.take(accepted)
+        drafts.take(drafts.whole, accepted)
+        self._all.take(drafts.whole, accepted)
+        drafts.whole = drafted
 
 
 class RowDrafts:
-    """What is expected of a row's drafts: how likely each node is accepted, [N] float64."""
+    """What is expected of a row's drafts: how likely each node is accepted, [N] float64, in trees with (True) and
+    without (False) the drafter that pauses. whole: which of them the row's tree is; a prefill drafts a whole one."""
 
-    def __init__(self, expected: Floats, least: float):
+    def __init__(self, expected: dict[bool, Floats], least: float):
         """least: share of a new step in it, after the first ones."""
-        self.expected, self._least, self._weight = expected, least, BELIEF
+        self.expected, self.whole, self._least = expected, True, least
+        self._seen, self._steps, self._last = {True: BELIEF, False: BELIEF}, 0, {True: 0, False: 0}
 
-    def take(self, accepted: Floats) -> None:
-        """Take in the nodes [N] that a step accepted: 1, or how likely it would have."""
-        self._weight += 1
-        self.expected += max(1 / self._weight, self._least) * (accepted - self.expected)
+    def take(self, whole: bool, accepted: Floats) -> None:
+        """Take in the nodes [N] that a step accepted: 1, or how likely it would have. A step of a kind that was not
+        seen for a while stands for those that were left out."""
+        self._steps += 1
+        self._seen[whole] += 1
+        share = max(1 / self._seen[whole], self._least)
+        left_out = self._steps - self._last[whole] - 1
+        self._last[whole] = self._steps
+        self.expected[whole] += min((1 + left_out) * share, max(share, STALE)) * (accepted - self.expected[whole])
 
 
 def make_ladder(session: Session, nodes: int | str, identity: str, report: Callable[[str], None]) -> Ladder:

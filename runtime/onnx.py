@@ -1,8 +1,8 @@
 """Run engines in ONNX Runtime: the session over numpy buffers, without torch.
 
 The programs write nothing in place: they return each state tensor and cache anew. Two sets of state tensors take turns
-as inputs and outputs, bound once for each number of rows, slots and nodes. Of the caches there is one set, both input
-and output: a program reads a cache once, before it writes it (`compile/onnx/lower.py` checks that).
+as inputs and outputs, bound once for each number of rows, slots, nodes and positions. Of the caches there is one set,
+both input and output: a program reads a cache once, before it writes it (`compile/onnx/lower.py` checks that).
 """
 
 import os
@@ -94,8 +94,8 @@ class OnnxSession(Session):
         self._shared = {tensor.name for tensor in spec.shared}
         self._sets: list[Tensors] = [first, second]
         self._turn = 0  # of the set that the next step reads; it writes the other
-        self._nodes = np.arange(1 + spec.nodes)
-        self._bindings: dict[tuple[int, int], list[onnxruntime.IOBinding]] = {}  # rows and nodes -> of each turn
+        self._nodes, self._positions = np.arange(1 + spec.nodes), np.arange(-1, spec.catch_up)
+        self._bindings: dict[tuple[int, int, int], list[onnxruntime.IOBinding]] = {}  # size of a step -> of each turn
         self._slots_bound = 0
 
     @property
@@ -142,13 +142,13 @@ class OnnxSession(Session):
         for name, store in self._store.items():
             self.state[name][row, :, start : start + count] = store[:, place : place + count]
 
-    def replay(self, rows: int, slots: int, nodes: int) -> NDArray[np.int64]:
+    def replay(self, rows: int, slots: int, nodes: int, catch_up: int) -> NDArray[np.int64]:
         # What the longest row holds must stay, also where it takes no part.
         self._use_slots(max(slots, self.slots_for(max(self.lengths) + self.spec.scratch)))
-        if (rows, nodes) not in self._bindings:
-            pairs = self._sets, reversed(self._sets)
-            self._bindings[rows, nodes] = [self._bind_step(rows, nodes, *pair) for pair in pairs]
-        self._step.run_with_iobinding(self._bindings[rows, nodes][self._turn])
+        size = rows, nodes, catch_up
+        if size not in self._bindings:
+            self._bindings[size] = [self._bind_step(*size, *pair) for pair in (self._sets, reversed(self._sets))]
+        self._step.run_with_iobinding(self._bindings[size][self._turn])
         now, after = self.state, self._sets[1 - self._turn]
         for tensor in self.spec.state:  # rows that take no part in the step
             if NEXT + tensor.name in self.spec.step.outputs:
@@ -177,9 +177,11 @@ class OnnxSession(Session):
     def _rows(self, buffers: Tensors, rows: slice) -> Tensors:
         return {name: array if name in self._shared else array[rows] for name, array in buffers.items()}
 
-    def _bind_step(self, rows: int, nodes: int, now: Tensors, after: Tensors) -> onnxruntime.IOBinding:
+    def _bind_step(self, rows: int, nodes: int, catch_up: int, now: Tensors, after: Tensors) -> onnxruntime.IOBinding:
         now, after = (self._rows(buffers, slice(rows)) for buffers in (now, after | {"report": self._report}))
-        return _bind(self._step, self.spec.step, now | {"nodes": self._nodes[: 1 + nodes]}, after)
+        positions = self._positions[1 : 1 + catch_up] if catch_up else self._positions[:1]
+        sizes = {"nodes": self._nodes[: 1 + nodes], "catch_up": positions}
+        return _bind(self._step, self.spec.step, now | sizes, after)
 
     def _use_slots(self, slots: int) -> None:
         """Give the caches this many slots."""

@@ -104,7 +104,7 @@ class Rows:
         """Keep what a request has in its row, for others that begin like it."""
         if self.prefixes is not None and taken.row is not None:
             tokens = [*taken.request.prompt, *taken.output]
-            self.prefixes.keep(taken.row, taken.request.prefix_scope, tokens[: self.session.lengths[taken.row] + 1])
+            self.prefixes.keep(taken.row, taken.request.prefix_scope, tokens[: self.session.processed(taken.row) + 1])
 
     def _compact(self, rows: int) -> None:
         for source, target in self.session.compact(rows).items():
@@ -117,22 +117,23 @@ class Rows:
         if not self.running:
             return
         self._compact(rows_for(len(self.running), self.session.spec.max_batch))
-        nodes = self.ladder.choose(self._size, [taken.drafts for taken in self.running.values()], self._length)
+        nodes, draft = self.ladder.choose(self._size, [taken.drafts for taken in self.running.values()], self._length)
         self._mask(nodes)
         if not self.running:
             return
         size, length, begin = self._size, self._length, time.perf_counter()
         try:
-            reports = self.session.step(nodes)
+            reports = self.session.step(nodes, draft)
         except BaseException as error:
             for row in list(self.running):
                 self._fail(row, error)
             return
         now = time.perf_counter()
-        self.ladder.timed(size, nodes, length, now - begin)
+        drafted = self.session.drafted
+        self.ladder.timed(size, nodes, drafted, length, now - begin)
         for row, taken in list(self.running.items()):
             report = reports[row]
-            self.ladder.learn(taken.drafts, report)
+            self.ladder.learn(taken.drafts, report, drafted)
             taken.output += report.tokens
             if report.finish:
                 self._end(row)

@@ -31,9 +31,11 @@ class Session(Buffers):
     def __init__(self, spec: EngineSpec):
         self.spec = spec
         self.lengths = [0] * spec.max_batch  # tokens in each row's cache: a host copy, kept from the reports
+        self.drafted = True  # whether the drafter that pauses, if any, took part in the last step
         self._taken: dict[int, int] = {}  # rows that were admitted and not released -> alternatives asked for, or -1
         self._unfilled: dict[int, list[int]] = {}  # rows of which not all is in the caches -> their prompts
         self._predicted = [0] * spec.max_batch  # tokens of each row's prediction
+        self._pending = [0] * spec.max_batch  # tokens of each row that a drafter which pauses has yet to process
         self._written = [0] * spec.max_batch  # slots of each row that anything was written to since it was cleared
 
     @property
@@ -68,6 +70,7 @@ class Session(Buffers):
         try:
             self._clean(row)
             self._predicted[row] = given.get("prediction_lengths", 0)
+            self._pending[row] = int(len(tokens) == 1)  # no prefill processes it
             if "seeds" in given:
                 given["seeds"] %= 2**63  # the graph's arithmetic knows no negative ones
             given |= {"limits": limit, "stop_ids": list(stop_ids), "prompt_lengths": len(tokens), "history": tokens}
@@ -122,18 +125,27 @@ class Session(Buffers):
         [T, ceil(V / 32)] stands for token 32 * w + j. The row was admitted with the control `masked`."""
         self.state["allowed"][row, : len(bits)] = self.array(bits, "int32")
 
-    def step(self, nodes: int | None = None) -> dict[int, RowReport]:
+    def processed(self, row: int) -> int:
+        """Tokens of a row that are in all caches, the drafter's, too."""
+        return self.lengths[row] - self._pending[row]
+
+    def step(self, nodes: int | None = None, draft: bool = True) -> dict[int, RowReport]:
         """Advance every row that is filled -> the report of each, without tokens where it has finished. nodes: how many
-        of the drafted nodes are verified, all by default; a text does not depend on it."""
+        of the drafted nodes are verified, all by default; draft: False to leave out a drafter that pauses, when the
+        next trees are drafted, unless it would fall too far behind. A text depends on neither."""
+        nodes = self.spec.nodes if nodes is None else nodes
         running, (rows, slots) = self._running, self.next_size()
         if max([0, *running]) >= rows:
             raise RuntimeError(f"step: expected filled rows below {rows}, which is not, got {running}; compact them")
         for row in range(rows):  # a step writes its tree behind every row, in use or not
             self._written[row] = max(self._written[row], self.lengths[row] + self.spec.scratch)
-        report = self.replay(rows, slots, self.spec.nodes if nodes is None else nodes)
+        behind = max((self._pending[row] for row in running), default=0) + min(nodes, self.spec.depth) + 1
+        self.drafted = draft or behind + self.spec.depth + 1 > self.spec.catch_up  # a step hands on a whole path
+        report = self.replay(rows, slots, nodes, behind if self.drafted else 0)
         reports = {row: RowReport.read(report[row], self._taken[row]) for row in running}
         for row, told in reports.items():
             self.lengths[row] += len(told.tokens)
+            self._pending[row] = 0 if self.drafted else self._pending[row] + len(told.tokens)
         return reports
 
     def release(self, row: int) -> None:
@@ -153,7 +165,7 @@ class Session(Buffers):
             # All that the target held is overwritten, with zeros where the source holds nothing.
             slots = min(max(self._written[source], self._written[target]), self.spec.most_slots)
             self.copy(source, target, slots)
-            for of_row in (self.lengths, self._predicted, self._written):
+            for of_row in (self.lengths, self._predicted, self._written, self._pending):
                 of_row[target] = of_row[source]
             self._taken[target] = self._taken.pop(source)
             self._reset(source)
@@ -199,7 +211,7 @@ class Session(Buffers):
         """Give the row's state the values of an empty row."""
         for tensor in self.spec.state:
             self.state[tensor.name][row] = tensor.fill
-        self.lengths[row] = self._predicted[row] = 0
+        self.lengths[row] = self._predicted[row] = self._pending[row] = 0
 
 
 def rows_for(count: int, most: int) -> int:

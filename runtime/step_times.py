@@ -1,5 +1,5 @@
-"""How long a step takes here, by its rows, its nodes and the length of its rows: measured once, kept in the user's
-cache, corrected by the steps that follow."""
+"""How long a step takes here, by its rows, its nodes, the length of its rows, and whether a drafter that pauses takes
+part: measured once, kept in the user's cache, corrected by the steps that follow."""
 
 import contextlib
 import hashlib
@@ -27,12 +27,18 @@ WRONG = 0.1  # a correction, as a logarithm, that is worth keeping
 
 
 class StepTimes:
-    """Seconds of a step: a table by rows and nodes for rows of SHORT tokens, and what each further token of a row adds,
-    to a step of no nodes and to one of all."""
+    """Seconds of a step: a table by rows and nodes for rows of SHORT tokens, what each further token of a row adds, to
+    a step of no nodes and to one of all, and what a step saves that a drafter which pauses takes no part in."""
 
-    def __init__(self, rungs: Sequence[int], table: Mapping[int, Sequence[float]], slopes: tuple[float, float]):
-        """rungs: numbers of nodes, rising. table: rows -> seconds for each of the rungs."""
-        self.rungs, self.slopes = tuple(rungs), slopes
+    def __init__(
+        self,
+        rungs: Sequence[int],
+        table: Mapping[int, Sequence[float]],
+        slopes: tuple[float, float],
+        saved: Mapping[int, float],
+    ):
+        """rungs: numbers of nodes, rising. table: rows -> seconds for each of the rungs. saved: rows -> seconds."""
+        self.rungs, self.slopes, self.saved = tuple(rungs), slopes, dict(saved)
         part = np.array(self.rungs) / max(self.rungs[-1], 1)
         self._slope = slopes[0] + (slopes[1] - slopes[0]) * part  # of each rung
         self.table = {rows: np.array(times, np.float64) for rows, times in sorted(table.items())}
@@ -40,15 +46,16 @@ class StepTimes:
         self._common = dict.fromkeys(self.table, 0.0)
         self._own = {rows: np.zeros(len(self.rungs)) for rows in self.table}
 
-    def seconds(self, rows: int, length: float) -> NDArray[np.float64]:
-        """Of a step of so many rows with `length` tokens each on average, for each of the rungs."""
+    def seconds(self, rows: int, length: float, drafted: bool = True) -> NDArray[np.float64]:
+        """Of a step of so many rows with `length` tokens each on average, for each of the rungs. drafted: whether a
+        drafter that pauses takes part."""
         rows = self._known(rows)
-        return self._expected(rows, length) * np.exp(self._own[rows])
+        return self._expected(rows, length, drafted) * np.exp(self._own[rows])
 
-    def observe(self, rows: int, rung: int, length: float, seconds: float) -> None:
+    def observe(self, rows: int, rung: int, drafted: bool, length: float, seconds: float) -> None:
         """Correct the table by what a step took."""
         rows, place = self._known(rows), self.rungs.index(rung)
-        off = math.log(min(max(seconds / self._expected(rows, length)[place], 0.25), 4.0))
+        off = math.log(min(max(seconds / self._expected(rows, length, drafted)[place], 0.25), 4.0))
         own = self._own[rows]
         own *= FORGET
         surprise = off - self._common[rows] - own[place]  # a busy machine, or this rung alone: some of it goes to each
@@ -63,15 +70,17 @@ class StepTimes:
     def to_dict(self) -> dict[str, Any]:
         """For JSON, corrections included."""
         table = {rows: (times * np.exp(self._own[rows])).tolist() for rows, times in self.table.items()}
-        return {"rungs": self.rungs, "table": table, "slopes": self.slopes}
+        return {"rungs": self.rungs, "table": table, "slopes": self.slopes, "saved": self.saved}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "StepTimes":
         """The inverse of `to_dict`. Raises ValueError, KeyError or TypeError for anything else."""
         table = {int(rows): [float(seconds) for seconds in times] for rows, times in data["table"].items()}
         first, last = map(float, data["slopes"])
-        times = cls([int(rung) for rung in data["rungs"]], table, (first, last))
+        saved = {int(rows): float(seconds) for rows, seconds in data["saved"].items()}
+        times = cls([int(rung) for rung in data["rungs"]], table, (first, last), saved)
         sound = table and all(len(row) == len(times.rungs) and min(row) > 0 for row in table.values())
+        sound = sound and saved.keys() == table.keys()
         if not sound or list(times.rungs) != sorted(set(times.rungs)):
             raise ValueError("expected a row of positive times for each number of rows")
         return times
@@ -80,10 +89,11 @@ class StepTimes:
         """The least number of rows in the table that holds so many."""
         return min((known for known in self.table if known >= rows), default=max(self.table))
 
-    def _expected(self, rows: int, length: float) -> NDArray[np.float64]:
+    def _expected(self, rows: int, length: float, drafted: bool) -> NDArray[np.float64]:
         """What the table says."""
         times = self.table[rows]
-        return np.maximum(times + rows * self._slope * (length - SHORT), 0.2 * times)
+        taken = times + rows * self._slope * (length - SHORT) - (0.0 if drafted else self.saved[rows])
+        return np.maximum(taken, 0.2 * times)
 
 
 def kept_or_measured(
@@ -128,6 +138,7 @@ def measure(session: Session, rungs: Sequence[int], budget: float = BUDGET_S) ->
     order = list(dict.fromkeys((rungs[0], rungs[len(rungs) // 2], *rungs)))  # time may not last for all
     long = max(SHORT, min(1024, 3 * session.spec.max_seq_len // 4))
     found: dict[tuple[int, int, int], float] = {}
+    saved: dict[int, float] = {}
     with _Rows(session) as rows:
         rows.add(1, SHORT)
         session.step(rungs[-1])
@@ -138,13 +149,14 @@ def measure(session: Session, rungs: Sequence[int], budget: float = BUDGET_S) ->
             rows.add(size, SHORT)
             session.step(rungs[0])  # the first one touches new rows' caches
             end = begin + budget * (place + 1) / (len(sizes) + 1)
-            times = _time_steps(session, order, end)
+            times, paused = _time_steps(session, order, end)
             found |= {(size, rung, SHORT): seconds for rung, seconds in times.items()}
+            saved[size] = max(times[rungs[0]] - paused, 0.0)
     with _Rows(session) as rows:
         rows.add(1, long)
-        times = _time_steps(session, ends, begin + budget)
+        times, _ = _time_steps(session, ends, begin + budget)
         found |= {(1, rung, long): seconds for rung, seconds in times.items() if long > SHORT}
-    return _fitted(found, rungs, sizes, long)
+    return _fitted(found, rungs, sizes, long, saved)
 
 
 class _Rows:
@@ -172,23 +184,36 @@ class _Rows:
             self.session.release(row)
 
 
-def _time_steps(session: Session, rungs: Sequence[int], end: float) -> dict[int, float]:
-    """Seconds of the next step of a session by rung, the least of a few, until `end`; the first two at least once."""
+def _time_steps(session: Session, rungs: Sequence[int], end: float) -> tuple[dict[int, float], float]:
+    """Seconds of the next step of a session by rung, the least of a few, until `end`, the first two at least once; and
+    of a step of the first rung that leaves out a drafter that pauses."""
     found: dict[int, float] = {}
+    paused = math.inf
     for _ in range(ROUNDS):
         for rung in rungs:
             if len(found) > 1 and time.perf_counter() > end:
-                return found
-            begin = time.perf_counter()
-            session.step(rung)
-            found[rung] = min(time.perf_counter() - begin, found.get(rung, math.inf))
-    return found
+                return found, min(paused, found[rungs[0]])
+            found[rung] = min(_seconds_of(session, rung, True), found.get(rung, math.inf))
+            if rung == rungs[0] and session.spec.catch_up:
+                paused = min(_seconds_of(session, rung, False), paused)
+    return found, min(paused, found[rungs[0]])
+
+
+def _seconds_of(session: Session, rung: int, draft: bool) -> float:
+    begin = time.perf_counter()
+    session.step(rung, draft)
+    return time.perf_counter() - begin
 
 
 def _fitted(
-    found: Mapping[tuple[int, int, int], float], rungs: Sequence[int], sizes: Sequence[int], long: int
+    found: Mapping[tuple[int, int, int], float],
+    rungs: Sequence[int],
+    sizes: Sequence[int],
+    long: int,
+    saved: Mapping[int, float],
 ) -> StepTimes:
-    """The table of what was found, and where nothing was, for rows of which nothing was: what as many tokens cost."""
+    """The table of what was found, and where nothing was, for rows of which nothing was: what as many tokens cost.
+    saved: what a step saves without its drafts; sizes that are not in it save what the last one does."""
     short = {
         (rows, rung): min(  # a step takes no longer than one of as many rows and nodes: then it was disturbed
             other for (r, n, at), other in found.items() if at == SHORT and r >= rows and n >= rung
@@ -207,7 +232,8 @@ def _fitted(
         max(found.get((1, rung, long), 0.0) - alone, 0.0) / max(long - SHORT, 1)
         for rung, alone in ((rungs[0], table[1][0]), (rungs[-1], table[1][-1]))
     )
-    return StepTimes(rungs, table, (first, last))
+    most = max(saved, default=0)
+    return StepTimes(rungs, table, (first, last), {rows: saved.get(rows, saved.get(most, 0.0)) for rows in sizes})
 
 
 def _hull(rungs: Sequence[int], known: Mapping[int, float]) -> list[float]:

@@ -107,7 +107,7 @@ class _Trial:
 
     def _step(self, state: State, caches: tuple[list[Tensor], list[Tensor]], own: Mapping[str, StateTensor]) -> None:
         moved = torch.ones(ROWS, dtype=torch.int64, device=self.device)
-        near = state | {"history": state["history"][:, : self.slots], "moved": moved}
+        near = state | {"history": state["history"][:, : self.slots], "moved": moved, "catch_up": moved[:1] - 1}
         begun = self._call("begin", near, *caches, self.shape)
         if not isinstance(begun, tuple) or len(begun) != 3:
             raise self._error("begin", "three values (candidates, expand, state)", _kind(begun))
@@ -135,7 +135,7 @@ class _Trial:
         return own
 
     def _check_names(self, method: str, given: Mapping[str, Any]) -> None:
-        taken = sorted(set(given) & {*row_state(0, 0, 0), "moved", "report", "tokens", "count"})
+        taken = sorted(set(given) & {*row_state(0, 0, 0), "moved", "catch_up", "report", "tokens", "count"})
         if taken:
             raise self._error(method, "names that the step does not use itself", ", ".join(taken))
 
@@ -181,10 +181,11 @@ class _Trial:
         return {name: got[name] for name in got if name in own}
 
     def _check_state(self, method: str, own: Mapping[str, StateTensor], got: Any, rows: int) -> None:
-        if not isinstance(got, dict) or set(got) != set(own):
+        returned = {name: tensor for name, tensor in own.items() if not tensor.in_place}
+        if not isinstance(got, dict) or set(got) != set(returned):
             names = ", ".join(sorted(got)) or "none" if isinstance(got, dict) else _kind(got)
-            raise self._error(method, f"the state that it declares ({', '.join(sorted(own)) or 'none'})", names)
-        for name, tensor in own.items():
+            raise self._error(method, f"the state that it declares ({', '.join(sorted(returned)) or 'none'})", names)
+        for name, tensor in returned.items():
             self._check_tensor(f"{method}: state {name}", got[name], (rows, *tensor.shape), tensor.dtype)
 
     def _check_tensor(self, field: str, got: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:

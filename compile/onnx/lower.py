@@ -45,7 +45,8 @@ class FunctionalProgram(FlatProgram):
     exporter silently drops a write to an input."""
 
     def __init__(self, program: FlatProgram):
-        super().__init__(program.module, program.lead, program.state, program.shared, program.caches, program.outputs)
+        names = program.lead, program.state, program.shared, program.caches, program.outputs, program.in_place
+        super().__init__(program.module, *names)
         self.copied, self.written = self.written, set()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -119,12 +120,12 @@ def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Mo
 
 
 def _name_dimensions(model: onnx_ir.Model) -> None:
-    """Call the dynamic dimensions of inputs `nodes`, `rows`, `tokens` and `slots`, wherever they appear: ONNX Runtime
-    plans memory by the shapes in between, and takes twice as long to plan without them. Other dynamic sizes get no
-    name."""
+    """Call the dynamic dimensions of inputs `nodes`, `catch_up`, `rows`, `tokens` and `slots`, wherever they appear:
+    ONNX Runtime plans memory by the shapes in between, and takes twice as long to plan without them. Other dynamic
+    sizes get no name."""
     names = dict[Any, str]()
     for value in model.graph.inputs:
-        axes = ("nodes",) if value.name == "nodes" else ("rows", "tokens", "slots")
+        axes = (value.name,) if value.name in ("nodes", "catch_up") else ("rows", "tokens", "slots")
         names |= {size.value: axes[i] for i, size in enumerate(value.shape or ()) if not isinstance(size, int)}
     for value in (*model.graph.inputs, *(value for node in model.graph for value in node.outputs)):
         if value.shape is not None:

@@ -73,7 +73,11 @@ def _plan(
     """The plan of an ONNX file. Caches are bound whole: TensorRT takes no view of a part of a larger buffer. A step
     verifies all nodes: our plugins' kernels are compiled for one number of them."""
     model = load_graph(path)
-    fix_sizes(model, {tensor.name: {2: spec.most_slots} for tensor in spec.caches} | {"nodes": {0: 1 + spec.nodes}})
+    sizes = {"nodes": 1 + spec.nodes, "catch_up": 1 + spec.depth}
+    fix_sizes(
+        model,
+        {tensor.name: {2: spec.most_slots} for tensor in spec.caches} | {name: {0: n} for name, n in sizes.items()},
+    )
     plugins = use_plugins(model) if target.plugins else Counter[str]()
     path.write_bytes(without_functions(model, path.parent).SerializeToString())
     profiles = prefill_profiles(spec.prefill_chunk) if path.stem == "prefill" else step_profiles(spec.max_batch)

@@ -12,8 +12,8 @@ from ..attention import Pass, chain_pass
 from ..state import State, StateTensor
 from ..target import CacheLayer, CausalLM
 from ..tree import Candidates, Expand, TreeShape
-from .drafter import Scorer
-from .frontier import FrontierPasses, embeddable
+from .drafter import Scorer, most_catch_up
+from .frontier import FrontierPasses, drafting, embeddable
 from .shared_noise import BestTokens
 
 
@@ -24,6 +24,8 @@ class DraftModel(Scorer):
     included; that overwrites what rejected drafts left there, so nothing needs to be rewound. Each further level
     processes its new frontier alone, against the cache and the frontiers before it.
     """
+
+    pauses = True
 
     def __init__(self, model: CausalLM, layers: list[CacheLayer], vocabulary: int):
         """layers: the model's KV cache. vocabulary: the target's; logits past it (padding of the model's own head) are
@@ -54,22 +56,30 @@ class DraftModel(Scorer):
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
-        passes, best = FrontierPasses(state["lengths"] + 1), BestTokens(state, shape.top_k)
+        wanted = drafting(state)
+        passes, best = FrontierPasses(state["lengths"] + 1, wanted), BestTokens(state, shape.top_k, wanted=wanted)
 
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
             return best(self._logits(tokens, passes.extend(parents), keys, values)[..., : self.vocabulary])
 
-        children = best(self._catch_up(state, keys, values, shape.depth)[..., : self.vocabulary])
-        return children, expand, {"draft_lengths": state["lengths"] + 1}
+        logits, lengths = self._catch_up(state, keys, values, most_catch_up(shape))
+        children = best(logits[..., : self.vocabulary])
+        known = (lengths > state["lengths"])[:, None, None]
+        children = Candidates(children.tokens, children.log_probs.where(known, float("-inf")))
+        return children, expand, {"draft_lengths": lengths}
 
-    def _catch_up(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], depth: int) -> Tensor:
-        """Process the tokens since `draft_lengths`, at most D + 1 -> logits [B, 1, V] after the root."""
-        start = state["draft_lengths"]
-        index = start[:, None] + torch.arange(depth + 1, device=start.device)
-        tokens = state["history"].gather(1, index)
-        logits = self._logits(tokens, chain_pass(start, depth + 1, depth + 1), keys, values)
-        last = (state["lengths"] - start).clamp(min=0)
-        return logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2]))
+    def _catch_up(
+        self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], most: int
+    ) -> tuple[Tensor, Tensor]:
+        """Process the tokens since `draft_lengths`, as many as the step says, at most `most` -> logits [B, 1, V] after
+        the last one, the root, and what `draft_lengths` is now."""
+        start, wanted = state["draft_lengths"], drafting(state)
+        index = start[:, None] + state["catch_up"].clamp(min=0)
+        tokens, width = state["history"].gather(1, index), index.shape[1]
+        logits = self._logits(tokens, chain_pass(start, width, most, wanted), keys, values)
+        known = torch.minimum(state["lengths"] + 1, start + width).where(wanted, start)
+        last = (known - start - 1).clamp(min=0)
+        return logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2])), known
 
     def _logits(self, tokens: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """The target's token ids [B, T] -> the model's logits [B, T, V]."""

@@ -15,13 +15,16 @@ class Scorer(nn.Module):
     """What a drafting method implements, see docs/your-own-drafter.md. The defaults suit one that keeps nothing between
     steps.
 
-    neural: whether scoring a level costs a pass over weights. feature_layers: indices of the target's hidden states to
-    get as features, side by side; i is the input of layer i. `keys` and `values` are the scorer's own cache layers, one
-    [B, heads, S, size] for each, written in place. What `state` declares, `prefill` returns, and `begin` and `commit`
-    return together. What else `prefill` and `commit` return is for the `begin` that follows, and is not kept.
+    neural: whether scoring a level costs a pass over weights. pauses: whether a step may leave the scorer out; it then
+    proposes nothing, does as little as it can, and catches up later: see `begin`. feature_layers: indices of the
+    target's hidden states to get as features, side by side; i is the input of layer i. `keys` and `values` are the
+    scorer's own cache layers, one [B, heads, S, size] for each, written in place. What `state` declares, `prefill`
+    returns, and `begin` and `commit` return together, but for what is written in place. What else `prefill` and
+    `commit` return is for the `begin` that follows, and is not kept.
     """
 
     neural = True
+    pauses = False
     feature_layers: tuple[int, ...] = ()
 
     def cache_layers(self) -> list[CacheLayer]:
@@ -60,8 +63,10 @@ class Scorer(nn.Module):
         further frontier, and own next state.
 
         state["history"] [B, S] is cut to the slots in use; the root is its token at state["lengths"] [B]; the last
-        state["moved"] [B] of its tokens, the root among them, came with this step. A scorer with a whole distribution
-        takes its candidates from `BestTokens`, which knows what suits a row that is sampled.
+        state["moved"] [B] of its tokens, the root among them, came with this step. A scorer that pauses finds
+        state["catch_up"] [C] int64: 0 .. C - 1, C positions from the first that it has not processed on, no row has
+        more; or a single -1 for a step that leaves it out. A scorer with a whole distribution takes its candidates from
+        `BestTokens`, which knows what suits a row that is sampled.
         """
         raise NotImplementedError
 
@@ -73,6 +78,12 @@ class Scorer(nn.Module):
         feature layers.
         """
         return {}
+
+
+def most_catch_up(shape: TreeShape) -> int:
+    """The most positions that a scorer which pauses processes at once: those of many steps, one of them that accepts
+    a whole path."""
+    return max(32, 2 * (shape.depth + 1))
 
 
 class Drafter(nn.Module):

@@ -17,8 +17,8 @@ from ..attention import LayerCache, Pass, attend, chain_pass
 from ..state import State, StateTensor
 from ..target import CacheLayer
 from ..tree import Candidates, Expand, TreeShape
-from .drafter import Scorer
-from .frontier import FrontierPasses, embeddable
+from .drafter import Scorer, most_catch_up
+from .frontier import FrontierPasses, drafting, embeddable
 from .shared_noise import BestTokens
 
 
@@ -128,9 +128,12 @@ class Eagle3(Scorer):
     """Scores with an EAGLE-3 head.
 
     Its cache holds `draft_lengths` positions made of true features. A step first runs the head over the features of
-    the tokens committed since, which no state keeps, and overwrites what rejected drafts left there; the last of them
-    scores the root's children.
+    the tokens committed since, and overwrites what rejected drafts left there; the last of them scores the root's
+    children. The features of the last positions are kept in `recent`, position p at p modulo its size, for steps that
+    leave the head out.
     """
+
+    pauses = True
 
     def __init__(self, head: Eagle3Head, embed: nn.Embedding):
         """embed: token ids -> [.., H]; the target's own embeddings unless the checkpoint brings others."""
@@ -143,7 +146,9 @@ class Eagle3(Scorer):
         return [CacheLayer(layer.num_key_value_heads, layer.head_dim, layer.head_dim)]
 
     def state(self, shape: TreeShape) -> dict[str, StateTensor]:
-        return {"draft_lengths": StateTensor((), torch.int64)}
+        width, dtype = self.head.fc.in_features, self.head.fc.weight.dtype
+        recent = StateTensor((most_catch_up(shape), width), dtype, in_place=True)
+        return {"draft_lengths": StateTensor((), torch.int64), "recent": recent}
 
     def prefill(
         self,
@@ -167,10 +172,13 @@ class Eagle3(Scorer):
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
-        passes = FrontierPasses(state["lengths"])
-        best = BestTokens(state, shape.top_k, self.head.target_ids())
-        normed, hidden, known = self._catch_up(state, keys, values, shape.depth + 1)
+        wanted = drafting(state)
+        passes = FrontierPasses(state["lengths"], wanted)
+        best = BestTokens(state, shape.top_k, self.head.target_ids(), wanted)
+        self._remember(state)
+        normed, hidden, lengths = self._catch_up(state, keys, values)
         children = best(self.head.lm_head(normed))
+        known = (lengths > state["draft_lengths"]) & (lengths == state["lengths"])
 
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
             nonlocal hidden
@@ -179,29 +187,40 @@ class Eagle3(Scorer):
             return best(self.head.lm_head(normed))
 
         children = Candidates(children.tokens, children.log_probs.masked_fill(~known[:, None, None], float("-inf")))
-        return children, expand, {"draft_lengths": state["lengths"]}
+        return children, expand, {"draft_lengths": lengths}
 
     def commit(self, path: Tensor, count: Tensor, features: Tensor | None) -> State:
         assert features is not None
         return {"features": features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))}
 
+    def _remember(self, state: State) -> None:
+        """Write the features of the tokens that came with this step, or of a prompt's last one, to `recent`. Those of
+        rejected nodes follow them, where the next step's will be."""
+        features, recent = state["features"], state["recent"]
+        first = state["lengths"] - state["moved"].clamp(min=1)
+        place = (first[:, None] + torch.arange(features.shape[1], device=first.device)) % recent.shape[1]
+        row = torch.arange(features.shape[0], device=first.device)[:, None]
+        recent.index_put_((row, place), features.to(recent.dtype))
+
     def _catch_up(
-        self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], most: int
+        self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run over the positions since `draft_lengths`, `most` or fewer -> the normed and the plain hidden state [B, 1,
-        H] that the root's children come from, and whether there is one [B]: a prompt of one token has no feature
-        yet."""
-        start, width = state["draft_lengths"], state["features"].shape[1]
-        index = start[:, None] + torch.arange(1, width + 1, device=start.device)
-        tokens = state["history"].gather(1, index)
-        both = self._run(tokens, self.head.fuse(state["features"]), chain_pass(start, width, most), keys, values)
-        last = state["lengths"] - start - 1
-        chosen = last.clamp(min=0)[:, None, None].expand(-1, 1, both[0].shape[2])
+        """Run over the positions since `draft_lengths`, as many as the step says -> the normed and the plain hidden
+        state [B, 1, H] of the last one, and what `draft_lengths` is now."""
+        start, recent, wanted = state["draft_lengths"], state["recent"], drafting(state)
+        index = start[:, None] + state["catch_up"].clamp(min=0)
+        tokens = state["history"].gather(1, index + 1)
+        place = (index % recent.shape[1])[:, :, None].expand(-1, -1, recent.shape[2])
+        where = chain_pass(start, index.shape[1], recent.shape[1], wanted)
+        features = where.zeros_unless_wanted(recent.gather(1, place))
+        both = self._run(tokens, self.head.fuse(features), where, keys, values)
+        known = torch.minimum(state["lengths"], start + index.shape[1]).where(wanted, start)
+        chosen = (known - start - 1).clamp(min=0)[:, None, None].expand(-1, 1, both[0].shape[2])
         normed, hidden = (part.gather(1, chosen) for part in both)
-        return normed, hidden, last >= 0
+        return normed, hidden, known
 
     def _run(
         self, tokens: Tensor, hidden: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        embedded = self.embed(embeddable(tokens, self.embed.num_embeddings))
+        embedded = where.zeros_unless_wanted(self.embed(embeddable(tokens, self.embed.num_embeddings)))
         return self.head(embedded, hidden, where, LayerCache(keys, values, where.slots))

@@ -1,10 +1,12 @@
-"""What neural drafters share: the passes over one frontier after the other, and ids that they can embed."""
+"""What neural drafters share: what a step wants of them, the passes over one frontier after the other, and ids that
+they can embed."""
 
 import torch
 from torch import Tensor
 
 from ...kernels.tree_layout.reference import pack_bits
 from ..attention import Pass
+from ..state import State
 
 
 class FrontierPasses:
@@ -12,9 +14,9 @@ class FrontierPasses:
     drafted before, and themselves. Their keys go to the slots after the committed ones, level by level.
     """
 
-    def __init__(self, lengths: Tensor):
-        """lengths [B]: tokens committed to the drafter's cache, the root's included."""
-        self.lengths = lengths
+    def __init__(self, lengths: Tensor, wanted: Tensor | None = None):
+        """lengths [B]: tokens committed to the drafter's cache, the root's included; wanted: see `Pass`."""
+        self.lengths, self.wanted = lengths, wanted
         self.ancestors = torch.zeros(lengths.shape[0], 1, 0, dtype=torch.bool, device=lengths.device)  # [B, F, M]
         self.depths = lengths[:, None][:, :0]  # [B, M] of all nodes drafted so far
         self.level = 0
@@ -30,7 +32,12 @@ class FrontierPasses:
         depths = torch.full_like(parents, self.level)
         self.depths = torch.cat([self.depths, depths], 1)
         self.level += 1
-        return Pass(self.lengths, depths, pack_bits(self.ancestors), self.depths, first_key=drafted)
+        return Pass(self.lengths, depths, pack_bits(self.ancestors), self.depths, drafted, self.wanted)
+
+
+def drafting(state: State) -> Tensor:
+    """[1] bool: whether a scorer that pauses takes part in this step."""
+    return state["catch_up"][:1] >= 0
 
 
 def embeddable(tokens: Tensor, count: int) -> Tensor:

@@ -37,6 +37,7 @@ class Merged(Scorer):
         super().__init__()
         self.scorers, self.levels = nn.ModuleList(scorers), levels
         self.neural = any(scorer.neural for scorer in scorers)
+        self.pauses = any(scorer.pauses for scorer in scorers)
         self.feature_layers = tuple(layer for scorer in scorers for layer in scorer.feature_layers)
 
     def cache_layers(self) -> list[CacheLayer]:

@@ -31,9 +31,12 @@ class BestTokens:
     """The best tokens of a whole distribution, for one level after the other, the root's candidates first: the K
     likeliest and, for a row that is sampled, the K best with noise."""
 
-    def __init__(self, state: State, top_k: int, ids: Tensor | None = None):
-        """ids: [V] int64, what the scorer's tokens are called in the target's vocabulary."""
+    def __init__(self, state: State, top_k: int, ids: Tensor | None = None, wanted: Tensor | None = None):
+        """ids: [V] int64, what the scorer's tokens are called in the target's vocabulary; wanted [1] bool: False for no
+        candidates at all."""
         self.state, self.top_k, self.ids, self.level = state, top_k, ids, 0
+        every = torch.ones_like(state["seeds"])
+        self.wanted = every if wanted is None else every * wanted
 
     def __call__(self, logits: Tensor) -> Candidates:
         """logits [B, F, V] -> [B, F, 2 K]; a token may be among them twice."""
@@ -42,9 +45,9 @@ class BestTokens:
         nodes = torch.arange(width, device=logits.device).expand(batch, -1)
         temperature = Sampling(*self.state["sampling"].unbind(1)).temperature
         position = (self.state["lengths"] + self.level)[:, None].expand(-1, width)
-        every, sampled = torch.ones_like(self.state["seeds"]), (temperature > 0).long()
+        plain, noisy = (self.wanted, temperature * 0), (self.wanted * (temperature > 0), temperature)
         found = [
             top_log_probs(logits, nodes, rows, noise, self.state["seeds"], position, self.ids, self.top_k)
-            for rows, noise in ((every, torch.zeros_like(temperature)), (sampled, temperature))
+            for rows, noise in (plain, noisy)
         ]
         return Candidates(torch.cat([f[0] for f in found], 2), torch.cat([f[1] for f in found], 2))

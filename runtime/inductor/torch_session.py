@@ -19,7 +19,7 @@ Program = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # flat tensors in, fla
 
 
 class TorchSession(Session):
-    """See `Session`. On a GPU each size of a step, in rows, slots and nodes, is one CUDA graph."""
+    """See `Session`. On a GPU each size of a step, in rows, slots, nodes and positions, is one CUDA graph."""
 
     def __init__(self, spec: EngineSpec, prefill: Program, step: Program):
         super().__init__(spec)
@@ -29,7 +29,8 @@ class TorchSession(Session):
         self.caches = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.caches}
         self._device = torch.cuda.current_device() if spec.device == "cuda" else None
         self._nodes = torch.arange(1 + spec.nodes, device=spec.device)
-        self._replays: dict[tuple[int, int, int], Callable[[], Tensor]] = {}
+        self._positions = torch.arange(-1, spec.catch_up, device=spec.device)
+        self._replays: dict[tuple[int, int, int, int], Callable[[], Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle() if spec.device == "cuda" else None  # of all graphs' memory
 
     def enter_thread(self) -> None:
@@ -53,8 +54,8 @@ class TorchSession(Session):
         for name, tensor in zip(self.spec.prefill.outputs, outputs, strict=True):
             self.state[name][rows] = tensor
 
-    def replay(self, rows: int, slots: int, nodes: int) -> NDArray[np.int64]:
-        size = rows, slots, nodes
+    def replay(self, rows: int, slots: int, nodes: int, catch_up: int) -> NDArray[np.int64]:
+        size = rows, slots, nodes, catch_up
         if size not in self._replays:
             self._replays[size] = self._make_replay(*size)
         return self._replays[size]().cpu().numpy()  # the one device-to-host copy
@@ -95,9 +96,10 @@ class TorchSession(Session):
         for name, cache in self.caches.items():
             cache[row, :, start : start + count] = self._store[name][:, place : place + count]
 
-    def _make_replay(self, rows: int, slots: int, nodes: int) -> Callable[[], Tensor]:
+    def _make_replay(self, rows: int, slots: int, nodes: int, catch_up: int) -> Callable[[], Tensor]:
         """One step of this size: the call, and the small state copied back into its buffers."""
         bound = self._views(slice(rows), slots) | {"nodes": self._nodes[: 1 + nodes]}
+        bound["catch_up"] = self._positions[1 : 1 + catch_up] if catch_up else self._positions[:1]
         inputs = [bound[name] for name in self.spec.step.inputs]
         kept = [bound[name] for name in self.spec.step.outputs[1:]]
 

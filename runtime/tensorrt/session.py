@@ -131,6 +131,8 @@ class TensorrtSession(Session):
         self._count = self._new((1,), "int64")
         self._nodes = self._new((1 + spec.nodes,), "int64")
         self._nodes.write(np.arange(1 + spec.nodes))
+        self._positions = self._new((1 + spec.depth,), "int64")
+        self._positions.write(np.arange(1 + spec.depth))
 
     def array(self, values: Any, dtype: str = "int64") -> NDArray[Any]:
         return np.array(values, dtype)
@@ -147,8 +149,9 @@ class TensorrtSession(Session):
         self._prefill.run(self.stream)
         self._copy_back(self._prefill.plan, row, 1)
 
-    def replay(self, rows: int, slots: int, nodes: int) -> NDArray[np.int64]:
-        assert nodes == self.spec.nodes
+    def replay(self, rows: int, slots: int, nodes: int, catch_up: int) -> NDArray[np.int64]:
+        # D + 1 positions are enough where nothing pauses: a row that is behind, of a prompt of one token, has no tree.
+        assert nodes == self.spec.nodes and catch_up
         if rows not in self._replays:
             self._replays[rows] = self._make_replay(rows)
         self._replays[rows]()
@@ -158,7 +161,7 @@ class TensorrtSession(Session):
         """One step of the first rows."""
         step = execution(self._step, captures=True)
         shapes = {name: (rows, *array.shape[1:]) for name, array in (self.state | self.caches).items()}
-        extra = {"report": self._report.address, "nodes": self._nodes.address}
+        extra = {"report": self._report.address, "nodes": self._nodes.address, "catch_up": self._positions.address}
         step.bind(shapes, self._addresses(self._step, 0, extra), self.stream)
 
         def run() -> None:

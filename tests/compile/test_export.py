@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 NAMES = ("lengths", "history", "keys.0", "values.0")
 SPEC = EngineSpec(
-    config={"nodes": 0}, max_batch=2, max_seq_len=128, capacity=256, slot_step=64, scratch=8, prefill_chunk=16,
+    config={"nodes": 0}, max_batch=2, max_seq_len=128, capacity=256, slot_step=64, scratch=8, catch_up=0,
+    prefill_chunk=16,
     vocab_size=32, stop_ids=(), device="cpu",
     state=(TensorSpec("lengths", (2,), "int64"), TensorSpec("history", (2, 256), "int64")),
     shared=(),
@@ -44,7 +45,7 @@ class Step(nn.Module):
 
 
 def export(more: Callable[[Tensor, Tensor], Any]) -> Any:
-    return export_program(FlatProgram(Step(more), (), NAMES[:2], (), NAMES[2:], ("lengths",)), SPEC)
+    return export_program(FlatProgram(Step(more), (), NAMES[:2], (), NAMES[2:], ("lengths",), ("history",)), SPEC)
 
 
 def test_a_step_that_keeps_the_rules_is_exported_with_any_rows_and_slots() -> None:

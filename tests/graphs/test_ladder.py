@@ -15,16 +15,18 @@ GREEDY = {"learning": 0}  # what an engine learns changes its trees
 SAMPLED = {"sampling": [0.5, 40, 0.9, 0, 1.1, 0, 0], "seeds": 77, "learning": 0}
 
 
-def run(engine, pick, controls):
-    """The rows' texts, each row's trees by its length, and how many drafts were accepted. pick: nodes of a step."""
+def run(engine, pick, controls, drafts=lambda: True, stop=(1,)):
+    """The rows' texts, each row's trees by its length, and how many drafts were accepted. pick: nodes of a step;
+    drafts: whether a drafter that pauses takes part in it. Trees that were drafted without it are left out."""
     session, texts, trees, accepted = engine.session, {}, {}, 0
+    session.drafted = True
     for prompt in PROMPTS:
-        texts[session.admit(prompt, len(prompt) + 40, [1], controls)] = []
+        texts[session.admit(prompt, len(prompt) + 40, list(stop), controls)] = []
     while any(finish == 0 for finish in session.state["finish"].tolist()):
         for row in texts:
-            if session.state["finish"][row] == 0:
+            if session.state["finish"][row] == 0 and session.drafted:
                 trees[row, session.lengths[row]] = session.tree(row)
-        for row, report in session.step(pick()).items():
+        for row, report in session.step(pick(), drafts()).items():
             texts[row] += report.tokens
             accepted += len(report.path)
     for row in texts:
@@ -65,6 +67,46 @@ def test_every_rung_says_the_same(drafter, tree, model_folder, drafter_folder, t
             # Draft caches and features survive steps that verified few drafts, or none.
             assert all(plain[place] == drafted for place, drafted in trees.items())
             assert accepted or drafter != "self"
+
+
+@pytest.mark.parametrize(
+    "drafter", ["eagle3", "model", "ngram,eagle3", "ngram,model", "self"], ids=lambda name: name.replace(",", "+")
+)
+def test_a_drafter_that_pauses_catches_up(drafter, model_folder, drafter_folder, tmp_path):
+    names = {"model": drafter_folder, "self": model_folder}
+    if "eagle3" in drafter:
+        names["eagle3"] = save_eagle3(tmp_path / "head")
+    name = ",".join(str(names.get(part, part)) for part in drafter.split(","))
+    engine = specstep.eager(str(model_folder), drafter=name, tree="dynamic", depth=3, top_k=2, nodes=6, **OPTIONS)
+    session = engine.session
+    for controls in (GREEDY, SAMPLED):
+        expected, plain, _ = run(engine, lambda: 0, controls, stop=())
+        for pick, share in ((lambda: 0, 0.0), (rungs(6, 0), 0.0), (rungs(6, 1), 0.2), (rungs(6, 2), 0.8)):
+            choice, replayed, most = random.Random(5), [], session.replay
+            session.replay = lambda *size, most=most, seen=replayed: (seen.append(size), most(*size))[1]
+            texts, trees, _ = run(engine, pick, controls, lambda: choice.random() < share, ())  # noqa: B023
+            del session.replay
+            assert texts == expected
+            assert trees and all(plain[place] == drafted for place, drafted in trees.items())
+            caught_up = [positions for *_, positions in replayed]
+            assert 0 in caught_up and max(caught_up) <= session.spec.catch_up  # also where nobody asked for drafts
+            assert max(caught_up) > 4 or share > 0.5
+
+
+def test_what_is_not_in_a_paused_drafters_cache_is_not_kept_for_others(model_folder, tmp_path):
+    options = {"drafter": str(save_eagle3(tmp_path / "head")), "depth": 3, "top_k": 2, "nodes": 6, **OPTIONS}
+    engine = specstep.eager(str(model_folder), **options, prefix_cache_bytes=1 << 20)
+    fresh = specstep.eager(str(model_folder), **options)
+    session, step = engine.session, engine.session.step
+    prompt = list(range(3, 60))
+    session.step = lambda nodes, draft: step(nodes, False)
+    first = engine.generate([prompt], 45, ignore_eos=True)[0]
+    session.step = step
+    longer = [*prompt, *first.token_ids, 7, 8, 9]
+    got, expected = (each.generate([longer], 30, ignore_eos=True)[0] for each in (engine, fresh))
+    assert got.token_ids == expected.token_ids
+    assert got.stats["cached_tokens"] == 63  # two blocks; a third one has not been processed
+    assert got.stats["accepted"] == expected.stats["accepted"]
 
 
 @pytest.mark.parametrize("backend", ["engine_folder", "onnx_folder"])

@@ -50,6 +50,18 @@ def test_matches_reference(rows: int, columns: int, depth: int, dtype: torch.dty
     torch.testing.assert_close(result, plain.to(dtype), **TOLERANCES[dtype])  # the reference unpacks
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_zeros_give_the_bias(dtype: torch.dtype, sign: float) -> None:
+    x, weight, bias = operands(3, 33, 20, dtype)
+    zeros = torch.zeros_like(x) * sign
+    assert torch.equal(packed_linear(zeros, pack(weight), bias, 33), bias.expand(3, -1))
+    assert torch.equal(packed_linear(zeros, pack(weight), None, 33), torch.zeros(3, 33, dtype=dtype))
+    zeros[2, 19] = 1  # not all of it
+    expected = torch.nn.functional.linear(zeros.double(), weight.double(), bias.double())
+    torch.testing.assert_close(packed_linear(zeros, pack(weight), bias, 33), expected.to(dtype), **TOLERANCES[dtype])
+
+
 def test_float32_is_as_accurate_as_aten() -> None:
     x, weight, _ = operands(16, 65, 4099, torch.float32)
     exact = torch.nn.functional.linear(x.double(), weight.double())

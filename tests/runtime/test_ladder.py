@@ -24,7 +24,7 @@ def seconds(rows, nodes):
 def times(wrong=1.0):
     """That machine's, the largest rung taken for so many times as dear as it is."""
     table = {rows: [seconds(rows, n) * (wrong if n == NODES else 1) for n in RUNGS] for rows in (1, 2, 4, 8, 16)}
-    return StepTimes(RUNGS, table, (0.0, 0.0))
+    return StepTimes(RUNGS, table, (0.0, 0.0), dict.fromkeys(table, 0.0))
 
 
 def drafted(choice, hit):
@@ -43,19 +43,40 @@ def run(ladder, hits, steps, fixed=None, seed=0):
     """Tokens per second of rows whose drafts hit with these probabilities, and the rungs chosen."""
     choice, rows, tokens, spent, chosen = random.Random(seed), [ladder.row() for _ in hits], 0, 0.0, []
     for step in range(steps):
-        rung = ladder.choose(len(rows), rows, 100) if fixed is None else fixed
+        rung = ladder.choose(len(rows), rows, 100).nodes if fixed is None else fixed
         chosen.append(rung)
         took = seconds(len(rows), rung) * choice.uniform(0.9, 1.1)
         spent += took
-        ladder.timed(len(rows), rung, 100, took)
+        ladder.timed(len(rows), rung, True, 100, took)
         for row, hit in zip(rows, hits, strict=True):
             path = drafted(choice, hit(step))
             kept = [node for node in path if node <= rung]
             missed = path[len(kept)] if len(kept) < len(path) else 0
             nodes = tuple(AcceptedNode(node, 0) for node in kept)
-            ladder.learn(row, RowReport([0] * (1 + len(kept)), 0, nodes, missed, []))
+            ladder.learn(row, RowReport([0] * (1 + len(kept)), 0, nodes, missed, []), True)
             tokens += 1 + len(kept)
     return tokens / spent, chosen
+
+
+def run_paused(ladder, hits, steps, saved, share, fixed=None, seed=0):
+    """Tokens per second as in `run`, on a machine on which a step is so many seconds faster without the drafter that
+    pauses, whose trees hit so much more rarely then; and the kinds of the steps. fixed: one of them."""
+    choice, rows, tokens, spent, kinds = random.Random(seed), [ladder.row() for _ in hits], 0, 0.0, []
+    for step in range(steps):
+        rung, draft = ladder.choose(len(rows), rows, 100)
+        draft = draft if fixed is None else fixed
+        kinds.append(draft)
+        took = (seconds(len(rows), rung) - saved * (not draft)) * choice.uniform(0.95, 1.05)
+        spent += took
+        ladder.timed(len(rows), rung, draft, 100, took)
+        for row, hit in zip(rows, hits, strict=True):
+            path = drafted(choice, hit(step) * (1 if row.whole else share))
+            kept = [node for node in path if node <= rung]
+            missed = path[len(kept)] if len(kept) < len(path) else 0
+            nodes = tuple(AcceptedNode(node, 0) for node in kept)
+            ladder.learn(row, RowReport([0] * (1 + len(kept)), 0, nodes, missed, []), draft)
+            tokens += 1 + len(kept)
+    return tokens / spent, kinds
 
 
 def always(hit):
@@ -89,6 +110,31 @@ def test_hopeless_rows_go_down_to_plain_decoding_and_come_back(rows):
     assert np.mean(chosen[340:]) > 0.9  # though no step between verified a draft
 
 
+def saving(saved):
+    known = times()
+    return StepTimes(RUNGS, known.table, (0.0, 0.0), dict.fromkeys(known.table, saved))
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize(("hit", "share", "drafts"), [(0.8, 0.5, True), (0.02, 0.5, False), (0.6, 0.97, False)])
+def test_a_drafter_that_does_not_pay_pauses(rows, hit, share, drafts):
+    each = [always(hit)] * rows
+    fixed = [run_paused(Ladder(RUNGS, saving(2.0)), each, 600, 2.0, share, kind)[0] for kind in (True, False)]
+    chosen, kinds = run_paused(Ladder(RUNGS, saving(2.0)), each, 600, 2.0, share)
+    assert chosen > 0.97 * max(fixed)
+    assert abs(np.mean(kinds[200:]) - drafts) < 0.25
+
+
+def test_a_drafter_that_pauses_comes_back():
+    hits = [lambda step: 0.02 if 100 <= step < 400 else 0.8]
+    _, kinds = run_paused(Ladder(RUNGS, saving(2.0)), hits, 800, 2.0, 0.5)
+    assert np.mean(kinds[200:400]) < 0.2 and np.mean(kinds[500:]) > 0.8
+
+
+def test_a_pause_that_saves_nothing_is_not_tried():
+    assert all(run_paused(Ladder(RUNGS, times()), [always(0.02)] * 2, 200, 0.0, 1.0)[1])
+
+
 def test_full_batches_verify_less():
     means = [np.mean(run(Ladder(RUNGS, times()), [always(0.7)] * rows, 200)[1][50:]) for rows in (1, 4, 16)]
     assert means == sorted(means, reverse=True) and means[0] > 3 * means[-1]
@@ -104,13 +150,13 @@ def test_never_a_rung_that_is_expected_to_be_slower_than_none():
     choice = random.Random(3)
     for _ in range(200):
         table = {rows: [choice.uniform(1, 20) for _ in RUNGS] for rows in (1, 2, 4)}
-        known, rows = StepTimes(RUNGS, table, (0.0, 0.0)), choice.choice((1, 2, 4))
+        known, rows = StepTimes(RUNGS, table, (0.0, 0.0), dict.fromkeys(table, 0.0)), choice.choice((1, 2, 4))
         ladder = Ladder(RUNGS, known)
         drafts = [ladder.row() for _ in range(rows)]
         for each in drafts:
-            each.expected[:] = [choice.random() for _ in range(NODES)]
-        rung = ladder.choose(rows, drafts, 50)
-        tokens = rows + sum(each.expected[:rung].sum() for each in drafts)
+            each.expected[True][:] = [choice.random() for _ in range(NODES)]
+        rung = ladder.choose(rows, drafts, 50).nodes
+        tokens = rows + sum(each.expected[True][:rung].sum() for each in drafts)
         spent = known.seconds(rows, 50)
         assert tokens / spent[RUNGS.index(rung)] >= rows / spent[0]
 
@@ -137,14 +183,15 @@ def test_measures_once_and_keeps_it(monkeypatch, tmp_path):
 
 def test_a_rung_is_not_taken_for_slower_than_its_neighbours_say():
     found = {(1, 0, 32): 10.0, (1, 1, 32): 12.0, (1, 2, 32): 18.0, (1, 3, 32): 16.0, (1, 3, 90): 22.0, (1, 0, 90): 12.0}
-    times = _fitted(found, (0, 1, 2, 3), (1, 2), 90)
+    times = _fitted(found, (0, 1, 2, 3), (1, 2), 90, {1: 1.5})
     assert times.seconds(1, 32).tolist() == [10, 12, 14, 16]
     assert times.seconds(1, 90).tolist() == pytest.approx([12, 12 + 2 + 4 / 3, 14 + 2 + 8 / 3, 22])
     assert (times.seconds(2, 32) > times.seconds(1, 32)).all()
+    assert times.seconds(1, 32, False).tolist() == [8.5, 10.5, 12.5, 14.5] and times.saved == {1: 1.5, 2: 1.5}
 
 
 def test_what_there_was_no_time_for_goes_on_as_it_went():
-    times = _fitted({(1, 0, 32): 10.0, (1, 2, 32): 14.0}, (0, 1, 2, 3), (1,), 32)
+    times = _fitted({(1, 0, 32): 10.0, (1, 2, 32): 14.0}, (0, 1, 2, 3), (1,), 32, {})
     assert times.seconds(1, 32).tolist() == [10, 12, 14, 16]
 
 

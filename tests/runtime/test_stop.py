@@ -199,12 +199,12 @@ def patient(script, monkeypatch):
     """`patient(request, steps)`: so many steps from here, the worker waits until the request has ended."""
     session, gates = script.engine.session, []
 
-    def step(nodes, real=session.step):
+    def step(*given, real=session.step):
         for request, at in gates:
             ends = time.monotonic() + PATIENCE
             while session.steps >= at and request.finish_reason is None and time.monotonic() < ends:
                 time.sleep(0.001)
-        return real(nodes)
+        return real(*given)
 
     monkeypatch.setattr(session, "step", step)
     return lambda request, steps: gates.append((request, session.steps + steps))

@@ -1,0 +1,137 @@
+"""Whether `--nodes auto` finds the best number of nodes: beside every fixed number, by rows and kind of text.
+
+    python bench/bench_ladder.py engines/smol                      # an engine with 16 rows shows most
+    python bench/bench_ladder.py engines/smol --plain engines/plain --rows 1,8 --prompts FILE.jsonl
+
+All answer the same prompts in turn, in another order each time: greedy ones of each category, hopeless ones (sampled
+at a temperature of 2, where next to no draft hits), and both mixed. --plain: an engine of the same model without a
+drafter. bench/results/ladder.json has all figures.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import geometric_mean
+
+from script import run_script
+
+BENCH = Path(__file__).parent
+RUNGS = (0, 1, 2, 3, 5, 7)
+HOPELESS = {"temperature": 2.0}
+Figures = dict[str, dict[str, float]]  # group of prompts -> contender -> tokens per second
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine", metavar="DIR")
+    parser.add_argument("--plain", metavar="DIR", help="an engine without a drafter")
+    parser.add_argument("--prompts", type=Path, default=BENCH / "side_by_side" / "questions.jsonl")
+    parser.add_argument("--rows", default="1,2,4,8,16", help="prompts at a time")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=BENCH / "results" / "ladder.json")
+    return parser.parse_args(arguments)
+
+
+def groups(file: Path, rows: int) -> dict[str, list[tuple[str, dict[str, float]]]]:
+    """As many prompts with their sampling for each category, for hopeless ones, and for a mix; prompts come again where
+    there are fewer."""
+    prompts = defaultdict(list)
+    for line in file.read_text().splitlines():
+        entry = json.loads(line)
+        prompts[entry["category"]].append(entry.get("prompt") or entry["turns"][0])
+    every = [prompt for several in prompts.values() for prompt in several]
+
+    def some(of: Sequence[str], sampling: Callable[[int], dict[str, float]]) -> list[tuple[str, dict[str, float]]]:
+        return [(of[place % len(of)], sampling(place)) for place in range(rows)]
+
+    found = {category: some(several, lambda _: {}) for category, several in prompts.items()}
+    found["hopeless"] = some(every, lambda place: HOPELESS | {"seed": place})
+    return found | {"mixed": some(every, lambda place: HOPELESS | {"seed": place} if place % 2 else {})}
+
+
+def measure(given: argparse.Namespace, report: Callable[[str], None]) -> dict[int, Figures]:
+    """rows -> figures."""
+    import specstep
+
+    engines = {"auto": specstep.load(given.engine, nodes="auto", learning=False, report=report)}
+    rungs = [rung for rung in RUNGS if rung < engines["auto"].spec.nodes] + [engines["auto"].spec.nodes]
+    engines |= {str(rung): specstep.load(given.engine, nodes=rung, learning=False) for rung in rungs}
+    if given.plain:
+        engines["plain"] = specstep.load(given.plain)
+    order, found = random.Random(0), dict[int, Figures]()
+    for rows in map(int, given.rows.split(",")):
+        taken: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0]))
+        for repeat in range(-1, given.repeats):  # the first one warms up
+            for group, asked in groups(given.prompts, rows).items():
+                report(f"{rows} rows, {group}")
+                for name in order.sample(list(engines), len(engines)):
+                    tokens, seconds = _generate(engines[name], asked, given.max_new_tokens)
+                    if repeat >= 0:
+                        taken[group][name][0] += tokens
+                        taken[group][name][1] += seconds
+        found[rows] = {
+            group: {name: tokens / seconds for name, (tokens, seconds) in of.items()} for group, of in taken.items()
+        }
+        print(table(rows, found[rows]), flush=True)
+    return found
+
+
+def _generate(engine, asked, most):  # type: ignore[no-untyped-def]
+    """Tokens of all answers, and seconds from the first prompt that is prefilled to the end."""
+    chat = engine.has_chat_template
+    requests = [
+        engine.request(prompt, most, chat=chat, sampling=sampling, ignore_eos=True) for prompt, sampling in asked
+    ]
+    begin = time.perf_counter()
+    for _ in engine.run(requests):
+        pass
+    return sum(len(request.tokens) for request in requests), time.perf_counter() - begin
+
+
+def table(rows: int, figures: Figures) -> str:
+    """A line for each group: auto in tokens per second, and over the best fixed number, all nodes, and plain."""
+    lines = [f"{rows} rows         auto    /best fixed       /all     /plain"]
+    ratios = defaultdict(list)
+    for group, of in figures.items():
+        fixed = {name: speed for name, speed in of.items() if name not in ("auto", "plain")}
+        best = max(fixed, key=lambda name: fixed[name])
+        cells = {"best": of["auto"] / fixed[best], "all": of["auto"] / of[max(fixed, key=int)]}
+        cells["plain"] = of["auto"] / of.get("plain", of["0"])
+        for name, ratio in cells.items():
+            ratios[name].append(ratio)
+        shown = f"{cells['best']:5.3f} ({best:>2})   {cells['all']:9.3f}  {cells['plain']:9.3f}"
+        lines.append(f"{group:12} {of['auto']:6.0f}   {shown}")
+    mean = {name: geometric_mean(values) for name, values in ratios.items()}
+    lines.append(f"{'mean':12} {'':6}   {mean['best']:5.3f}        {mean['all']:9.3f}  {mean['plain']:9.3f}\n")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write -> exit status, see `run_script`."""
+    given = parse(arguments)
+
+    def run(report: Callable[[str], None]) -> None:
+        found = measure(given, report)
+        rounded = {
+            rows: {group: {name: round(speed, 1) for name, speed in of.items()} for group, of in figures.items()}
+            for rows, figures in found.items()
+        }
+        conditions = {
+            "engine": Path(given.engine).name,
+            "max_new_tokens": given.max_new_tokens,
+            "threads": given.threads,
+        }
+        given.out.write_text(json.dumps({"conditions": conditions, "tokens_s": rounded}, indent=1) + "\n")
+
+    return run_script("bench_ladder", given.threads, run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
