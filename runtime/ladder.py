@@ -25,10 +25,11 @@ RUNGS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 RECENT = 1 / 16  # share of a step in what is expected of its row, and more in the row's first steps
 MANY = 1 / 256  # and in what is expected of a new row
 BELIEF = 4.0  # steps that outweigh what is assumed before anything was seen
-NEIGHBOUR = 32  # one step in so many is of the next rung up or down, in turn, to see how long it takes
-PROBE, RARELY = 32, 128  # most steps with trees of one kind before one of the other is tried, which is
-CLOSE = 0.85  # this times as fast or faster, or slower
+NEIGHBOUR = 32  # one step in so many, or fewer, is of the next rung up or down, in turn, to see how long it takes
+PROBE = 32  # one step in so many, or fewer, is without the drafter that pauses, or with it: what is not done now
+SPENT = 1 / 200  # share of the tokens per second that each of the two may cost
 STALE = 1 / 4  # most of what the first step of its kind after a while counts
+ALIKE = 1 / 2  # what a surprise of trees of one kind says of those of the other
 WORTH = 0.02  # share of a step that pausing must save to be thought of
 CHECK_STEPS = 2048  # steps between two looks at whether the kept times are wrong
 
@@ -74,11 +75,12 @@ class Ladder:
         are kept."""
         self.rungs, self._places = tuple(rungs), np.array(rungs)
         self._times, self._kept, self._steps = times, kept, 0
-        self._last = {True: 0, False: 0}  # step of each kind
+        self._last: dict[bool | str, int] = {True: 0, False: 0, "neighbour": 0}  # step of each kind
         nodes = self.rungs[-1]
         whole = 0.5 * 0.75 ** np.arange(nodes, dtype=np.float64)
         self._all = RowDrafts({True: whole, False: 0.8 * whole}, MANY)
         self._followers = Followers(nodes)
+        self._up = True  # the next neighbour is the rung above
 
     def row(self) -> "RowDrafts":
         """What is known of a new row."""
@@ -92,9 +94,11 @@ class Ladder:
         self._steps += 1
         draft = self._drafts(rows, drafts, length)
         tokens = self._tokens([each.expected[each.whole] for each in drafts])
-        best = int(np.argmax(tokens / self._times.seconds(rows, length, draft)))
-        if self._steps % NEIGHBOUR == 0:
-            best += 1 if best == 0 or (self._steps // NEIGHBOUR % 2 and best + 1 < len(self.rungs)) else -1
+        speed = tokens / self._times.seconds(rows, length, draft)
+        best = int(np.argmax(speed))
+        beside = best + (1 if best == 0 or (self._up and best + 1 < len(self.rungs)) else -1)
+        if self._due("neighbour", NEIGHBOUR, speed[best], speed[beside]):
+            self._last["neighbour"], self._up, best = self._steps, not self._up, beside
         return Chosen(self.rungs[best], draft)
 
     def _drafts(self, rows: int, drafts: "Sequence[RowDrafts]", length: float) -> bool:
@@ -109,11 +113,15 @@ class Ladder:
             for kind, seconds in ((True, whole), (False, paused))
         }
         draft = bool(speed[True] >= speed[False])
-        close = speed[not draft] > CLOSE * speed[draft]
-        if self._steps - self._last[not draft] >= (PROBE if close else RARELY):
+        if self._due(not draft, PROBE, speed[draft], speed[not draft]):
             draft = not draft
         self._last[draft] = self._steps
         return draft
+
+    def _due(self, what: bool | str, least: int, best: float, other: float) -> bool:
+        """Whether it is time for a step that is not expected to be the best, given the speeds of both: the more it
+        costs, the more rarely."""
+        return self._steps - self._last[what] >= max(least, (1 - other / best) / SPENT)
 
     def _tokens(self, expected: Sequence[Floats]) -> Floats:
         """Tokens of a step for each of the rungs, if such drafts [N] of each row are verified."""
@@ -164,7 +172,9 @@ class RowDrafts:
         share = max(1 / self._seen[whole], self._least)
         left_out = self._steps - self._last[whole] - 1
         self._last[whole] = self._steps
-        self.expected[whole] += min((1 + left_out) * share, max(share, STALE)) * (accepted - self.expected[whole])
+        surprise = min((1 + left_out) * share, max(share, STALE)) * (accepted - self.expected[whole])
+        self.expected[whole] += surprise
+        self.expected[not whole] = np.clip(self.expected[not whole] + ALIKE * surprise, 0.0, 1.0)
 
 
 def make_ladder(session: Session, nodes: int | str, identity: str, report: Callable[[str], None]) -> Ladder:

@@ -15,6 +15,8 @@ from ..report import RUNNING, RowReport
 from .buffers import Buffers
 from .engine_file import EngineSpec
 
+LAG = 8  # most tokens that a drafter which paused processes after; those before them it goes without
+
 
 class DraftedTree(NamedTuple):
     """The tree that a row's next step verifies: its tokens, the root's first, and the index of each one's parent, -1
@@ -35,7 +37,8 @@ class Session(Buffers):
         self._taken: dict[int, int] = {}  # rows that were admitted and not released -> alternatives asked for, or -1
         self._unfilled: dict[int, list[int]] = {}  # rows of which not all is in the caches -> their prompts
         self._predicted = [0] * spec.max_batch  # tokens of each row's prediction
-        self._pending = [0] * spec.max_batch  # tokens of each row that a drafter which pauses has yet to process
+        self._pending = [0] * spec.max_batch  # tokens of each row since a drafter that pauses took part
+        self._processed = [0] * spec.max_batch  # tokens of each row, up to the first that such a drafter left out
         self._written = [0] * spec.max_batch  # slots of each row that anything was written to since it was cleared
 
     @property
@@ -71,6 +74,7 @@ class Session(Buffers):
             self._clean(row)
             self._predicted[row] = given.get("prediction_lengths", 0)
             self._pending[row] = int(len(tokens) == 1)  # no prefill processes it
+            self._processed[row] = -self._pending[row]
             if "seeds" in given:
                 given["seeds"] %= 2**63  # the graph's arithmetic knows no negative ones
             given |= {"limits": limit, "stop_ids": list(stop_ids), "prompt_lengths": len(tokens), "history": tokens}
@@ -87,7 +91,7 @@ class Session(Buffers):
         for start, place, slots in runs:
             self._written[row] = start + slots
             self.recall(row, start, place, slots)
-        self.lengths[row] = count
+        self.lengths[row] = self._processed[row] = count
         self.state["lengths"][row] = self.array(count)
 
     def next_chunk(self, row: int, most: int) -> int:
@@ -104,6 +108,7 @@ class Session(Buffers):
                 self._written[row] = start + len(chunk) + self.spec.scratch  # the first step's tree is drafted behind
                 self.prefill(row, chunk, count, self.slots_for(self._written[row]))
                 self.lengths[row] += count
+                self._processed[row] = self.lengths[row]
             if self.lengths[row] < len(tokens) - 1:
                 return False
             self.state["finish"][row] = RUNNING
@@ -126,27 +131,37 @@ class Session(Buffers):
         self.state["allowed"][row, : len(bits)] = self.array(bits, "int32")
 
     def processed(self, row: int) -> int:
-        """Tokens of a row that are in all caches, the drafter's, too."""
-        return self.lengths[row] - self._pending[row]
+        """Tokens of a row from its first on that are in all caches, the drafter's, too."""
+        return max(self._processed[row], 0)
 
     def step(self, nodes: int | None = None, draft: bool = True) -> dict[int, RowReport]:
         """Advance every row that is filled -> the report of each, without tokens where it has finished. nodes: how many
         of the drafted nodes are verified, all by default; draft: False to leave out a drafter that pauses, when the
-        next trees are drafted, unless it would fall too far behind. A text depends on neither."""
+        next trees are drafted. A text depends on neither."""
         nodes = self.spec.nodes if nodes is None else nodes
         running, (rows, slots) = self._running, self.next_size()
         if max([0, *running]) >= rows:
             raise RuntimeError(f"step: expected filled rows below {rows}, which is not, got {running}; compact them")
         for row in range(rows):  # a step writes its tree behind every row, in use or not
             self._written[row] = max(self._written[row], self.lengths[row] + self.spec.scratch)
-        behind = max((self._pending[row] for row in running), default=0) + min(nodes, self.spec.depth) + 1
-        self.drafted = draft or behind + self.spec.depth + 1 > self.spec.catch_up  # a step hands on a whole path
-        report = self.replay(rows, slots, nodes, behind if self.drafted else 0)
+        self.drafted = draft or not self.spec.catch_up
+        behind = min(max((self._pending[row] for row in running), default=0), LAG)
+        report = self.replay(rows, slots, nodes, behind + min(nodes, self.spec.depth) + 1 if self.drafted else 0)
         reports = {row: RowReport.read(report[row], self._taken[row]) for row in running}
         for row, told in reports.items():
-            self.lengths[row] += len(told.tokens)
-            self._pending[row] = 0 if self.drafted else self._pending[row] + len(told.tokens)
+            self._advance(row, len(told.tokens))
         return reports
+
+    def _advance(self, row: int, tokens: int) -> None:
+        """Note what a step did to a row."""
+        gapless = self._processed[row] == self.lengths[row] - self._pending[row]
+        self.lengths[row] += tokens
+        if not self.drafted:
+            self._pending[row] += tokens
+            return
+        if gapless and self._pending[row] <= LAG:
+            self._processed[row] = self.lengths[row]
+        self._pending[row] = 0
 
     def release(self, row: int) -> None:
         """Take a row out of the coming steps and make it free. A free row may be released again."""
@@ -165,7 +180,7 @@ class Session(Buffers):
             # All that the target held is overwritten, with zeros where the source holds nothing.
             slots = min(max(self._written[source], self._written[target]), self.spec.most_slots)
             self.copy(source, target, slots)
-            for of_row in (self.lengths, self._predicted, self._written, self._pending):
+            for of_row in (self.lengths, self._predicted, self._written, self._pending, self._processed):
                 of_row[target] = of_row[source]
             self._taken[target] = self._taken.pop(source)
             self._reset(source)
@@ -211,7 +226,7 @@ class Session(Buffers):
         """Give the row's state the values of an empty row."""
         for tensor in self.spec.state:
             self.state[tensor.name][row] = tensor.fill
-        self.lengths[row] = self._predicted[row] = self._pending[row] = 0
+        self.lengths[row] = self._predicted[row] = self._pending[row] = self._processed[row] = 0
 
 
 def rows_for(count: int, most: int) -> int:

@@ -64,22 +64,22 @@ class DraftModel(Scorer):
 
         logits, lengths = self._catch_up(state, keys, values, most_catch_up(shape))
         children = best(logits[..., : self.vocabulary])
-        known = (lengths > state["lengths"])[:, None, None]
+        known = (lengths > state["draft_lengths"])[:, None, None]
         children = Candidates(children.tokens, children.log_probs.where(known, float("-inf")))
         return children, expand, {"draft_lengths": lengths}
 
     def _catch_up(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], most: int
     ) -> tuple[Tensor, Tensor]:
-        """Process the tokens since `draft_lengths`, as many as the step says, at most `most` -> logits [B, 1, V] after
-        the last one, the root, and what `draft_lengths` is now."""
-        start, wanted = state["draft_lengths"], drafting(state)
+        """Process the tokens since `draft_lengths`, the last ones where they are more than the step says, which is at
+        most `most` -> logits [B, 1, V] after the last one, the root, and what `draft_lengths` is now."""
+        lengths, wanted = state["lengths"] + 1, drafting(state)
+        start = torch.maximum(state["draft_lengths"], lengths - state["catch_up"].shape[0])
         index = start[:, None] + state["catch_up"].clamp(min=0)
         tokens, width = state["history"].gather(1, index), index.shape[1]
         logits = self._logits(tokens, chain_pass(start, width, most, wanted), keys, values)
-        known = torch.minimum(state["lengths"] + 1, start + width).where(wanted, start)
-        last = (known - start - 1).clamp(min=0)
-        return logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2])), known
+        last = (lengths - start - 1).clamp(min=0)[:, None, None].expand(-1, 1, logits.shape[2])
+        return logits.gather(1, last), lengths.where(wanted, state["draft_lengths"])
 
     def _logits(self, tokens: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """The target's token ids [B, T] -> the model's logits [B, T, V]."""

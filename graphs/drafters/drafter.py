@@ -64,8 +64,8 @@ class Scorer(nn.Module):
 
         state["history"] [B, S] is cut to the slots in use; the root is its token at state["lengths"] [B]; the last
         state["moved"] [B] of its tokens, the root among them, came with this step. A scorer that pauses finds
-        state["catch_up"] [C] int64: 0 .. C - 1, C positions from the first that it has not processed on, no row has
-        more; or a single -1 for a step that leaves it out. A scorer with a whole distribution takes its candidates from
+        state["catch_up"] [C] int64: 0 .. C - 1, for the last C positions at most of those that it has not processed; or
+        a single -1 for a step that leaves it out. A scorer with a whole distribution takes its candidates from
         `BestTokens`, which knows what suits a row that is sampled.
         """
         raise NotImplementedError
@@ -81,9 +81,9 @@ class Scorer(nn.Module):
 
 
 def most_catch_up(shape: TreeShape) -> int:
-    """The most positions that a scorer which pauses processes at once: those of many steps, one of them that accepts
-    a whole path."""
-    return max(32, 2 * (shape.depth + 1))
+    """The most positions that a scorer which pauses processes at once, and of which it can: what it left out last, and
+    a whole path, behind which rejected nodes lie."""
+    return 16 + 2 * (shape.depth + 1)
 
 
 class Drafter(nn.Module):

@@ -178,7 +178,7 @@ class Eagle3(Scorer):
         self._remember(state)
         normed, hidden, lengths = self._catch_up(state, keys, values)
         children = best(self.head.lm_head(normed))
-        known = (lengths > state["draft_lengths"]) & (lengths == state["lengths"])
+        known = lengths > state["draft_lengths"]
 
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
             nonlocal hidden
@@ -194,8 +194,8 @@ class Eagle3(Scorer):
         return {"features": features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))}
 
     def _remember(self, state: State) -> None:
-        """Write the features of the tokens that came with this step, or of a prompt's last one, to `recent`. Those of
-        rejected nodes follow them, where the next step's will be."""
+        """Write the features of the tokens that came with this step, or of a prompt's last one, to `recent`. What
+        comes of rejected nodes lies behind them, where the next step's will be."""
         features, recent = state["features"], state["recent"]
         first = state["lengths"] - state["moved"].clamp(min=1)
         place = (first[:, None] + torch.arange(features.shape[1], device=first.device)) % recent.shape[1]
@@ -205,19 +205,19 @@ class Eagle3(Scorer):
     def _catch_up(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run over the positions since `draft_lengths`, as many as the step says -> the normed and the plain hidden
-        state [B, 1, H] of the last one, and what `draft_lengths` is now."""
-        start, recent, wanted = state["draft_lengths"], state["recent"], drafting(state)
+        """Run over the positions since `draft_lengths`, the last ones where they are more than the step says -> the
+        normed and the plain hidden state [B, 1, H] of the last one, and what `draft_lengths` is now."""
+        lengths, recent, wanted = state["lengths"], state["recent"], drafting(state)
+        start = torch.maximum(state["draft_lengths"], lengths - state["catch_up"].shape[0])
         index = start[:, None] + state["catch_up"].clamp(min=0)
         tokens = state["history"].gather(1, index + 1)
         place = (index % recent.shape[1])[:, :, None].expand(-1, -1, recent.shape[2])
         where = chain_pass(start, index.shape[1], recent.shape[1], wanted)
         features = where.zeros_unless_wanted(recent.gather(1, place))
         both = self._run(tokens, self.head.fuse(features), where, keys, values)
-        known = torch.minimum(state["lengths"], start + index.shape[1]).where(wanted, start)
-        chosen = (known - start - 1).clamp(min=0)[:, None, None].expand(-1, 1, both[0].shape[2])
-        normed, hidden = (part.gather(1, chosen) for part in both)
-        return normed, hidden, known
+        last = (lengths - start - 1).clamp(min=0)[:, None, None].expand(-1, 1, both[0].shape[2])
+        normed, hidden = (part.gather(1, last) for part in both)
+        return normed, hidden, lengths.where(wanted, state["draft_lengths"])
 
     def _run(
         self, tokens: Tensor, hidden: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]

@@ -79,7 +79,8 @@ class Ngram(Scorer):
         values: Sequence[Tensor],
         features: Tensor | None,
     ) -> State:
-        return {"prediction_offset": 1 - state["prompt_lengths"]}  # an answer begins as its prediction does
+        offset = 1 - state["prompt_lengths"]  # an answer begins as its prediction does
+        return {"prediction_offset": offset, "path": tokens[:, :1]}
 
     def shared(self) -> dict[str, StateTensor]:
         return {"learned": StateTensor((self.learned_rows + 1, WAYS), torch.int64)} if self.learned_rows else {}
@@ -89,7 +90,7 @@ class Ngram(Scorer):
     ) -> tuple[Candidates, Expand, State]:
         history, lengths, learned = state["history"], state["lengths"], state["learned"] if self.learned_rows else None
         if learned is not None:
-            learn(learned, history, lengths, state["moved"] * state["learning"], shape.depth + 1)
+            learn(learned, history, lengths, state["moved"] * state["learning"], state["path"].shape[1])
         tables = (None,) * 4 if self.tables is None else self.tables.tensors
         before = lengths[:, None] + torch.arange(-self.longest, 0, device=history.device)
         context = history.gather(1, before.clamp(min=0)).where(before >= 0, -2)[:, None]  # [B, 1, n] ahead of the root
@@ -108,3 +109,6 @@ class Ngram(Scorer):
         root = history.gather(1, lengths[:, None])
         children = expand(root, torch.zeros_like(root))
         return children, expand, {"prediction_offset": places[:, 0] - lengths}
+
+    def commit(self, path: Tensor, count: Tensor, features: Tensor | None) -> State:
+        return {"path": path}  # a step brings no more tokens than it has places

@@ -1,5 +1,6 @@
 """Any number of a tree's nodes may be verified: the text, and the trees that follow, do not depend on it."""
 
+import itertools
 import random
 
 import pytest
@@ -81,16 +82,17 @@ def test_a_drafter_that_pauses_catches_up(drafter, model_folder, drafter_folder,
     session = engine.session
     for controls in (GREEDY, SAMPLED):
         expected, plain, _ = run(engine, lambda: 0, controls, stop=())
-        for pick, share in ((lambda: 0, 0.0), (rungs(6, 0), 0.0), (rungs(6, 1), 0.2), (rungs(6, 2), 0.8)):
-            choice, replayed, most = random.Random(5), [], session.replay
-            session.replay = lambda *size, most=most, seen=replayed: (seen.append(size), most(*size))[1]
-            texts, trees, _ = run(engine, pick, controls, lambda: choice.random() < share, ())  # noqa: B023
+        for pick, every in ((lambda: 0, 8), (rungs(6, 0), 2), (lambda: 1, 4), (rungs(6, 2), 25)):
+            turns, replayed, replay = itertools.count(1), [], session.replay
+            session.replay = lambda *size, replay=replay, seen=replayed: (seen.append(size), replay(*size))[1]
+            drafts = (turn % every == 0 for turn in turns)
+            texts, trees, _ = run(engine, pick, controls, lambda drafts=drafts: next(drafts), ())
             del session.replay
-            assert texts == expected
-            assert trees and all(plain[place] == drafted for place, drafted in trees.items())
+            assert texts == expected and len(trees) > len(PROMPTS)
             caught_up = [positions for *_, positions in replayed]
-            assert 0 in caught_up and max(caught_up) <= session.spec.catch_up  # also where nobody asked for drafts
-            assert max(caught_up) > 4 or share > 0.5
+            assert 0 in caught_up and max(caught_up) <= session.spec.catch_up
+            if every < 25:  # all that was left out is caught up: the trees are those of a drafter that did not pause
+                assert all(plain[place] == drafted for place, drafted in trees.items())
 
 
 def test_what_is_not_in_a_paused_drafters_cache_is_not_kept_for_others(model_folder, tmp_path):
@@ -105,7 +107,7 @@ def test_what_is_not_in_a_paused_drafters_cache_is_not_kept_for_others(model_fol
     longer = [*prompt, *first.token_ids, 7, 8, 9]
     got, expected = (each.generate([longer], 30, ignore_eos=True)[0] for each in (engine, fresh))
     assert got.token_ids == expected.token_ids
-    assert got.stats["cached_tokens"] == 63  # two blocks; a third one has not been processed
+    assert got.stats["cached_tokens"] == 31  # one block: the drafter left the answer out
     assert got.stats["accepted"] == expected.stats["accepted"]
 
 
