@@ -8,18 +8,14 @@ and then. Letters: N nodes of a drafted tree.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..report import RowReport
 from .session import Session
 from .step_times import StepTimes, keep_times, kept_or_measured
-
-Floats = NDArray[np.float64]
 
 RUNGS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 RECENT = 1 / 16  # share of a step in what is expected of its row, and more in the row's first steps
@@ -50,21 +46,23 @@ class Followers:
     """How likely each node is accepted where a lower one is, of all rows: [N, N]."""
 
     def __init__(self, nodes: int):
-        place = np.arange(nodes)
-        apart = place - place[:, None] - 1
-        self._seen = np.full((nodes, nodes), BELIEF)
-        self._hits = BELIEF * np.where(apart >= 0, 0.25 * 0.75 ** np.maximum(apart, 0), 0.0)
+        self._seen = [[BELIEF] * nodes for _ in range(nodes)]
+        self._hits = [
+            [BELIEF * 0.25 * 0.75 ** (place - lower - 1) * (place > lower) for place in range(nodes)]
+            for lower in range(nodes)
+        ]
 
     def learn(self, path: Sequence[int], known: int) -> None:
         """Take in a step that accepted the path, places from 0 on, and of which the first `known` places are known."""
         for at, place in enumerate(path):
-            self._seen[place, :known] += 1
-            self._hits[place, list(path[at + 1 :])] += 1
+            seen, hits = self._seen[place], self._hits[place]
+            seen[:known] = [times + 1 for times in seen[:known]]
+            for higher in path[at + 1 :]:
+                hits[higher] += 1
 
-    def of(self, place: int) -> Floats:
+    def of(self, place: int) -> list[float]:
         """[N]: of each node, 0 up to the place itself."""
-        share: Floats = self._hits[place] / self._seen[place]
-        return share
+        return [hits / seen for hits, seen in zip(self._hits[place], self._seen[place], strict=True)]
 
 
 class Ladder:
@@ -73,18 +71,17 @@ class Ladder:
     def __init__(self, rungs: Sequence[int], times: StepTimes | None = None, kept: Path | None = None):
         """rungs: numbers of nodes, rising. times: of the same rungs, needed where there are several. kept: where they
         are kept."""
-        self.rungs, self._places = tuple(rungs), np.array(rungs)
-        self._times, self._kept, self._steps = times, kept, 0
+        self.rungs, self._times, self._kept, self._steps = tuple(rungs), times, kept, 0
         self._last: dict[bool | str, int] = {True: 0, False: 0, "neighbour": 0}  # step of each kind
         nodes = self.rungs[-1]
-        whole = 0.5 * 0.75 ** np.arange(nodes, dtype=np.float64)
-        self._all = RowDrafts({True: whole, False: 0.8 * whole}, MANY)
+        whole = [0.5 * 0.75**place for place in range(nodes)]
+        self._all = RowDrafts({True: whole, False: [0.8 * each for each in whole]}, MANY)
         self._followers = Followers(nodes)
         self._up = True  # the next neighbour is the rung above
 
     def row(self) -> "RowDrafts":
         """What is known of a new row."""
-        return RowDrafts({kind: expected.copy() for kind, expected in self._all.expected.items()}, RECENT)
+        return RowDrafts({kind: list(expected) for kind, expected in self._all.expected.items()}, RECENT)
 
     def choose(self, rows: int, drafts: "Sequence[RowDrafts]", length: float) -> Chosen:
         """What the next step, of `rows` rows in all, does: the most tokens per second that can be expected of those
@@ -92,27 +89,23 @@ class Ladder:
         if self._times is None:
             return Chosen(self.rungs[-1], self.rungs[-1] > 0)
         self._steps += 1
-        draft = self._drafts(rows, drafts, length)
-        tokens = self._tokens([each.expected[each.whole] for each in drafts])
-        speed = tokens / self._times.seconds(rows, length, draft)
-        best = int(np.argmax(speed))
+        seconds = {kind: self._times.seconds(rows, length, kind) for kind in (True, False)}
+        draft = self._drafts(drafts, seconds)
+        speed = _speed(self._tokens([each.expected[each.whole] for each in drafts]), seconds[draft])
+        best = speed.index(max(speed))
         beside = best + (1 if best == 0 or (self._up and best + 1 < len(self.rungs)) else -1)
         if self._due("neighbour", NEIGHBOUR, speed[best], speed[beside]):
             self._last["neighbour"], self._up, best = self._steps, not self._up, beside
         return Chosen(self.rungs[best], draft)
 
-    def _drafts(self, rows: int, drafts: "Sequence[RowDrafts]", length: float) -> bool:
+    def _drafts(self, drafts: "Sequence[RowDrafts]", seconds: dict[bool, list[float]]) -> bool:
         """Whether rows would get on faster if all of their trees were drafted with the drafter that pauses; every now
-        and then the other one."""
-        assert self._times is not None
-        whole, paused = (self._times.seconds(rows, length, draft) for draft in (True, False))
-        if whole[0] - paused[0] < WORTH * whole[0]:
+        and then the other one. seconds: of each rung, with it (True) and without."""
+        if seconds[True][0] - seconds[False][0] < WORTH * seconds[True][0]:
             return True
-        speed = {
-            kind: np.max(self._tokens([each.expected[kind] for each in drafts]) / seconds)
-            for kind, seconds in ((True, whole), (False, paused))
-        }
-        draft = bool(speed[True] >= speed[False])
+        tokens = {kind: self._tokens([each.expected[kind] for each in drafts]) for kind in seconds}
+        speed = {kind: max(_speed(tokens[kind], seconds[kind])) for kind in seconds}
+        draft = speed[True] >= speed[False]
         if self._due(not draft, PROBE, speed[draft], speed[not draft]):
             draft = not draft
         self._last[draft] = self._steps
@@ -123,10 +116,10 @@ class Ladder:
         costs, the more rarely."""
         return self._steps - self._last[what] >= max(least, (1 - other / best) / SPENT)
 
-    def _tokens(self, expected: Sequence[Floats]) -> Floats:
+    def _tokens(self, expected: Sequence[list[float]]) -> list[float]:
         """Tokens of a step for each of the rungs, if such drafts [N] of each row are verified."""
-        tokens: Floats = len(expected) + np.cumsum([0.0, *np.sum(expected, axis=0)])[self._places]
-        return tokens
+        up_to = [*accumulate(map(sum, zip(*expected, strict=True)), initial=float(len(expected)))]
+        return [up_to[rung] for rung in self.rungs]
 
     def timed(self, rows: int, rung: int, drafted: bool, length: float, seconds: float) -> None:
         """Take in how long a step took, its arguments as for `choose`."""
@@ -146,25 +139,29 @@ class Ladder:
             path.append(report.missed - 1)
             known = report.missed
         self._followers.learn(path, known)
-        accepted = np.zeros(self.rungs[-1])
-        if report.missed:  # what lies below it was not verified
-            accepted = self._followers.of(path[-1]).copy()
-        accepted[path] = 1.0
+        # What lies below a missed node was not verified.
+        accepted = self._followers.of(path[-1]) if report.missed else [0.0] * self.rungs[-1]
+        for place in path:
+            accepted[place] = 1.0
         drafts.take(drafts.whole, accepted)
         self._all.take(drafts.whole, accepted)
         drafts.whole = drafted
 
 
+def _speed(tokens: Sequence[float], seconds: Sequence[float]) -> list[float]:
+    return [some / took for some, took in zip(tokens, seconds, strict=True)]
+
+
 class RowDrafts:
-    """What is expected of a row's drafts: how likely each node is accepted, [N] float64, in trees with (True) and
+    """What is expected of a row's drafts: how likely each node is accepted, [N], in trees with (True) and
     without (False) the drafter that pauses. whole: which of them the row's tree is; a prefill drafts a whole one."""
 
-    def __init__(self, expected: dict[bool, Floats], least: float):
+    def __init__(self, expected: dict[bool, list[float]], least: float):
         """least: share of a new step in it, after the first ones."""
         self.expected, self.whole, self._least = expected, True, least
         self._seen, self._steps, self._last = {True: BELIEF, False: BELIEF}, 0, {True: 0, False: 0}
 
-    def take(self, whole: bool, accepted: Floats) -> None:
+    def take(self, whole: bool, accepted: Sequence[float]) -> None:
         """Take in the nodes [N] that a step accepted: 1, or how likely it would have. A step of a kind that was not
         seen for a while stands for those that were left out."""
         self._steps += 1
@@ -172,9 +169,12 @@ class RowDrafts:
         share = max(1 / self._seen[whole], self._least)
         left_out = self._steps - self._last[whole] - 1
         self._last[whole] = self._steps
-        surprise = min((1 + left_out) * share, max(share, STALE)) * (accepted - self.expected[whole])
-        self.expected[whole] += surprise
-        self.expected[not whole] = np.clip(self.expected[not whole] + ALIKE * surprise, 0.0, 1.0)
+        share = min((1 + left_out) * share, max(share, STALE))
+        own, other = self.expected[whole], self.expected[not whole]
+        for place, value in enumerate(accepted):
+            surprise = share * (value - own[place])
+            own[place] += surprise
+            other[place] = min(max(other[place] + ALIKE * surprise, 0.0), 1.0)
 
 
 def make_ladder(session: Session, nodes: int | str, identity: str, report: Callable[[str], None]) -> Ladder:

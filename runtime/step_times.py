@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..user_cache import cache_path, keep
 from .session import Session
@@ -39,25 +38,25 @@ class StepTimes:
     ):
         """rungs: numbers of nodes, rising. table: rows -> seconds for each of the rungs. saved: rows -> seconds."""
         self.rungs, self.slopes, self.saved = tuple(rungs), slopes, dict(saved)
-        part = np.array(self.rungs) / max(self.rungs[-1], 1)
-        self._slope = slopes[0] + (slopes[1] - slopes[0]) * part  # of each rung
-        self.table = {rows: np.array(times, np.float64) for rows, times in sorted(table.items())}
+        # Plain lists: a choice takes a few microseconds of each step, and arrays of a few numbers are slower.
+        self._slope = [slopes[0] + (slopes[1] - slopes[0]) * rung / max(self.rungs[-1], 1) for rung in self.rungs]
+        self.table = {rows: [float(seconds) for seconds in times] for rows, times in sorted(table.items())}
         # Logarithms of what steps took against the table: those of so many rows alike, and each rung beyond that.
         self._common = dict.fromkeys(self.table, 0.0)
-        self._own = {rows: np.zeros(len(self.rungs)) for rows in self.table}
+        self._own = {rows: [0.0] * len(self.rungs) for rows in self.table}
 
-    def seconds(self, rows: int, length: float, drafted: bool = True) -> NDArray[np.float64]:
+    def seconds(self, rows: int, length: float, drafted: bool = True) -> list[float]:
         """Of a step of so many rows with `length` tokens each on average, for each of the rungs. drafted: whether a
         drafter that pauses takes part."""
         rows = self._known(rows)
-        return self._expected(rows, length, drafted) * np.exp(self._own[rows])
+        expected = self._expected(rows, length, drafted)
+        return [seconds * math.exp(own) for seconds, own in zip(expected, self._own[rows], strict=True)]
 
     def observe(self, rows: int, rung: int, drafted: bool, length: float, seconds: float) -> None:
         """Correct the table by what a step took."""
         rows, place = self._known(rows), self.rungs.index(rung)
         off = math.log(min(max(seconds / self._expected(rows, length, drafted)[place], 0.25), 4.0))
-        own = self._own[rows]
-        own *= FORGET
+        own = self._own[rows] = [FORGET * each for each in self._own[rows]]
         surprise = off - self._common[rows] - own[place]  # a busy machine, or this rung alone: some of it goes to each
         self._common[rows] += FAST * surprise
         own[place] += SLOW * surprise
@@ -65,11 +64,11 @@ class StepTimes:
     @property
     def wrong(self) -> bool:
         """Whether the table has proved wrong: rungs do not relate as it says."""
-        return any(np.ptp(own) > WRONG for own in self._own.values())
+        return any(max(own) - min(own) > WRONG for own in self._own.values())
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, corrections included."""
-        table = {rows: (times * np.exp(self._own[rows])).tolist() for rows, times in self.table.items()}
+        table = {rows: self.seconds(rows, SHORT) for rows in self.table}
         return {"rungs": self.rungs, "table": table, "slopes": self.slopes, "saved": self.saved}
 
     @classmethod
@@ -89,11 +88,11 @@ class StepTimes:
         """The least number of rows in the table that holds so many."""
         return min((known for known in self.table if known >= rows), default=max(self.table))
 
-    def _expected(self, rows: int, length: float, drafted: bool) -> NDArray[np.float64]:
+    def _expected(self, rows: int, length: float, drafted: bool) -> list[float]:
         """What the table says."""
-        times = self.table[rows]
-        taken = times + rows * self._slope * (length - SHORT) - (0.0 if drafted else self.saved[rows])
-        return np.maximum(taken, 0.2 * times)
+        more, less = rows * (length - SHORT), 0.0 if drafted else self.saved[rows]
+        pairs = zip(self.table[rows], self._slope, strict=True)
+        return [max(seconds + more * slope - less, 0.2 * seconds) for seconds, slope in pairs]
 
 
 def kept_or_measured(

@@ -109,7 +109,7 @@ def time_steps(engine: Engine, length: float, report: Report) -> Steps:
             f"warning: other programs took {others:.0%} of the processor while steps were timed: long steps, those of "
             "many nodes, seem too slow; tune again when they are done"
         )
-    seconds = {rows: times.seconds(rows, length).tolist() for rows in times.table}
+    seconds = {rows: times.seconds(rows, length) for rows in times.table}
     return Steps(times.rungs, seconds, dict.fromkeys(seconds, 0.0))
 
 
