@@ -95,13 +95,21 @@ def test_weights_are_the_blocks_of_the_models_file(folder):
     assert kinds["int8"] > head * 34 // 32 and kinds.get("bfloat16", 0) < 100_000
 
 
-def test_answers_are_text_drafts_are_accepted(results):
+def test_answers_are_text(results):
     for result in results:
         assert result.finish_reason in ("stop", "length") and len(result.text.split()) > 5
         assert "\ufffd" not in result.text and "<|im_" not in result.text
         stats = result.stats
-        assert stats["new_tokens"] == len(result.token_ids) and 0 < stats["steps"] < stats["new_tokens"]
-        assert stats["tokens_per_step"] > 1.2 and stats["decode_s"] > 0 and stats["prefill_s"] > 0
+        assert stats["new_tokens"] == len(result.token_ids) and 0 < stats["steps"] <= stats["new_tokens"]
+        assert stats["decode_s"] > 0 and stats["prefill_s"] > 0
+
+
+def test_drafts_are_accepted(folder, results):
+    """How many nodes pay, and whether the head does, depends on what else the machine does: here all are verified."""
+    with specstep.load(folder, nodes="all", learning=False) as engine:
+        for prompt, result in zip(PROMPTS, results, strict=True):
+            drafted = engine.generate(prompt, 48, chat=True)
+            assert drafted.token_ids == result.token_ids and drafted.stats["tokens_per_step"] > 1.5
 
 
 def test_answers_are_the_same_again(engine, folder, results):
