@@ -194,7 +194,7 @@ def test_a_busy_machine_is_warned_of(others, warned, monkeypatch):
 
     def timed(session, rungs, budget):
         clock["wall"] += 10
-        return StepTimes(rungs, {1: [0.01] * len(rungs)}, (0.0, 0.0))
+        return StepTimes(rungs, {1: [0.01] * len(rungs)}, (0.0, 0.0), {1: 0.0})
 
     monkeypatch.setattr(measure, "measure", timed)
     monkeypatch.setattr(measure.os, "cpu_count", lambda: 1)
