@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "was served: prompts that begin like it prefill the rest alone; 0 keeps nothing (default: 256)"
     )  # fmt: skip
     add(
-        "--prefill-per-step", type=int, metavar="N", default=32, help="most prompt tokens that are prefilled between "
+        "--prefill-per-step", type=int, metavar="N", default=64, help="most prompt tokens that are prefilled between "
         "two steps: the longest pause that a prompt makes in running streams (default: 64)"
     )  # fmt: skip
     add_nodes_option(parser)

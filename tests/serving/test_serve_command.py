@@ -57,11 +57,11 @@ def test_directories_become_models(served, tmp_path):
     assert {name: engine.directory for name, engine in loaded.items()} == {"first": first, "other": second}
     assert (options.max_queue, options.api_keys, drain, FakeEngine.closed) == (3, (), 7, 2)
     assert bound.fileno() == -1, "the socket is closed"
-    how = {"prefix_cache_bytes": 2**28, "prefill_per_step": 32, "nodes": "auto"} | LEARNING
+    how = {"prefix_cache_bytes": 2**28, "prefill_per_step": 64, "nodes": "auto"} | LEARNING
     assert loaded["first"].options.items() >= how.items()
-    more = ["--prefix-cache", "0", "--prefill-per-step", "48", "--nodes", "3"]
+    more = ["--prefix-cache", "0", "--prefill-per-step", "32", "--nodes", "3"]
     assert main(["serve", str(first), "--port", "0", *more]) == 0
-    how = {"prefix_cache_bytes": 0, "prefill_per_step": 48, "nodes": 3} | LEARNING
+    how = {"prefix_cache_bytes": 0, "prefill_per_step": 32, "nodes": 3} | LEARNING
     assert served[1][0]["first"].options.items() >= how.items()
 
 
