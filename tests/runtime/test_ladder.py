@@ -39,6 +39,13 @@ def drafted(choice, hit):
         path.append(node)
 
 
+def reported(path, rung):
+    """What a step that verifies so many nodes reports of a path."""
+    kept = [node for node in path if node <= rung]
+    missed = path[len(kept)] if len(kept) < len(path) else 0
+    return RowReport([0] * (1 + len(kept)), 0, tuple(AcceptedNode(node, 0) for node in kept), missed, [])
+
+
 def run(ladder, hits, steps, fixed=None, seed=0):
     """Tokens per second of rows whose drafts hit with these probabilities, and the rungs chosen."""
     choice, rows, tokens, spent, chosen = random.Random(seed), [ladder.row() for _ in hits], 0, 0.0, []
@@ -49,12 +56,9 @@ def run(ladder, hits, steps, fixed=None, seed=0):
         spent += took
         ladder.timed(len(rows), rung, True, 100, took)
         for row, hit in zip(rows, hits, strict=True):
-            path = drafted(choice, hit(step))
-            kept = [node for node in path if node <= rung]
-            missed = path[len(kept)] if len(kept) < len(path) else 0
-            nodes = tuple(AcceptedNode(node, 0) for node in kept)
-            ladder.learn(row, RowReport([0] * (1 + len(kept)), 0, nodes, missed, []), True)
-            tokens += 1 + len(kept)
+            report = reported(drafted(choice, hit(step)), rung)
+            ladder.learn(row, report, True)
+            tokens += len(report.tokens)
     return tokens / spent, chosen
 
 
@@ -70,12 +74,9 @@ def run_paused(ladder, hits, steps, saved, share, fixed=None, seed=0):
         spent += took
         ladder.timed(len(rows), rung, draft, 100, took)
         for row, hit in zip(rows, hits, strict=True):
-            path = drafted(choice, hit(step) * (1 if row.whole else share))
-            kept = [node for node in path if node <= rung]
-            missed = path[len(kept)] if len(kept) < len(path) else 0
-            nodes = tuple(AcceptedNode(node, 0) for node in kept)
-            ladder.learn(row, RowReport([0] * (1 + len(kept)), 0, nodes, missed, []), draft)
-            tokens += 1 + len(kept)
+            report = reported(drafted(choice, hit(step) * (1 if row.whole else share)), rung)
+            ladder.learn(row, report, draft)
+            tokens += len(report.tokens)
     return tokens / spent, kinds
 
 
