@@ -9,6 +9,7 @@ STOP_IDS = 16  # stop tokens that a row can have
 BIASES = 512  # tokens whose logits a row can change, banned ones included
 BANNED_WORDS, WORD_TOKENS = 64, 8  # banned sequences of a row, and most tokens of one
 TOP_LOGPROBS = 20  # most alternatives whose log-probabilities are reported
+LAG = 8  # most tokens that a drafter which paused processes later; it goes without those before them
 ALL_TOKENS = -1  # a word of the allowed-token mask with every bit set
 # The table in which n-gram drafters count what an engine writes (kernels/ngram/learned.py): its rows by default; an
 # entry is (tag * LEARNED_TOKENS + token) * LEARNED_COUNTS + count.

@@ -67,7 +67,7 @@ class CausalLM(nn.Module):
             positions = positions.clamp(max=self.max_positions - 1)
         cache = LayerCache(keys, values, where.slots)
         given: dict[str, Any] = {"input_ids": tokens}
-        if where.wanted is not None:
+        if where.wanted is not None:  # zeros must enter ahead of the first layer
             given = {"inputs_embeds": where.zeros_unless_wanted(self.model.get_input_embeddings()(tokens))}
         return given | {
             "position_ids": positions,

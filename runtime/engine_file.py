@@ -52,8 +52,8 @@ class EngineSpec:
     call; `shared` belongs to all rows, the others have one part for each.
 
     capacity: slots of each cache; slot_step: a step may be given any multiple of it below `capacity`; scratch:
-    slots past a row's length that a step writes; catch_up: how many positions a drafter that pauses may be behind, 0
-    for one that does not pause; prefill_chunk: most prompt tokens per prefill call.
+    slots past a row's length that a step writes; catch_up: most positions that a drafter which pauses processes in a
+    step, 0 for one that does not pause; prefill_chunk: most prompt tokens per prefill call.
     """
 
     config: dict[str, Any]

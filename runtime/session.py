@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 from numpy import int32
 from numpy.typing import NDArray
 
+from ..controls import LAG
 from ..report import RUNNING, RowReport
 from .buffers import Buffers
 from .engine_file import EngineSpec
-
-LAG = 8  # most tokens that a drafter which paused processes after; those before them it goes without
 
 
 class DraftedTree(NamedTuple):

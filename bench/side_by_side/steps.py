@@ -167,10 +167,9 @@ def steps_table(measured: dict[str, Any]) -> str:
     cells: dict[tuple[str, int, int], dict[int, str]] = {}
     for step in measured["steps"]:
         cell = f"{step['step_ms']:.1f} ms, {step['step_ms'] / step['one_read_ms']:.1f} reads"
-        row_cells = cells.setdefault((step["weights"], step["nodes"], step["rows"]), {})
-        row_cells.setdefault(
-            step["tokens"], cell
-        )  # the first, as in the picture: an engine for many rows was timed again
+        by_length = cells.setdefault((step["weights"], step["nodes"], step["rows"]), {})
+        # The first, as in the picture: an engine for many rows was timed again.
+        by_length.setdefault(step["tokens"], cell)
     for (weights, nodes, rows), by_length in cells.items():
         row = " | ".join(by_length.get(length, "") for length in lengths)
         lines.append(f"| {weights} | {nodes} | {rows} | {row} |")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from ...controls import LAG
 from ..attention import Pass
 from ..state import State, StateTensor
 from ..target import CacheLayer
@@ -81,9 +82,9 @@ class Scorer(nn.Module):
 
 
 def most_catch_up(shape: TreeShape) -> int:
-    """The most positions that a scorer which pauses processes at once, and of which it can: what it left out last, and
-    a whole path, behind which rejected nodes lie."""
-    return 16 + 2 * (shape.depth + 1)
+    """The most positions that a scorer which pauses processes in a step, with room for as many rejected nodes behind
+    them as a path has: LAG that it left out, and a whole path."""
+    return LAG + 2 * (shape.depth + 1)
 
 
 class Drafter(nn.Module):

@@ -7,6 +7,7 @@ import pytest
 import specstep
 import torch
 from models import save_eagle3
+from specstep.graphs.attention import Pass
 from specstep.graphs.step import with_missed
 from specstep.graphs.tree import DraftTree, first_nodes, missed_node
 
@@ -93,6 +94,30 @@ def test_a_drafter_that_pauses_catches_up(drafter, model_folder, drafter_folder,
             assert 0 in caught_up and max(caught_up) <= session.spec.catch_up
             if every < 25:  # all that was left out is caught up: the trees are those of a drafter that did not pause
                 assert all(plain[place] == drafted for place, drafted in trees.items())
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "model"])
+def test_a_drafter_that_pauses_computes_with_zeros_and_proposes_nothing(
+    drafter, model_folder, drafter_folder, tmp_path, monkeypatch
+):
+    path = save_eagle3(tmp_path / "head") if drafter == "eagle3" else drafter_folder
+    engine = specstep.eager(str(model_folder), drafter=str(path), tree="dynamic", depth=3, top_k=2, nodes=6, **OPTIONS)
+    session, seen = engine.session, []
+    row = session.admit(PROMPTS[0], 90, [], SAMPLED)
+    attention = Pass.attention
+
+    def watched(self, query, key, value, *others):
+        out = attention(self, query, key, value, *others)
+        if self.wanted is not None:
+            seen.append(bool(query.any() or out.any()))
+        return out
+
+    monkeypatch.setattr(Pass, "attention", watched)
+    for draft in (True, False, False, True, False):
+        seen.clear()
+        session.step(2, draft)
+        assert seen and set(seen) == {draft}
+        assert any(parent >= 0 for parent in session.tree(row).parents) == draft
 
 
 def test_what_is_not_in_a_paused_drafters_cache_is_not_kept_for_others(model_folder, tmp_path):
