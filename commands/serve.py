@@ -51,6 +51,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--prefill-per-step", type=int, metavar="N", default=64, help="most prompt tokens that are prefilled between "
         "two steps: the longest pause that a prompt makes in running streams (default: 64)"
     )  # fmt: skip
+    add(
+        "--stream-interval-ms", type=int, metavar="MS", default=20, help="least time from one chunk of a stream to the "
+        "next: what comes between them goes out as one; 0 sends a chunk at each step (default: 20)"
+    )  # fmt: skip
     add_nodes_option(parser)
     add(
         "--share-prefixes", action="store_true", help="let calls with one API key start from what others were served, "
@@ -73,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
         max_queue=options.max_queue,
         log_prompts=options.log_prompts,
         share_prefixes=options.share_prefixes,
+        stream_interval_ms=options.stream_interval_ms,
         hosts=hosts_of(options.host, bool(keys)),
     )
     for name in ("drain", "prefix_cache"):

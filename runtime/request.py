@@ -31,10 +31,10 @@ class Request:
     strings, its text. allowed_tokens: says before each step what may follow. prefix_scope: whose kept prefixes it may
     start from, and adds to. predicted: what its answer has of its prediction, if it came with one. tokens: new ones so
     far. logprobs: theirs, where they were asked for. finish_reason: "stop", "length", or "cancelled"; None while it
-    runs. paths: the path that a step accepted -> how many steps did. nodes: how many drafted tokens each of its steps
-    verified. cached_tokens: how many of the prompt's needed no prefill. Seconds: queue_s from submission to a row of
-    its own; prefill_s from there to the end of prefill; decode_s from there to the last token; first_token_s from
-    submission to the first tokens.
+    runs. path: what the last step accepted. paths: such a path -> how many steps did. nodes: how many drafted tokens
+    each of its steps verified. cached_tokens: how many of the prompt's needed no prefill. Seconds: queue_s from
+    submission to a row of its own; prefill_s from there to the end of prefill; decode_s from there to the last token;
+    first_token_s from submission to the first tokens.
     """
 
     prompt: list[int]
@@ -47,6 +47,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
+    path: AcceptedPath = ()
     paths: Counter[AcceptedPath] = field(default_factory=Counter)
     nodes: list[int] = field(default_factory=list)
     cached_tokens: int = 0
@@ -76,6 +77,7 @@ class Request:
             finish = STOPPED if self.stop_text.found else finish
         self.tokens += report.tokens[:kept]
         self.logprobs += report.logprobs[:kept]
+        self.path = report.path
         self.paths[report.path] += 1
         if self.predicted is not None:
             self.predicted.push(report.tokens[:kept])

@@ -34,12 +34,13 @@ class Generation:
 
 class Piece(NamedTuple):
     """What a request's output grew by: token ids, and the text that is final now, which may be empty and may stem from
-    tokens of earlier pieces; the tokens' logprobs, where they were asked for. An engine without a tokenizer has no
-    text."""
+    tokens of earlier pieces; the tokens' logprobs, where they were asked for; how many of the tokens, from the front,
+    were accepted drafts. An engine without a tokenizer has no text."""
 
     token_ids: list[int]
     text: str
     logprobs: Sequence[TokenLogprobs] = ()
+    accepted: int = 0
 
 
 class Pieces:
@@ -52,7 +53,7 @@ class Pieces:
     def take(self, tokens: list[int]) -> Piece:
         """The piece of the tokens that the request was last updated with."""
         logprobs = self._request.logprobs[len(self._request.tokens) - len(tokens) :]
-        return Piece(tokens, self._new_text(tokens), logprobs)
+        return Piece(tokens, self._new_text(tokens), logprobs, min(len(self._request.path), len(tokens)))
 
     def _new_text(self, tokens: list[int]) -> str:
         if self._request.stop_text is not None:

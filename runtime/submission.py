@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 
+from ..report import REASONS
 from .request import Event, Request
 
 # What a step did for a request, or what failed with it; what failed with all; None: nothing more comes.
@@ -12,14 +13,19 @@ Told = tuple[Request, Event | BaseException] | BaseException | None
 
 
 class Events(SimpleQueue[Told]):
-    """What the worker tells, in order. listener: called after each, by the thread that tells; it must not raise."""
+    """What the worker tells, in order. listener: called after each, by the thread that tells, with whether a request
+    ends with it; it must not raise."""
 
-    listener: Callable[[], None] | None = None
+    listener: Callable[[bool], None] | None = None
 
     def put(self, told: Told, block: bool = True, timeout: float | None = None) -> None:
         super().put(told)
         if self.listener is not None:
-            self.listener()
+            self.listener(_ends(told))
+
+
+def _ends(told: Told) -> bool:
+    return not isinstance(told, tuple) or not isinstance(told[1], Event) or told[1].report.finish in REASONS
 
 
 class Caller:
@@ -62,11 +68,11 @@ class Submission:
         except Empty:
             return None
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Have a function called, now and by the engine's thread whenever there may be more to `poll`. It must be quick
-        and must not raise."""
+    def listen(self, listener: Callable[[bool], None]) -> None:
+        """Have a function called, now and by the engine's thread whenever there may be more to `poll`, with whether a
+        request ends with it, which for a stop string only `poll` finds. It must be quick and must not raise."""
         self._caller.events.listener = listener
-        listener()
+        listener(True)
 
     def cancel(self) -> None:
         """End the requests that still run or wait, from any thread; a reader that waits gets no more. What was read so

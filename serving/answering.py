@@ -37,6 +37,7 @@ class Call:
     form: Form
     metrics: Metrics
     firsts: list[Request]  # of the choices, one of each prompt
+    interval: float = 0.0  # least seconds from one chunk of a stream to the next, unless a choice ends
     include_usage: bool = False
     include_drafts: bool = False
     started: float = field(default_factory=time.perf_counter)
@@ -81,11 +82,10 @@ class Call:
         self.gone = True
         self.answer.cancel()
 
-    async def read(self) -> AsyncIterator[Grown]:
-        """The answer, with its places given back one by one. Raises what the engine raised."""
-        async for grown in self.answer.read():
-            if grown.request.finish_reason:
-                self.places.give_back(1)
+    async def read(self) -> AsyncIterator[list[Grown]]:
+        """The answer, as `Answer.read` has it, with its places given back one by one. Raises what the engine raised."""
+        async for grown in self.answer.read(self.interval):
+            self.places.give_back(sum(each.request.finish_reason is not None for each in grown))
             yield grown
 
     def head(self, kind: str) -> Json:
@@ -109,8 +109,9 @@ async def whole(call: Call, receive: Receive) -> Response:
     """The answer as one object."""
     texts = [""] * len(call.answer.requests)
     with call.running(receive):
-        async for index, _, piece in call.read():
-            texts[index] += piece.text
+        async for grown in call.read():
+            for each in grown:
+                texts[each.choice] += each.text
         if call.gone:
             return Response(status_code=GONE)
         if any(request.finish_reason == "cancelled" for request in call.answer.requests):
@@ -123,10 +124,13 @@ async def whole(call: Call, receive: Receive) -> Response:
 
 
 class EventStream(Response):
-    """The answer as server-sent events: a chunk for each step of each choice, then `[DONE]`."""
+    """The answer as server-sent events: chunks of what each choice grew by, then `[DONE]`."""
 
     def __init__(self, call: Call):
         self.call = call
+        tokenizer = call.served.engine.text
+        asked = call.include_drafts and tokenizer is not None
+        self._drafts = [Drafts(tokenizer) for _ in call.answer.requests] if asked and tokenizer else []
         super().__init__(None, 200, HEADERS, "text/event-stream")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,8 +148,9 @@ class EventStream(Response):
                 begun = call.form.begin(index)
                 if begun is not None:
                     yield self._chunk(begun)
-            async for chunk in self._steps():
-                yield chunk
+            async for grown in call.read():
+                if chunks := b"".join(chunk for each in grown for chunk in self._chunks(each)):
+                    yield chunks
         except Exception:
             logger.exception("%s failed", call.id)
             yield _event(error_body("the server failed; its log says why", BROKEN))
@@ -159,16 +164,13 @@ class EventStream(Response):
             yield _event({**call.head(call.form.chunk_object), "choices": [], "usage": call.usage()})
         yield b"data: [DONE]\n\n"
 
-    async def _steps(self) -> AsyncIterator[bytes]:
-        call, tokenizer = self.call, self.call.served.engine.text
-        asked = call.include_drafts and tokenizer is not None
-        drafts = [Drafts(tokenizer) for _ in call.answer.requests] if asked and tokenizer else []
-        async for index, request, piece in call.read():
-            told = drafts[index].step(request, piece.token_ids) if drafts else None
-            if piece.text or piece.logprobs or told:
-                yield self._chunk(call.form.grown(index, piece.text, piece.logprobs), told)
-            if request.finish_reason in ("stop", "length"):
-                yield self._chunk(call.form.end(index, request.finish_reason))
+    def _chunks(self, grown: Grown) -> Iterator[bytes]:
+        text, logprobs, reason = grown.text, grown.logprobs, grown.request.finish_reason
+        drafts = self._drafts[grown.choice].told(grown) if self._drafts else None
+        if text or logprobs or drafts:
+            yield self._chunk(self.call.form.grown(grown.choice, text, logprobs), drafts)
+        if reason in ("stop", "length"):
+            yield self._chunk(self.call.form.end(grown.choice, reason))
 
     def _chunk(self, choice: Json, drafts: Json | None = None) -> bytes:
         chunk = {**self.call.head(self.call.form.chunk_object), "choices": [choice]}

@@ -64,7 +64,8 @@ def _add_answers(app: FastAPI, served: Mapping[str, Served], metrics: Metrics, o
             ready = await asyncio.to_thread(prepare_chat, one, body, request.state.prefix_scope)
             form = ChatForm(one.token_text, bool(body.logprobs))
             answer = Answer(one.engine, ready.requests)
-        return await _answered(body, Call(one, answer, places, form, metrics, ready.firsts), request)
+        call = Call(one, answer, places, form, metrics, ready.firsts, options.stream_interval_ms / 1e3)
+        return await _answered(body, call, request)
 
     @app.post("/v1/completions", responses=ANSWERS | COMPLETION, response_model=None)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
@@ -76,7 +77,8 @@ def _add_answers(app: FastAPI, served: Mapping[str, Served], metrics: Metrics, o
             ready = await asyncio.to_thread(prepare_completion, one, body, request.state.prefix_scope)
             form = CompletionForm(one.token_text, body.logprobs, ready.echoed)
             answer = Answer(one.engine, ready.requests)
-        return await _answered(body, Call(one, answer, places, form, metrics, ready.firsts), request)
+        call = Call(one, answer, places, form, metrics, ready.firsts, options.stream_interval_ms / 1e3)
+        return await _answered(body, call, request)
 
 
 def _add_models(app: FastAPI, served: Mapping[str, Served]) -> None:

@@ -3,19 +3,36 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
+from ..report import TokenLogprobs
 from ..runtime.engine import Engine
 from ..runtime.request import Request
 from ..runtime.stream import Piece, Pieces
 
 
-class Grown(NamedTuple):
-    """A choice of a call that has grown: which one, its request, and what a step added."""
+@dataclass
+class Grown:
+    """A choice of a call that has grown: which one, its request, and what each step added."""
 
     choice: int
     request: Request
-    piece: Piece
+    pieces: list[Piece]
+
+    @property
+    def text(self) -> str:
+        """What the steps added to the text."""
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Their tokens."""
+        return [token for piece in self.pieces for token in piece.token_ids]
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """The tokens' logprobs, where they were asked for."""
+        return [each for piece in self.pieces for each in piece.logprobs]
 
 
 class Answer:
@@ -25,7 +42,8 @@ class Answer:
         """Submits the requests. Raises EngineError where the engine is closed."""
         self.requests = requests
         self._loop = asyncio.get_running_loop()
-        self._told, self._waking = asyncio.Event(), False
+        self._told, self._waking, self._pausing = asyncio.Event(), False, False
+        self._error: Exception | None = None
         self._places = {id(request): index for index, request in enumerate(requests)}
         self._pieces = [Pieces(request, engine.text) for request in requests]
         self._submission = engine.run(requests)
@@ -36,25 +54,58 @@ class Answer:
         self._submission.cancel()
         self._told.set()
 
-    async def read(self) -> AsyncIterator[Grown]:
-        """What the choices grow by, until all have ended or are cancelled. Raises what the engine raised."""
+    async def read(self, interval: float = 0.0) -> AsyncIterator[list[Grown]]:
+        """What the choices grew by, each at most once in a list, until all have ended or are cancelled. Raises what the
+        engine raised.
+
+        Args:
+            interval: seconds in which there is one list, unless a choice ends. A stop string is found when its tokens
+                are read.
+        """
+        grown: dict[int, Grown] = {}
         while True:
             self._told.clear()
-            while True:
-                try:
-                    told = self._submission.poll()
-                except StopIteration:
-                    return
-                if told is None:
-                    break
-                request, tokens = told
-                index = self._places[id(request)]
-                yield Grown(index, request, self._pieces[index].take(tokens))
+            more = self._take(grown)
+            ended = not more or any(each.request.finish_reason for each in grown.values())
+            if grown and (ended or not self._pausing):
+                yield list(grown.values())
+                grown = {}
+                self._pause(interval)
+            if self._error is not None:
+                raise self._error
+            if not more:
+                return
             await self._told.wait()
 
-    def _wake(self) -> None:
+    def _take(self, grown: dict[int, Grown]) -> bool:
+        """Add what has come -> whether more may come."""
+        try:
+            while (told := self._submission.poll()) is not None:
+                request, tokens = told
+                choice = self._places[id(request)]
+                one = grown.setdefault(choice, Grown(choice, request, []))
+                one.pieces.append(self._pieces[choice].take(tokens))
+        except StopIteration:
+            return False
+        except Exception as error:
+            self._error = error
+            return False
+        return True
+
+    def _pause(self, seconds: float) -> None:
+        """Have only a choice that ends wake the reader, until a time at which all readers go on: they cost one turn of
+        the loop then, not one each."""
+        if seconds and not self._pausing:
+            self._pausing = True
+            self._loop.call_at((self._loop.time() // seconds + 1) * seconds, self._resume)
+
+    def _resume(self) -> None:
+        self._pausing = False
+        self._told.set()
+
+    def _wake(self, ended: bool) -> None:
         """Called by the engine's thread: one call into the loop is under way at a time."""
-        if not self._waking:
+        if not self._waking and (ended or not self._pausing):
             self._waking = True
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
                 self._loop.call_soon_threadsafe(self._woken)

@@ -2,21 +2,25 @@
 
 from typing import Any
 
-from ..runtime.request import Request
+from ..runtime.stream import Piece
 from ..runtime.text import EngineTokenizer, TextStream
+from .bridge import Grown
 
 
 class Drafts:
-    """The extension `specstep` of one choice's chunks: {"tokens": the text of each of the step's tokens, "accepted":
-    how many of them, from the front, were drafted}. The texts make up the choice's text, but for a stop string."""
+    """The extension `specstep` of one choice's chunks: {"steps": [{"tokens": the text of each of a step's tokens,
+    "accepted": how many of them, from the front, were drafted}]}. The texts make up the choice's text, but for a stop
+    string."""
 
     def __init__(self, tokenizer: EngineTokenizer):
         self._text = TextStream(tokenizer)
-        self._drafted = 0
 
-    def step(self, request: Request, tokens: list[int]) -> dict[str, Any]:
-        """What the step that gave these tokens is to be told of."""
-        ended = request.finish_reason is not None
-        texts = [self._text.push([token], last=ended and at == len(tokens) - 1) for at, token in enumerate(tokens)]
-        before, self._drafted = self._drafted, sum(depth * steps for depth, steps in request.accepted.items())
-        return {"tokens": texts, "accepted": min(self._drafted - before, len(tokens))}
+    def told(self, grown: Grown) -> dict[str, Any]:
+        """What the steps that a chunk is of are to be told of."""
+        ended = grown.request.finish_reason is not None
+        return {"steps": [self._step(piece, ended and piece is grown.pieces[-1]) for piece in grown.pieces]}
+
+    def _step(self, piece: Piece, last: bool) -> dict[str, Any]:
+        places = enumerate(piece.token_ids, start=1)
+        texts = [self._text.push([token], last=last and place == len(piece.token_ids)) for place, token in places]
+        return {"tokens": texts, "accepted": piece.accepted}

@@ -14,7 +14,7 @@ from ray.serve.config import AutoscalingConfig
 from ..runtime.engine import load
 from ..runtime.engine_file import read_manifest
 from .app import create_app
-from .options import ServeOptions
+from .options import LONGEST_INTERVAL_MS, ServeOptions
 
 
 class Replicas(BaseModel):
@@ -23,8 +23,8 @@ class Replicas(BaseModel):
     engine: an engine directory, at the same place on every node. name: the model's name, that of the directory without
     it. min_replicas, max_replicas: engines that share the calls; between them, as many as keep the calls of each near
     its rows. max_queue: calls that may wait for a row of a replica; where all replicas have as many, as many more wait
-    in each of Ray's proxies, and then calls get status 503. cpus, gpus: what a replica takes of its node. api_keys: any
-    of them opens the API, none: it is open.
+    in each of Ray's proxies, and then calls get status 503. cpus, gpus: what a replica takes of its node. api_keys,
+    stream_interval_ms: see `ServeOptions`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -34,6 +34,7 @@ class Replicas(BaseModel):
     min_replicas: int = Field(1, ge=1)
     max_replicas: int = Field(1, ge=1)
     max_queue: int = Field(128, ge=0)
+    stream_interval_ms: int = Field(20, ge=0, le=LONGEST_INTERVAL_MS)
     cpus: float = Field(1, ge=0)
     gpus: float = Field(0, ge=0)
     api_keys: tuple[str, ...] = ()
@@ -44,7 +45,7 @@ def app(args: Replicas) -> Application:
     directory = Path(args.engine).resolve()
     name = args.name or directory.name
     rows = read_manifest(directory).spec.max_batch
-    options = ServeOptions(api_keys=args.api_keys, max_queue=args.max_queue)
+    options = ServeOptions(args.api_keys, args.max_queue, stream_interval_ms=args.stream_interval_ms)
 
     def replica() -> FastAPI:
         """Called in the process of each replica."""

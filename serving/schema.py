@@ -126,7 +126,8 @@ def _errors(**texts: str) -> Responses:
 
 
 BASE = _errors(e401="No valid API key", e408="The body is late", e413="The body is too large")
-STREAM = {"text/event-stream": {"schema": {"type": "string", "description": "a chunk for each step, then [DONE]"}}}
+EVENT = {"data": {"type": "string", "description": "JSON: what choices grew by, or an error; the last is [DONE]"}}
+STREAM = {"text/event-stream": {"schema": {"type": "object", "required": ["data"], "properties": EVENT}}}
 ANSWERS = BASE | _errors(
     e400="A field that cannot be taken; its name is `param`",
     e404="No such model",

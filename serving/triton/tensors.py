@@ -11,7 +11,7 @@ from ...report import TokenLogprobs
 from ...runtime.engine import Engine
 from ...runtime.prompt import Prompt, RequestOptions
 from ...runtime.request import Request
-from ...runtime.stream import Piece
+from ..bridge import Grown
 
 
 class Field(NamedTuple):
@@ -68,16 +68,17 @@ def read(engine: Engine, given: Given) -> list[Request]:
     return engine.requests(prompt, _one("max_new_tokens", given, None), **options)
 
 
-def told(choice: int, request: Request, piece: Piece) -> dict[str, np.ndarray]:
+def told(grown: Grown) -> dict[str, np.ndarray]:
     """The outputs of one response."""
+    request, logprobs = grown.request, grown.logprobs
     return {
-        "text": _string(piece.text),
-        "token_ids": np.array(piece.token_ids, np.int32),
-        "choice": np.array([choice], np.int32),
+        "text": _string(grown.text),
+        "token_ids": np.array(grown.token_ids, np.int32),
+        "choice": np.array([grown.choice], np.int32),
         "finish_reason": _string(request.finish_reason or ""),
         "prompt_tokens": np.array([len(request.prompt)], np.int32),
         "completion_tokens": np.array([len(request.tokens)], np.int32),
-        "logprobs": _string(json.dumps([_logprobs(each) for each in piece.logprobs]) if piece.logprobs else ""),
+        "logprobs": _string(json.dumps([_logprobs(each) for each in logprobs]) if logprobs else ""),
     }
 
 

@@ -56,7 +56,8 @@ class Worker:
         answer = Answer(self._engine, requests)
         try:
             async for grown in answer.read():
-                self._tell((number, told(grown.choice, grown.request, grown.piece)))
+                for each in grown:
+                    self._tell((number, told(each)))
         finally:
             answer.cancel()
             self._taken -= len(requests)

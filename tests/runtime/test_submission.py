@@ -19,7 +19,7 @@ def request(prompt, new_tokens):
 def polled(submission):
     """Everything, with a wait for the listener's call wherever there is nothing to read."""
     calls = queue.SimpleQueue()
-    submission.listen(lambda: calls.put(threading.current_thread().name))
+    submission.listen(lambda _: calls.put(threading.current_thread().name))
     assert calls.get(timeout=PATIENCE) == threading.current_thread().name, "called at once, for what came before"
     while True:
         try:
@@ -64,3 +64,13 @@ def test_a_listener_that_comes_late_misses_nothing():
     while engine._scheduler._worker is not None:
         time.sleep(0.001)
     assert [token for _, tokens in polled(submission) for token in tokens] == alone([5], 13)
+
+
+def test_a_listener_is_told_of_ends_alone():
+    engine = Engine(FakeSession(2, pause=0.005), None)
+    ends, asked = [], [request([5], 40), request([6], 20)]
+    submission = engine.run(asked)
+    submission.listen(lambda ended: ends.append(threading.current_thread().name) if ended else None)
+    assert sum(len(tokens) for _, tokens in submission) == 60
+    here = threading.current_thread().name
+    assert ends[0] == here and len([name for name in ends if name != here]) == 2, "at once, then for each request"

@@ -146,7 +146,7 @@ def test_drafts_are_told_where_they_are_asked_for(client, tiny):
     told = []
     for line in client.post(CHAT, json={**asked, "stream_options": {"include_drafts": True}}).text.split("\n\n"):
         if line.startswith("data: {"):
-            told += [json.loads(line[6:])["specstep"]] if "specstep" in line else []
+            told += json.loads(line[6:])["specstep"]["steps"] if "specstep" in line else []
     assert len(told) == expected.stats["steps"]
     assert sum(len(step["tokens"]) for step in told) == 80
     assert "".join(text for step in told for text in step["tokens"]) == expected.text

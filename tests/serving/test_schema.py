@@ -14,6 +14,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from served import user
 from specstep.serving.app import create_app
 from specstep.serving.options import ServeOptions
 
@@ -49,3 +50,10 @@ def test_answers_are_those_of_the_schema(described, mode):
 
         check()
     assert {"/v1/chat/completions", "/v1/completions", "/tokenize"} <= called
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_streams_are_those_of_the_schema(described, path):
+    asked = {"messages": user("hello")} if "chat" in path else {"prompt": "hello"}
+    case = described[path]["POST"].Case(body=asked | {"stream": True}, media_type="application/json")
+    assert case.call_and_validate(headers=KEY, checks=CHECKS).text.endswith("data: [DONE]\n\n")

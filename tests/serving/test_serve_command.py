@@ -59,8 +59,10 @@ def test_directories_become_models(served, tmp_path):
     assert bound.fileno() == -1, "the socket is closed"
     how = {"prefix_cache_bytes": 2**28, "prefill_per_step": 64, "nodes": "auto"} | LEARNING
     assert loaded["first"].options.items() >= how.items()
-    more = ["--prefix-cache", "0", "--prefill-per-step", "32", "--nodes", "3"]
+    assert options.stream_interval_ms == 20
+    more = ["--prefix-cache", "0", "--prefill-per-step", "32", "--nodes", "3", "--stream-interval-ms", "5"]
     assert main(["serve", str(first), "--port", "0", *more]) == 0
+    assert served[1][2].stream_interval_ms == 5
     how = {"prefix_cache_bytes": 0, "prefill_per_step": 32, "nodes": 3} | LEARNING
     assert served[1][0]["first"].options.items() >= how.items()
 
@@ -82,7 +84,7 @@ def test_an_open_server_for_everybody_is_warned_of(served, capsys):
     [
         (["a/x", "b/x"], "engines"), (["=x"], "engines"), (["x", "--api-key", "two words"], "api-key"),
         (["x", "--max-queue", "-1"], "max-queue"), (["x", "--drain", "-1"], "drain"),
-        (["x", "--prefix-cache", "-1"], "prefix-cache"),
+        (["x", "--prefix-cache", "-1"], "prefix-cache"), (["x", "--stream-interval-ms", "1001"], "stream-interval-ms"),
         (["x", "--port", "70000"], "host"), (["x", "--host", "no.such.host.invalid"], "host"),
     ],
 )  # fmt: skip
