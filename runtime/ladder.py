@@ -26,6 +26,7 @@ PROBE = 32  # at most one step in so many leaves out the drafter that pauses, or
 SPENT = 1 / 200  # share of the tokens per second that each of these two may cost
 STALE = 1 / 4  # most of what the first step of its kind after a while counts
 ALIKE = 1 / 2  # what a surprise of trees of one kind says of those of the other
+HOTTEST = 2.0  # temperature from which on rows are alike
 WORTH = 0.02  # share of a step that pausing must save to be thought of
 CHECK_STEPS = 2048  # steps between two looks at whether the kept times are wrong
 
@@ -75,13 +76,18 @@ class Ladder:
         self._last: dict[bool | str, int] = {True: 0, False: 0, "neighbour": 0}  # step of each kind
         nodes = self.rungs[-1]
         whole = [0.5 * 0.75**place for place in range(nodes)]
-        self._all = RowDrafts({True: whole, False: [0.8 * each for each in whole]}, MANY)
+        # What is expected of new rows, by twice their temperature: the more chance decides, the fewer drafts hit.
+        self._new = {0: RowDrafts({True: whole, False: [0.8 * each for each in whole]}, MANY)}
         self._followers = Followers(nodes)
         self._up = True  # the next neighbour is the rung above
 
-    def row(self) -> "RowDrafts":
-        """What is known of a new row."""
-        return RowDrafts({kind: list(expected) for kind, expected in self._all.expected.items()}, RECENT)
+    def row(self, temperature: float = 0.0) -> "RowDrafts":
+        """What is known of a new row: what those of about its temperature accepted."""
+        kind = round(2 * min(temperature, HOTTEST))
+        if kind not in self._new:
+            nearest = min(self._new, key=lambda other: abs(other - kind))
+            self._new[kind] = self._new[nearest].copy(MANY)
+        return self._new[kind].copy(RECENT)
 
     def choose(self, rows: int, drafts: "Sequence[RowDrafts]", length: float) -> Chosen:
         """What the next step, of `rows` rows in all, does: the most tokens per second that can be expected of those
@@ -144,7 +150,8 @@ class Ladder:
         for place in path:
             accepted[place] = 1.0
         drafts.take(drafts.whole, accepted)
-        self._all.take(drafts.whole, accepted)
+        if drafts.source is not None:
+            drafts.source.take(drafts.whole, accepted)
         drafts.whole = drafted
 
 
@@ -154,12 +161,17 @@ def _speed(tokens: Sequence[float], seconds: Sequence[float]) -> list[float]:
 
 class RowDrafts:
     """What is expected of a row's drafts: how likely each node is accepted, [N], in trees with (True) and
-    without (False) the drafter that pauses. whole: which of them the row's tree is; a prefill drafts a whole one."""
+    without (False) the drafter that pauses. whole: which of them the row's tree is; a prefill drafts a whole one.
+    source: what is expected of new rows that are like it."""
 
-    def __init__(self, expected: dict[bool, list[float]], least: float):
+    def __init__(self, expected: dict[bool, list[float]], least: float, source: "RowDrafts | None" = None):
         """least: share of a new step in it, after the first ones."""
-        self.expected, self.whole, self._least = expected, True, least
+        self.expected, self.whole, self.source, self._least = expected, True, source, least
         self._seen, self._steps, self._last = {True: BELIEF, False: BELIEF}, 0, {True: 0, False: 0}
+
+    def copy(self, least: float) -> "RowDrafts":
+        """Drafts that begin with what is expected here, which is their source."""
+        return RowDrafts({kind: list(expected) for kind, expected in self.expected.items()}, least, self)
 
     def take(self, whole: bool, accepted: Sequence[float]) -> None:
         """Take in the nodes [N] that a step accepted: 1, or how likely it would have. A step of a kind that was not

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..controls import Sampling
 from ..report import REASONS, STOPPED, AcceptedPath, RowReport, TokenLogprobs
 from .allowed_tokens import AllowedTokens
 from .prediction import FollowedPrediction
@@ -89,6 +90,11 @@ class Request:
     def seed(self) -> int | None:
         """The seed that its tokens are drawn with, None for a greedy request."""
         return self.controls.get("seeds")
+
+    @property
+    def temperature(self) -> float:
+        """What its tokens are drawn at, 0 for a greedy request."""
+        return float(Sampling(*self.controls["sampling"]).temperature) if "sampling" in self.controls else 0.0
 
     @property
     def steps(self) -> int:

@@ -157,7 +157,8 @@ class Scheduler:
                 caller = self._callers.popleft()
                 if caller.cancelled or not caller.waiting:
                     continue
-                rows.filling = Taken(caller, caller.waiting.popleft(), self._ladder.row())
+                request = caller.waiting.popleft()
+                rows.filling = Taken(caller, request, self._ladder.row(request.temperature))
                 if caller.waiting:
                     self._callers.append(caller)
                 return rows.filling

@@ -102,6 +102,19 @@ def test_the_choice_is_near_the_best_fixed_one(rows, hits):
     assert chosen > 0.97 * fixed[0]
 
 
+def test_a_new_row_begins_with_what_rows_of_its_temperature_accepted():
+    ladder, choice = Ladder(RUNGS, times()), random.Random(0)
+    for _ in range(10):
+        for temperature, hit in ((0.0, 0.9), (2.0, 0.02)):
+            row = ladder.row(temperature)
+            for _ in range(40):
+                rung = ladder.choose(1, [row], 100).nodes
+                ladder.learn(row, reported(drafted(choice, hit), rung), True)
+    first = {temperature: ladder.row(temperature).expected[True][0] for temperature in (0.0, 0.2, 1.9, 2.0, 50.0)}
+    assert first[0.0] == first[0.2] > 0.7
+    assert first[1.9] == first[2.0] == first[50.0] < 0.1
+
+
 @pytest.mark.parametrize("rows", [1, 8])
 def test_hopeless_rows_go_down_to_plain_decoding_and_come_back(rows):
     hits = [lambda step: 0.0 if 100 <= step < 300 else 0.8] * rows
