@@ -52,8 +52,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "two steps: the longest pause that a prompt makes in running streams (default: 64)"
     )  # fmt: skip
     add(
-        "--stream-interval-ms", type=int, metavar="MS", default=20, help="least time from one chunk of a stream to the "
-        "next: what comes between them goes out as one; 0 sends a chunk at each step (default: 20)"
+        "--stream-interval-ms", type=int, metavar="MS", default=40, help="least time from one chunk of a stream to the "
+        "next: what comes between them goes out as one; 0 sends a chunk at each step (default: 40)"
     )  # fmt: skip
     add_nodes_option(parser)
     add(

@@ -26,7 +26,7 @@ class ServeOptions:
     body_seconds: float = 30.0
     log_prompts: bool = False
     share_prefixes: bool = False
-    stream_interval_ms: int = 20
+    stream_interval_ms: int = 40
     hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

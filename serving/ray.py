@@ -34,7 +34,7 @@ class Replicas(BaseModel):
     min_replicas: int = Field(1, ge=1)
     max_replicas: int = Field(1, ge=1)
     max_queue: int = Field(128, ge=0)
-    stream_interval_ms: int = Field(20, ge=0, le=LONGEST_INTERVAL_MS)
+    stream_interval_ms: int = Field(40, ge=0, le=LONGEST_INTERVAL_MS)
     cpus: float = Field(1, ge=0)
     gpus: float = Field(0, ge=0)
     api_keys: tuple[str, ...] = ()

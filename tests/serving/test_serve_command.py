@@ -59,7 +59,7 @@ def test_directories_become_models(served, tmp_path):
     assert bound.fileno() == -1, "the socket is closed"
     how = {"prefix_cache_bytes": 2**28, "prefill_per_step": 64, "nodes": "auto"} | LEARNING
     assert loaded["first"].options.items() >= how.items()
-    assert options.stream_interval_ms == 20
+    assert options.stream_interval_ms == 40
     more = ["--prefix-cache", "0", "--prefill-per-step", "32", "--nodes", "3", "--stream-interval-ms", "5"]
     assert main(["serve", str(first), "--port", "0", *more]) == 0
     assert served[1][2].stream_interval_ms == 5
