@@ -20,6 +20,7 @@ from ..runtime.inductor.aoti import machine
 from . import exact
 from .assemble import Graphs
 from .export import export_program
+from .gpu_rewrites import rewrite_for_gpu
 from .lean_code import FEW_PAIRS, UNCHECKED, collect_rarely, known, no_input_checks, rules_made_once
 from .lowered import Lowered
 from .packed_weights import pack_weights
@@ -32,6 +33,10 @@ CONFIG: dict[str, Any] = {
     # The weights stay out of the package and keep their names: both programs are lent the same mapped file.
     "always_keep_tensor_constants": True,
     "aot_inductor.package_constants_in_so": False,
+}
+GPU_CONFIG: dict[str, Any] = {
+    "combo_kernels": True,  # one launch for small kernels that do not wait for each other
+    "shape_padding": False,  # it would copy weights of odd sizes in each step
 }
 
 
@@ -94,6 +99,8 @@ def compile_programs(
     """
     config, paths = CONFIG | known(UNCHECKED), {name: directory / f"{name}.pt2" for name in exported}
     if device == "cuda":  # CUDA does not survive a fork
+        config |= GPU_CONFIG
+        rewrite_for_gpu(exported.values())
         for name, program in exported.items():
             _compile(program, paths[name], config)
         return []

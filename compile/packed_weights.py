@@ -1,7 +1,7 @@
 """Packs the weights of linear layers in exported programs, before they are compiled for a CPU: see `kernels.linear`."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -10,11 +10,13 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..kernels.expert_linear.op import expert_linear
-from ..kernels.linear.packing import OUTPUTS
+from ..kernels.linear.packing import OUTPUTS, STEPS
 from ..kernels.native import load_library
 from .precision import Form, Precision, plain
 from .rewrites import insert_call
 from .stored_program import Key, Packed, PackedTensors, StoredProgram, as_is, turned
+
+Call = tuple[Any, tuple[Any, ...]]  # an op and its arguments
 
 
 def pack_weights(exported: Collection[ExportedProgram], precision: Precision = plain) -> list[Packed]:
@@ -30,22 +32,16 @@ def pack_weights(exported: Collection[ExportedProgram], precision: Precision = p
     """
     load_library()
     packed = PackedTensors(precision)
-    programs = [StoredProgram(program, packed) for program in exported]
-    linears = [_runs(program) for program in programs]
-    embedded = {program.key(node.args[0]) for program in programs for node in program.embeddings()}
-    partners: dict[Key, set[Key]] = defaultdict(set)
+    programs = [StoredProgram(program, packed, "cpu", STEPS) for program in exported]
+    linears = joined_layers(programs)
+    held: set[Any] = set()
     for program, runs in zip(programs, linears, strict=True):
-        for run in runs:
-            for key in _weights(program, run):
-                partners[key].add(_weights(program, run))
+        held.update(key for run in runs for key in _weights(program, run))
     for program, runs in zip(programs, linears, strict=True):
-        for run in runs:
-            keys = _weights(program, run)
-            together = all(partners[key] == {keys} and key not in embedded for key in keys)
-            for layers in [run] if together else [[layer] for layer in run]:
-                _replace_linears(program, layers)
+        for layers in runs:
+            replace_layers(program, layers, program.form(layers[0].args[1]), _packed_linear)
         for node in program.embeddings():
-            if program.key(node.args[0]) in partners or program.form(node.args[0]).kind == "int8":
+            if program.key(node.args[0]) in held or program.form(node.args[0]).kind == "int8":
                 _replace_embedding(program, node)
         for node in program.calls(expert_linear._opoverload):
             _replace_experts(program, node)
@@ -55,18 +51,39 @@ def pack_weights(exported: Collection[ExportedProgram], precision: Precision = p
     return list(packed.made.values())
 
 
+def joined_layers(programs: Sequence[StoredProgram], outputs: int = OUTPUTS) -> list[list[list[Node]]]:
+    """The linear layers of each program: those in one list can be one layer, and are in every program. outputs: the
+    weights that are joined have a multiple of them, but for the last."""
+    linears = [_runs(program, outputs) for program in programs]
+    embedded = {program.key(node.args[0]) for program in programs for node in program.embeddings()}
+    partners: dict[Key, set[Key]] = defaultdict(set)
+    for program, runs in zip(programs, linears, strict=True):
+        for run in runs:
+            for key in _weights(program, run):
+                partners[key].add(_weights(program, run))
+
+    def together(program: StoredProgram, run: list[Node]) -> bool:
+        keys = _weights(program, run)
+        return all(partners[key] == {keys} and key not in embedded for key in keys)
+
+    return [
+        [layers for run in runs for layers in ([run] if together(program, run) else [[layer] for layer in run])]
+        for program, runs in zip(programs, linears, strict=True)
+    ]
+
+
 def _weights(program: StoredProgram, run: Sequence[Node]) -> Key:
     return tuple(program.key(node.args[1]) for node in run)
 
 
-def _runs(program: StoredProgram) -> list[list[Node]]:
-    """The linear layers to replace, in runs that can be one layer: of the same x, different weights of whole panels but
-    for the last, and biases that are all stored or all absent."""
+def _runs(program: StoredProgram, outputs: int) -> list[list[Node]]:
+    """The linear layers to replace, in runs that can be one layer: of the same x, different weights, and biases that
+    are all stored or all absent."""
     runs: list[list[Node]] = []
     last: dict[Any, list[Node]] = {}  # of each x
     for node in program.calls(torch.ops.aten.linear.default):
         run = last.get(node.args[0])
-        if run is None or not _joins(program, run, node):
+        if run is None or _columns(run[-1]) % outputs or not _joins(program, run, node):
             run = last[node.args[0]] = []
             runs.append(run)
         run.append(node)
@@ -76,8 +93,7 @@ def _runs(program: StoredProgram) -> list[list[Node]]:
 def _joins(program: StoredProgram, run: list[Node], node: Node) -> bool:
     biases = [_bias(layer) for layer in (*run, node)]
     return (
-        _columns(run[-1]) % OUTPUTS == 0
-        and program.key(node.args[1]) not in _weights(program, run)
+        program.key(node.args[1]) not in _weights(program, run)
         and program.form(node.args[1]).kind == program.form(run[-1].args[1]).kind
         and (all(bias is None for bias in biases) or all(bias in program.stored for bias in biases))
     )
@@ -91,18 +107,22 @@ def _columns(layer: Node) -> int:
     return int(layer.meta["val"].shape[-1])
 
 
-def _replace_linears(program: StoredProgram, layers: list[Node]) -> None:
-    """One product for all layers, which read the same x, and a slice of it for each."""
+def _packed_linear(x: Node, weight: Node, bias: Any, columns: int) -> Call:
+    return torch.ops.specstep.packed_linear.default, (x, weight, bias, columns)
+
+
+def replace_layers(program: StoredProgram, layers: list[Node], form: Form, linear: Callable[..., Call]) -> None:
+    """One product for all layers, which read the same x, and a slice of it for each. form: what their weights become.
+    linear: x, weight, bias and the number of outputs -> the call that gives them."""
     columns = [_columns(layer) for layer in layers]
     bias = _bias(layers[0])
     if len(layers) > 1 and bias is not None:
         biases = [_bias(layer) for layer in layers]
         bias = program.packed(biases, Form(str(biases[0].meta["val"].dtype).removeprefix("torch."), torch.clone))
-    weight = program.packed([layer.args[1] for layer in layers], program.form(layers[0].args[1]))
-    op, axis = torch.ops.specstep.packed_linear.default, layers[0].meta["val"].dim() - 1
+    weight, axis = program.packed([layer.args[1] for layer in layers], form), layers[0].meta["val"].dim() - 1
     ends = list(accumulate(columns))
     with program.graph.inserting_before(layers[0]):
-        new = [insert_call(layers[0], op, (layers[0].args[0], weight, bias, ends[-1]))]
+        new = [insert_call(layers[0], *linear(layers[0].args[0], weight, bias, ends[-1]))]
         if len(layers) > 1:
             parts = zip(layers, [0, *ends], ends, strict=False)
             new = [insert_call(node, torch.ops.aten.slice.Tensor, (new[0], axis, *part)) for node, *part in parts]

@@ -1,6 +1,6 @@
 """Exported programs and the tensors that they store, some of which are packed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,6 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node
 
 from ..kernels.expert_linear.op import expert_linear
-from ..kernels.linear.packing import STEPS
 from .precision import Form, Precision, plain
 from .writer import identity
 
@@ -66,8 +65,9 @@ class PackedTensors:
 class StoredProgram:
     """An exported program with its stored tensors."""
 
-    def __init__(self, exported: ExportedProgram, packed: PackedTensors):
-        self.packed_tensors = packed
+    def __init__(self, exported: ExportedProgram, packed: PackedTensors, device: str, dtypes: Collection[torch.dtype]):
+        """device, dtypes: layers of others are left alone."""
+        self.packed_tensors, self.device, self.dtypes = packed, device, dtypes
         self.exported, self.graph = exported, exported.graph_module.graph
         specs = [spec for spec in exported.graph_signature.input_specs if spec.kind in STORED]
         names = {spec.arg.name: spec.target for spec in specs}
@@ -78,19 +78,22 @@ class StoredProgram:
         self.routed = {node.args[1].meta["val"].shape[0] for node in experts}  # counts of experts
 
     def calls(self, target: Any, first: int = 0) -> Iterator[Node]:
-        """Calls of an op whose arguments from `first` on are an x and a stored tensor of its dtype; on the CPU."""
+        """Calls of an op whose arguments from `first` on are an x and a stored tensor of its dtype."""
         for node in self.graph.find_nodes(op="call_function", target=target):
             pair = node.args[first : first + 2]
             x, weight = (argument.meta["val"] for argument in pair)
-            if pair[1] in self.stored and x.dtype == weight.dtype and weight.dtype in STEPS and _on_cpu(x, weight):
+            if pair[1] in self.stored and x.dtype == weight.dtype in self.dtypes and self._here(x, weight):
                 yield node
 
     def embeddings(self) -> Iterator[Node]:
-        """Calls of `aten.embedding` over a stored tensor, by ids of int64; on the CPU."""
+        """Calls of `aten.embedding` over a stored tensor, by ids of int64."""
         for node in self.graph.find_nodes(op="call_function", target=torch.ops.aten.embedding.default):
             weight, ids = (argument.meta["val"] for argument in node.args[:2])
-            if node.args[0] in self.stored and ids.dtype == torch.int64 and _on_cpu(weight, ids):
+            if node.args[0] in self.stored and ids.dtype == torch.int64 and self._here(weight, ids):
                 yield node
+
+    def _here(self, *tensors: Tensor) -> bool:
+        return all(tensor.device.type == self.device for tensor in tensors)
 
     def tensor(self, node: Any) -> Tensor:
         """The stored tensor behind a placeholder."""
@@ -145,7 +148,3 @@ class StoredProgram:
         for name in [name for name, tensor in held.items() if name not in targets and identity(tensor) in keys]:
             del held[name]
         self.exported.graph_module.recompile()
-
-
-def _on_cpu(*tensors: Tensor) -> bool:
-    return all(tensor.device.type == "cpu" for tensor in tensors)

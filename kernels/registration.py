@@ -6,6 +6,7 @@ op is one node in an exported graph (so that ONNX and TensorRT can map it to a f
 sees its body instead, plain aten on CPU and Triton kernels on CUDA.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch._library.triton import set_wrap_triton_enabled
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.library import CustomOpDef
+from torch.utils._sympy.numbers import int_oo
 
 Function = Callable[..., Any]
 
@@ -54,3 +56,12 @@ def traced_op(
     op.register_fake(body)
     op.register_torch_dispatch(FunctionalTensorMode, trace)
     return op
+
+
+def greatest(size: int) -> int:
+    """The greatest value of a size: of one that a trace leaves open, its upper bound, or the largest int without one.
+    What a kernel is compiled for may depend on it, but not on the size."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    upper = size.node.shape_env.bound_sympy(size.node.expr).upper
+    return sys.maxsize if upper == int_oo else int(upper)

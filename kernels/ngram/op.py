@@ -13,4 +13,10 @@ def _cpu(*arguments: Any) -> Any:
     return torch.ops.specstep.ngram_native(*arguments) if has_library() else reference.ngram(*arguments)
 
 
-ngram = traced_op("specstep::ngram", reference.ngram, cpu=_cpu)
+def _triton(*arguments: Any) -> Any:
+    from . import triton
+
+    return triton.ngram(*arguments)
+
+
+ngram = traced_op("specstep::ngram", reference.ngram, cpu=_cpu, cuda=_triton)

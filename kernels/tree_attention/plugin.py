@@ -52,7 +52,8 @@ class AttendSplit(Plugin):
         launch = blocks(rows, key_size, value_size, 4 if dtype == "float32" else 2)
         options = {name: launch.pop(name) for name in ("num_warps", "num_stages")}
         constants = {"SCALE": attributes["scale"], "SOFTCAP": attributes["softcap"], "WINDOW": attributes["window"]}
-        constants |= {"D": key_size, "DV": value_size, **launch, "stride_qd": 1, "stride_kd": 1, "stride_vd": 1}
+        constants |= {"D": key_size, "DV": value_size, "PROGRAMS": PROGRAMS, **launch}
+        constants |= {"stride_qd": 1, "stride_kd": 1, "stride_vd": 1}
         aligned = key_size % 16 == value_size % 16 == 0
         return Case(self.name, attend_split_kernel, self.pointers(dtype), constants, options, aligned_strides=aligned)
 

@@ -11,8 +11,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 
+from ..registration import greatest
+
 PROGRAMS = 256  # split the cache until about this many programs run: two per multiprocessor of a large GPU
 MAX_SPLITS = 64
+LONG = 4096  # tree nodes of a pass whose size has no bound
+LEAST_KEYS = tl.constexpr(128)  # of a split: fewer cost more to merge than they save
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -56,6 +60,7 @@ def attend_split_kernel(
     split_out, split_norm,
     SCALE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr,
+    PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(2).to(tl.int64) // kv_heads
     head = tl.program_id(2).to(tl.int64) % kv_heads
@@ -73,16 +78,33 @@ def attend_split_kernel(
     depth = tl.load(depths + batch * nodes + node, mask=row_used, other=0).to(tl.int32)
 
     # Blocks of work: those of the committed slots (from the first that a window leaves visible), then the tree's.
-    # Splits share what this row really holds, so the cost follows its length and not the capacity.
+    # Splits share what this row really holds, so the cost follows its length and not the capacity. Those that are too
+    # many for it, or for the programs that run, have nothing to do.
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length + tl.min(tl.where(row_used, depth, 2147483647), 0) - WINDOW + 1, 0) // BLOCK_S
     last = tl.cdiv(length, BLOCK_S)
     first = tl.minimum(first, last)
-    tree_blocks = tl.cdiv(keys, BLOCK_S)
-    per_split = tl.cdiv(last - first + tree_blocks, tl.num_programs(0))
+    seen = (
+        0  # tree keys up to the last that any query sees, in whole words: a prompt's tokens see none of the later ones
+    )
+    bits = ancestors + (batch * nodes + node) * words
+    for number in range(tl.cdiv(keys, 32)):
+        word = tl.load(bits + number, mask=row_used, other=0)
+        seen = tl.where(tl.max((word != 0).to(tl.int32), 0) > 0, 32 * number + 32, seen)
+    tree_blocks = tl.cdiv(tl.minimum(seen, keys), BLOCK_S)
+    splits = tl.minimum(tl.num_programs(0), PROGRAMS // (tl.num_programs(1) * tl.num_programs(2)))
+    per_split = tl.cdiv(last - first + tree_blocks, tl.maximum(splits, 1))
+    per_split = tl.maximum(per_split, (LEAST_KEYS + BLOCK_S - 1) // BLOCK_S)
     begin = first + tl.program_id(0) * per_split
     end = begin + per_split
+
+    # [split, B, H, T]: heads of a group follow one another, so row r is entry r of this group's heads.
+    entry = tl.program_id(0).to(tl.int64) * tl.num_programs(2) + tl.program_id(2)
+    entry = entry * (group * nodes) + row
+    if begin >= last + tree_blocks:
+        tl.store(split_norm + entry, tl.full([BLOCK_R], float("-inf"), tl.float32), mask=row_used)
+        return
 
     peak = tl.full([BLOCK_R], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_R], tl.float32)
@@ -97,10 +119,9 @@ def attend_split_kernel(
             stride_ks, stride_kd, stride_vs, stride_vd, length,
             SCALE, SOFTCAP, D, DV, BLOCK_D, BLOCK_DV,
         )  # fmt: skip
-    bits = ancestors + (batch * nodes + node)[:, None] * words
     for block in range(tl.maximum(begin, last) - last, tl.minimum(end - last, tree_blocks)):
         key = block * BLOCK_S + tl.arange(0, BLOCK_S)
-        word = tl.load(bits + (key // 32)[None, :], mask=row_used[:, None] & (key < keys)[None, :], other=0)
+        word = tl.load(bits[:, None] + (key // 32)[None, :], mask=row_used[:, None] & (key < keys)[None, :], other=0)
         visible = (((word >> (key % 32)[None, :]) & 1) != 0) & (length + key < slots)[None, :]
         if WINDOW > 0:
             key_depth = tl.load(key_depths + batch * keys + key, mask=key < keys, other=0).to(tl.int32)
@@ -111,9 +132,6 @@ def attend_split_kernel(
             SCALE, SOFTCAP, D, DV, BLOCK_D, BLOCK_DV,
         )  # fmt: skip
 
-    # [split, B, H, T]: heads of a group follow one another, so row r is entry r of this group's heads.
-    entry = tl.program_id(0).to(tl.int64) * tl.num_programs(2) + tl.program_id(2)
-    entry = entry * (group * nodes) + row
     safe_total = tl.where(total > 0.0, total, 1.0)
     tl.store(split_norm + entry, tl.where(total > 0.0, peak + tl.log2(safe_total), float("-inf")), mask=row_used)
     column = tl.arange(0, BLOCK_DV)[None, :]
@@ -166,6 +184,11 @@ def blocks(rows: int, key_size: int, value_size: int, element_size: int) -> dict
     }
 
 
+def most_splits(programs: int) -> int:
+    """Splits to have memory for, where the largest pass of a single row takes `programs` for each of them."""
+    return max(1, min(MAX_SPLITS, 2 * PROGRAMS // programs))  # twice: smaller passes have fewer programs
+
+
 def tree_attention(
     q: Tensor,
     k: Tensor,
@@ -183,12 +206,14 @@ def tree_attention(
     batch, heads, nodes, key_size = q.shape
     _, kv_heads, slots, value_size = v.shape
     group = heads // kv_heads
-    options = blocks(group * nodes, key_size, value_size, q.element_size())
-    tiles = triton.cdiv(group * nodes, options["BLOCK_R"])
-    splits = max(1, min(MAX_SPLITS, PROGRAMS // (batch * kv_heads * tiles)))
+    # What a kernel is compiled with must not depend on sizes that vary from step to step, nor may the memory it takes.
+    most_rows = group * min(greatest(nodes), LONG)
+    options = blocks(most_rows, key_size, value_size, q.element_size())
+    splits = most_splits(kv_heads * triton.cdiv(most_rows, options["BLOCK_R"]))
     split_out = torch.empty(splits, batch, heads, nodes, value_size, dtype=torch.float32, device=q.device)
     split_norm = torch.empty(splits, batch, heads, nodes, dtype=torch.float32, device=q.device)
     out = torch.empty(batch, nodes, heads, value_size, dtype=q.dtype, device=q.device)
+    tiles = triton.cdiv(group * nodes, options["BLOCK_R"])
     wrap_triton(attend_split_kernel)[(splits, tiles, batch * kv_heads)](
         q,
         k,
@@ -213,6 +238,7 @@ def tree_attention(
         WINDOW=window,
         D=key_size,
         DV=value_size,
+        PROGRAMS=PROGRAMS,
         **options,
     )
     wrap_triton(merge_splits_kernel)[(batch * heads * nodes,)](

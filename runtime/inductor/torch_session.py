@@ -19,7 +19,7 @@ Program = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # flat tensors in, fla
 
 
 class TorchSession(Session):
-    """See `Session`. On a GPU each size of a step, in rows, slots, nodes and positions, is one CUDA graph."""
+    """See `Session`. On a GPU each size of a step, in rows, nodes and positions, is a CUDA graph over whole caches."""
 
     def __init__(self, spec: EngineSpec, prefill: Program, step: Program):
         super().__init__(spec)
@@ -55,6 +55,8 @@ class TorchSession(Session):
             self.state[name][rows] = tensor
 
     def replay(self, rows: int, slots: int, nodes: int, catch_up: int) -> NDArray[np.int64]:
+        if self._pool:  # kernels stop where a row ends: one graph for all lengths
+            slots = self.spec.most_slots
         size = rows, slots, nodes, catch_up
         if size not in self._replays:
             self._replays[size] = self._make_replay(*size)
