@@ -35,9 +35,10 @@ CONFIG: dict[str, Any] = {
     "aot_inductor.package_constants_in_so": False,
 }
 GPU_CONFIG: dict[str, Any] = {
-    "combo_kernels": True,  # one launch for small kernels that do not wait for each other
     "shape_padding": False,  # it would copy weights of odd sizes in each step
 }
+# One launch for small kernels that do not wait for each other; reductions over a size that varies cannot be in one.
+FEW_LAUNCHES: dict[str, Any] = {"combo_kernels": True, "combo_kernels_pointwise_only": True}
 
 
 def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Lowered:
@@ -100,6 +101,8 @@ def compile_programs(
     config, paths = CONFIG | known(UNCHECKED), {name: directory / f"{name}.pt2" for name in exported}
     if device == "cuda":  # CUDA does not survive a fork
         config |= GPU_CONFIG
+        if known(FEW_LAUNCHES) == FEW_LAUNCHES:
+            config |= FEW_LAUNCHES
         rewrite_for_gpu(exported.values())
         for name, program in exported.items():
             _compile(program, paths[name], config)

@@ -81,22 +81,9 @@ def _kv_write_case() -> Case:
 def _ngram_case() -> Case:
     from .ngram.triton import ngram_kernel
 
-    ints = (
-        "history",
-        "lengths",
-        "context",
-        "prediction",
-        "predicted",
-        "expected",
-        "keys",
-        "learned",
-        "tokens",
-        "places",
-    )
-    floats = ("concentrations", "trust", "probability", "log_probs")
-    pointers = (
-        dict.fromkeys(ints, "*i64") | dict.fromkeys(floats, "*fp32") | dict.fromkeys(("bigrams", "trigrams"), "*i32")
-    )
+    integers = "history lengths context prediction predicted expected keys learned tokens places"
+    pointers = dict.fromkeys(integers.split(), "*i64") | {"bigrams": "*i32", "trigrams": "*i32"}
+    pointers |= dict.fromkeys(("concentrations", "trust", "probability", "log_probs"), "*fp32")
     constants = {"N": 4, "M": 4, "E": 8, "C": 45, "HAS_TABLES": True, "HAS_LEARNED": True}
     constants |= {"BLOCK_S": 512, "BLOCK_M": 4, "BLOCK_E": 8, "BLOCK_C": 64}
     return Case("ngram matches=4 entries=8", ngram_kernel, pointers, constants, aligned_strides=False)

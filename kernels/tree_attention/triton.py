@@ -85,9 +85,8 @@ def attend_split_kernel(
         first = tl.maximum(length + tl.min(tl.where(row_used, depth, 2147483647), 0) - WINDOW + 1, 0) // BLOCK_S
     last = tl.cdiv(length, BLOCK_S)
     first = tl.minimum(first, last)
-    seen = (
-        0  # tree keys up to the last that any query sees, in whole words: a prompt's tokens see none of the later ones
-    )
+    # Tree keys up to the last that any query sees, in whole words: a prompt's tokens see none of the later ones.
+    seen = 0
     bits = ancestors + (batch * nodes + node) * words
     for number in range(tl.cdiv(keys, 32)):
         word = tl.load(bits + number, mask=row_used, other=0)
