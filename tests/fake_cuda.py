@@ -5,11 +5,9 @@ import contextlib
 import copy
 import ctypes
 import dataclasses
-import functools
 import json
 import operator
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +17,6 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest import mock
 
-import pytest
 import torch
 from models import tiny_model
 from specstep.compile import inductor, stored_program
@@ -27,7 +24,6 @@ from specstep.compile.assemble import assemble
 from specstep.compile.config import make_config
 from specstep.compile.export import export_program
 from specstep.compile.source import Source
-from specstep.runtime.engine_file import EngineSpec
 from torch import nn
 from torch._dynamo.device_interface import CudaInterface
 from torch._inductor import graph
@@ -52,16 +48,12 @@ from triton.runtime import driver
 MULTIPROCESSORS = {80: 108, 90: 132, 120: 170}
 
 
-@functools.cache
 def load_guard(folder: Path) -> None:
-    """Let this process have CUDA tensors without memory. Skips the test where there is no C++ compiler."""
-    compiler = shutil.which("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
+    """Let this process have CUDA tensors without memory."""
     torch_folder, library = Path(torch.__file__).parent, folder / "libfakecuda.so"
     source = Path(__file__).with_suffix(".cpp")
     flags = ["-std=c++20", "-shared", "-fPIC", f"-I{torch_folder}/include", f"-L{torch_folder}/lib", "-lc10"]
-    subprocess.run([compiler, str(source), "-o", str(library), *flags], check=True)
+    subprocess.run(["c++", str(source), "-o", str(library), *flags], check=True)
     ctypes.CDLL(str(library))
 
 
@@ -133,14 +125,14 @@ def without_memory(module: nn.Module) -> nn.Module:
     return module
 
 
-def traced(model: PreTrainedModel, **options: Any) -> tuple[EngineSpec, dict[str, ExportedProgram]]:
+def traced(model: PreTrainedModel, **options: Any) -> dict[str, ExportedProgram]:
     """The programs of an engine for a described GPU."""
     config = make_config(options)
     graphs = assemble(Source("model", model.to(getattr(torch, config.dtype)).eval(), None), config)
     spec = dataclasses.replace(graphs.spec, device="cuda")
     step, prefill = without_memory(nn.ModuleList([graphs.step, graphs.prefill])).children()
     with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
-        return spec, {"step": export_program(step, spec), "prefill": export_program(prefill, spec)}
+        return {"step": export_program(step, spec), "prefill": export_program(prefill, spec)}
 
 
 class _Generated(Exception):
@@ -174,11 +166,17 @@ class _Folder(joint_graph.UniformValueConstantFolder):
 
 def generated(exported: Mapping[str, ExportedProgram]) -> dict[str, str]:
     """Of each program the code that calls its kernels, with their sources in it. The programs are changed."""
+    names: dict[int, str] = {}  # of weights by their storage: the programs share them
     for program in exported.values():
         _in_one_mode(program)
+        names |= {tensor.untyped_storage()._cdata: name for name, tensor in program.state_dict.items()}
     codes = {}
 
+    def identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+        return names.get(tensor.untyped_storage()._cdata), tensor.shape
+
     def capture(program: ExportedProgram, path: Path, config: dict[str, Any]) -> None:
+        _in_one_mode(program)  # weights that were joined were joined for another program
         try:
             compile_one(program, path, config)
         except Exception as error:
@@ -192,7 +190,7 @@ def generated(exported: Mapping[str, ExportedProgram]) -> dict[str, str]:
         mock.patch.object(PythonWrapperCodegen, "generate_and_run_autotune_block", lambda _: None),
         mock.patch.object(graph, "is_same_tensor", operator.is_),
         mock.patch.object(joint_graph, "UniformValueConstantFolder", _Folder),
-        mock.patch.object(stored_program, "identity", lambda tensor: (tensor.untyped_storage()._cdata, tensor.shape)),
+        mock.patch.object(stored_program, "identity", identity),
     ):
         inductor.compile_programs(dict(exported), Path(), "cuda")
     return codes
@@ -220,7 +218,8 @@ def _code(error: Exception) -> str:
 def launches(code: str) -> list[str]:
     """Names of the kernels that a program launches, in order."""
     body = code[code.index("def call(") :]
-    return re.findall(r"^\s+(\w+)\.run\(|^\s+((?:extern_kernels|torch\.ops|aten)\.[\w.]+)\(", body, re.MULTILINE)
+    found = re.findall(r"^\s+(\w+)\.run\(|^\s+((?:extern_kernels|torch\.ops|aten)\.[\w.]+)\(", body, re.MULTILINE)
+    return [ours or torchs for ours, torchs in found]
 
 
 def compile_kernels(code: str) -> int:
@@ -236,11 +235,10 @@ def main(model: str, options: str, arch: str) -> None:
     """Print as JSON what an engine's programs launch on a GPU that is described only, and what they allocate."""
     load_guard(Path(tempfile.mkdtemp()))
     with described_gpu(int(arch)):
-        _, exported = traced(tiny_model(model), **json.loads(options))
-        codes = generated(exported)
+        codes = generated(traced(tiny_model(model), **json.loads(options)))
         found = {
             name: {
-                "launches": ["".join(pair) for pair in launches(code)],
+                "launches": launches(code),
                 "kernels": compile_kernels(code),
                 "allocated": re.findall(r"empty_strided_cuda\((\(.*?\))", code),
             }
