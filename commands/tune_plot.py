@@ -1,10 +1,12 @@
 """The picture of `specstep tune`."""
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InputError
 
+TITLE_WIDTH = 170  # characters
 GREY, SHADES = "#888888", ("#b9d0e8", "#7fa9d3", "#4a86c2", "#1f5a96", "#123a63")
 
 
@@ -14,9 +16,10 @@ def draw(file: str, result: Mapping[str, Any], model: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 4), layout="constrained")
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(f"{model}: {result['choices'][0]['because']}", x=0.01, ha="left", fontsize="medium")
+    title = textwrap.fill(f"{model}: {result['choices'][0]['because']}", TITLE_WIDTH)
+    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
     accepted, steps, expected = figure.subplots(1, 3)
     _accepted(accepted, result)
     _steps(steps, result)
@@ -24,6 +27,7 @@ def draw(file: str, result: Mapping[str, Any], model: str) -> None:
     for axes in (accepted, steps, expected):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#dddddd")
+        axes.set_axisbelow(True)
         axes.legend(frameon=False, fontsize="small")
     try:
         figure.savefig(file, format="png", dpi=150)
@@ -35,7 +39,7 @@ def _accepted(axes: Any, result: Mapping[str, Any]) -> None:
     for drafter in result["drafters"]:
         tokens, name = drafter["tokens_per_step"], drafter["name"]
         axes.plot(result["rungs"], tokens, marker="o", markersize=3, label=name)
-    axes.set_title("tokens per step with the first n nodes", loc="left", fontsize="medium")
+    axes.set_title("tokens per step\nwith the first n nodes", loc="left", fontsize="medium")
     axes.set_xlabel("n")
     axes.set_ylim(bottom=1)
 
@@ -48,7 +52,7 @@ def _steps(axes: Any, result: Mapping[str, Any]) -> None:
     for place, at in enumerate(drafter["by_rows"]):
         times, label = [1e3 * seconds for seconds in at["step_s"]], f"{at['rows']} row{'s' * (at['rows'] > 1)}"
         axes.plot(result["rungs"], times, color=SHADES[place % len(SHADES)], marker="o", markersize=3, label=label)
-    axes.set_title(f"ms of a step with n nodes, {drafter['name']}", loc="left", fontsize="medium")
+    axes.set_title(f"ms of a step with n nodes\n{drafter['name']}", loc="left", fontsize="medium")
     axes.set_xlabel("n")
     axes.set_ylim(bottom=0)
 
@@ -63,6 +67,7 @@ def _expected(axes: Any, result: Mapping[str, Any]) -> None:
     for place, (name, values, colour) in enumerate(series):
         bars = axes.bar([at + place * width for at in places], values, width, label=name, color=colour)
         axes.bar_label(bars, fmt="%.0f", padding=2, fontsize="small")
+    axes.margins(y=0.25)  # room for the legend
     axes.set_xticks([at + width * len(built) / 2 for at in places], [str(at["rows"]) for at in result["plain"]])
-    axes.set_title("tokens/s expected, nodes chosen as it runs", loc="left", fontsize="medium")
+    axes.set_title("tokens/s expected\nnodes chosen as it runs", loc="left", fontsize="medium")
     axes.set_xlabel("rows")

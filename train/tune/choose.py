@@ -59,11 +59,13 @@ class Drafted:
 @dataclass(frozen=True)
 class Steps:
     """An engine's steps: for each number of rows the seconds of a step of each rung, the first of which verifies no
-    drafts, and the seconds that drafting takes of each."""
+    drafts, the seconds that drafting takes of each, and those that a step saves which leaves out a drafter that
+    pauses."""
 
     rungs: tuple[int, ...]
     seconds: Mapping[int, Sequence[float]]
     draft: Mapping[int, float]
+    saved: Mapping[int, float]
 
     def plain(self, rows: int) -> float:
         """Seconds of a step of an engine without a drafter."""
@@ -76,9 +78,10 @@ class Steps:
 
     def with_drafts_of(self, share: float) -> "Steps":
         """What they would be if drafting took this share of the time that it takes."""
-        saved = {rows: (1 - share) * seconds for rows, seconds in self.draft.items()}
-        less = {rows: [each - saved[rows] for each in times] for rows, times in self.seconds.items()}
-        return Steps(self.rungs, less, {rows: share * seconds for rows, seconds in self.draft.items()})
+        gone = {rows: (1 - share) * seconds for rows, seconds in self.draft.items()}
+        less = {rows: [each - gone[rows] for each in times] for rows, times in self.seconds.items()}
+        draft, saved = ({rows: share * of[rows] for rows in of} for of in (self.draft, self.saved))
+        return Steps(self.rungs, less, draft, saved)
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,7 @@ def expect(drafted: Drafted, steps: Steps, depth: int, top_k: int, easy: bool = 
             count * steps.plain(rows) / (time - saved * steps.draft[rows])
             for count, time in zip(tokens, seconds, strict=True)
         ]
+        each[0] = max(each[0], steps.plain(rows) / (seconds[0] - steps.saved[rows]))
         speed[rows] = max(each)
         nodes[rows] = steps.rungs[each.index(speed[rows])]
     most = sum(DynamicTree.level_sizes(depth, top_k))

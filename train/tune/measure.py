@@ -110,7 +110,7 @@ def time_steps(engine: Engine, length: float, report: Report) -> Steps:
             "many nodes, seem too slow; tune again when they are done"
         )
     seconds = {rows: times.seconds(rows, length) for rows in times.table}
-    return Steps(times.rungs, seconds, dict.fromkeys(seconds, 0.0))
+    return Steps(times.rungs, seconds, dict.fromkeys(seconds, 0.0), times.saved)
 
 
 def busy_seconds() -> float:

@@ -32,10 +32,11 @@ def drafted(*paths, name="a", levels=DEPTH, easy=None, draft_s=0.002):
     return Drafted(name, levels, acceptance(paths), acceptance(easy or paths), 100.0, draft_s)
 
 
-def steps(base=10.0, token=0.1, draft=0.0, rows=(1, 2, 4, 8)):
-    """A machine on which a step takes `base`, what it drafts, and so much for each token."""
+def steps(base=10.0, token=0.1, draft=0.0, rows=(1, 2, 4, 8), saved=0.0):
+    """A machine on which a step takes `base`, what it drafts, of which a pause saves some, and so much for each
+    token."""
     seconds = {n: [base + draft + token * n * (1 + nodes) for nodes in RUNGS] for n in rows}
-    return Steps(RUNGS, seconds, dict.fromkeys(rows, draft))
+    return Steps(RUNGS, seconds, dict.fromkeys(rows, draft), dict.fromkeys(rows, saved))
 
 
 def test_speed_is_tokens_per_step_over_the_time_of_plain_steps():
@@ -44,6 +45,13 @@ def test_speed_is_tokens_per_step_over_the_time_of_plain_steps():
     assert expected.speed[1] == pytest.approx(4.5 * 15 / (12 + 5 * 8))
     assert expected.speed[8] == pytest.approx(50 / 52)
     assert expected.mean == pytest.approx((expected.speed[1] * expected.speed[8]) ** 0.5)
+
+
+def test_a_drafter_that_does_not_pay_pauses():
+    never = drafted(())
+    assert expect(never, steps(draft=2.0), DEPTH, TOP_K).speed[1] == pytest.approx(10.1 / 12.1)
+    paused = expect(never, steps(draft=2.0, saved=1.5), DEPTH, TOP_K)
+    assert paused.speed[1] == pytest.approx(10.1 / 10.6) and paused.nodes[1] == 0
 
 
 def test_a_drafter_that_is_always_right_at_the_first_choice_gets_a_chain():
