@@ -99,10 +99,7 @@ def _generate(engine, asked, most):  # type: ignore[no-untyped-def]
 def best_fixed(of: dict[str, list[float]]) -> tuple[list[str], list[float]]:
     """The fixed numbers that were best in all other repeats, one for each repeat, and their speed in it."""
     fixed = {name: speeds for name, speeds in of.items() if name not in ("auto", "plain")}
-    names = [
-        max(fixed, key=lambda name: sum(fixed[name]) - fixed[name][repeat])
-        for repeat in range(len(of["auto"]))
-    ]
+    names = [max(fixed, key=lambda name: sum(fixed[name]) - fixed[name][repeat]) for repeat in range(len(of["auto"]))]
     return names, [fixed[name][repeat] for repeat, name in enumerate(names)]
 
 

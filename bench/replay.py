@@ -85,7 +85,7 @@ def _replay(target, drafter, texts, starts, dtype, temperature, seeds):
     target.rows, counts = slice(None), [[] for _ in texts]
     while (state["finish"] == RUNNING).any():
         given = state | {"catch_up": torch.arange(drafter.depth + 1)}
-        report, after = step(torch.arange(drafter.nodes + 1), given, keys, values)
+        report, after = step(torch.arange(drafter.nodes + 1), torch.arange(batch), given, keys, values)
         state |= after
         for row, count in enumerate(report[:, 0].tolist()):
             counts[row] += [count] if count else []

@@ -15,7 +15,7 @@ from ..graphs.prefill import Prefill
 from ..graphs.state import StateTensor, row_state
 from ..graphs.step import SpeculativeStep
 from ..graphs.target import CacheLayer, CausalLM, UnsupportedModel, cache_layers
-from ..runtime.engine_file import EngineSpec, ProgramSpec, TensorSpec
+from ..runtime.engine_file import TREE, EngineSpec, ProgramSpec, TensorSpec
 from .config import EngineConfig
 from .drafters.choose import make_drafter
 from .drafters.validate import check_drafter
@@ -23,7 +23,6 @@ from .precision import Precision, choose_precision
 from .source import Source, gguf_file
 
 SLOT_STEP = 64
-TREE = ("tree_tokens", "tree_parents")
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
             f"max_seq_len: expected at most the model's {model.max_positions} positions, got {config.max_seq_len}"
         )
     check_drafter(drafter, model)
-    spec = _spec(target, model, drafter, layers + drafter.scorer.cache_layers(), config)
+    spec = _spec(target, drafter, layers, model.vocab_size, config)
     choice = sampled_choice if config.forced_acceptance is None else forced_choice(config.forced_acceptance)
     files = [file for name in (target.name, *config.drafter.split(",")) if (file := gguf_file(name)) is not None]
     addresses = [{p.data_ptr() for p in module.parameters()} for module in (drafter.scorer, target.model)]
@@ -98,22 +97,24 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     flat = shared, caches
     return Graphs(
         FlatProgram(prefill, ("tokens", "count"), state, *flat, spec.prefill.outputs, in_place),
-        FlatProgram(step, ("nodes",), [*_catch_up(drafter.scorer), *state], *flat, spec.step.outputs, in_place),
+        FlatProgram(
+            step, ("nodes", "draft_rows"), [*_catch_up(drafter.scorer), *state], *flat, spec.step.outputs, in_place
+        ),
         spec,
         precision,
     )
 
 
 def _spec(
-    target: Source, model: CausalLM, drafter: Drafter, layers: list[CacheLayer], config: EngineConfig
+    target: Source, drafter: Drafter, target_layers: list[CacheLayer], vocabulary: int, config: EngineConfig
 ) -> EngineSpec:
-    shape = drafter.shape
+    shape, layers = drafter.shape, target_layers + drafter.scorer.cache_layers()
     drafted = max(shape.depth + 2, 1 + sum(shape.frontiers))  # slots past the length after a step, at most D + 1 more
     catch_up = most_catch_up(shape) if drafter.scorer.pauses else 0
     scratch = max(shape.nodes + 1, shape.depth + 1 + drafted, catch_up + 1)
     capacity = capacity_for(config.max_seq_len, scratch)
     batch = config.max_batch
-    declared = row_state(capacity, shape.nodes, model.vocab_size)
+    declared = row_state(capacity, shape.nodes, vocabulary)
     own = drafter.scorer.state(shape)
     state = [_tensor(name, tensor, (batch,)) for name, tensor in (declared | own).items()]
     shared = [_tensor(name, tensor, ()) for name, tensor in drafter.scorer.shared().items()]
@@ -132,8 +133,10 @@ def _spec(
         slot_step=SLOT_STEP,
         scratch=scratch,
         catch_up=catch_up,
+        skippable=drafter.scorer.skippable,
+        drafter=(*own, *(f"{kind}.{i}" for kind in ("keys", "values") for i in range(len(target_layers), len(layers)))),
         prefill_chunk=min(config.prefill_chunk, config.max_seq_len),
-        vocab_size=model.vocab_size,
+        vocab_size=vocabulary,
         stop_ids=target.stop_ids,
         device=config.device,
         state=tuple(state),
@@ -141,7 +144,9 @@ def _spec(
         caches=tuple(caches),
         prefill=ProgramSpec("", ("tokens", "count", *names), ("lengths", *TREE, *returned)),
         step=ProgramSpec(
-            "", ("nodes", *_catch_up(drafter.scorer), *names), ("report", "lengths", "finish", *TREE, *returned)
+            "",
+            ("nodes", "draft_rows", *_catch_up(drafter.scorer), *names),
+            ("report", "lengths", "finish", *TREE, *returned),
         ),
     )
 
@@ -164,19 +169,19 @@ def capacity_for(max_seq_len: int, scratch: int) -> int:
 def example_inputs(spec: EngineSpec, program: FlatProgram, slots: int) -> list[Tensor]:
     """Tensors of the right shapes and strides to trace a program with: one row of prompt length 1, caches of
     `slots` slots, and fewer nodes than a tree has."""
-    batch = 1 if "tokens" in program.inputs else spec.max_batch
-    tensors = {
-        t.name: torch.full(t.shape, t.fill, dtype=getattr(torch, t.dtype), device=spec.device)[:batch]
-        for t in spec.state
-    }
-    for t in spec.shared:
-        tensors[t.name] = torch.full(t.shape, t.fill, dtype=getattr(torch, t.dtype), device=spec.device)
-    for tensor in spec.caches:
-        whole = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype), device=spec.device)
-        tensors[tensor.name] = whole[:batch, :, :slots]
+    batch, drafted = (1, 1) if "tokens" in program.inputs else (spec.max_batch, 2)
+    rows = {t.name: drafted if t.name in spec.drafter else batch for t in (*spec.state, *spec.caches)}
+
+    def whole(t: TensorSpec) -> Tensor:
+        shape = (max(rows.get(t.name, 0), t.shape[0]), *t.shape[1:])
+        return torch.full(shape, t.fill, dtype=getattr(torch, t.dtype), device=spec.device)
+
+    tensors = {t.name: whole(t)[: rows[t.name]] for t in spec.state} | {t.name: whole(t) for t in spec.shared}
+    tensors |= {t.name: whole(t)[: rows[t.name], :, :slots] for t in spec.caches}
     tokens = min(8, spec.prefill_chunk)
     tensors["tokens"] = torch.zeros(1, tokens, dtype=torch.int64, device=spec.device)
     tensors["nodes"] = torch.arange(min(1 + spec.nodes, max(2, spec.nodes)), device=spec.device)
+    tensors["draft_rows"] = torch.zeros(drafted, dtype=torch.int64, device=spec.device)
     tensors["catch_up"] = torch.arange(2, device=spec.device)
     tensors["count"] = torch.full((1,), tokens, device=spec.device)
     return [tensors[name] for name in program.inputs]

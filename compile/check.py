@@ -18,7 +18,7 @@ from ..errors import BuildError, InputError
 from ..report import LEAST_LOGPROB, LOGPROB_STEPS, Report
 from ..runtime.buffers import Tensors
 from ..runtime.engine import Engine, load
-from ..runtime.engine_file import NEXT, EngineSpec, TensorSpec, read_manifest
+from ..runtime.engine_file import NEXT, SIZES, EngineSpec, TensorSpec, read_manifest
 from ..runtime.session import Session
 from .config import EngineConfig
 from .jit import eager
@@ -72,9 +72,10 @@ class SessionRunner(BaseRunner):
 
     def infer_impl(self, feed_dict: Tensors) -> Tensors:
         rows, _, slots, _ = feed_dict[self.session.spec.caches[0].name].shape
-        self.session.write({name: array for name, array in feed_dict.items() if name not in ("nodes", "catch_up")})
+        self.session.write({name: array for name, array in feed_dict.items() if name not in SIZES})
         started = time.perf_counter()
-        report = self.session.replay(rows, slots, len(feed_dict["nodes"]) - 1, len(feed_dict["catch_up"]))
+        nodes, *sizes = (len(feed_dict[name]) for name in SIZES)
+        report = self.session.replay(rows, slots, nodes - 1, *sizes)
         self.inference_time = time.perf_counter() - started
         after: Tensors = self.session.read(rows, slots) | {"report": np.array(report)}
         return {name: after[name.removeprefix(NEXT)] for name in self.outputs}
@@ -82,8 +83,8 @@ class SessionRunner(BaseRunner):
 
 def step_inputs(session: Session, rows: int, slots: int) -> Tensors:
     """What a step of this size reads, all nodes of its trees."""
-    sizes = {"nodes": np.arange(1 + session.spec.nodes), "catch_up": np.arange(1 + session.spec.depth)}
-    return sizes | session.read(rows, slots)
+    sizes = (1 + session.spec.nodes, rows, 1 + session.spec.depth)
+    return dict(zip(SIZES, map(np.arange, sizes), strict=True)) | session.read(rows, slots)
 
 
 def compare(

@@ -20,16 +20,17 @@ EXPECTED = "expected code that torch.export can trace, for any number of rows an
 
 
 def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
-    """One graph, no break. Dynamic: the number of cache slots (multiples of `slot_step`), in a step the rows, the nodes
-    and the positions to catch up, and in a prefill, which has one row, the tokens. Raises BuildError with the line of a
-    third party's scorer that cannot be traced."""
+    """One graph, no break. Dynamic: the number of cache slots (multiples of `slot_step`), in a step the rows, those for
+    which it drafts, the nodes and the positions to catch up, and in a prefill, which has one row, the tokens. Raises
+    BuildError with the line of a third party's scorer that cannot be traced."""
     steps = Dim("steps", min=1, max=spec.capacity // spec.slot_step - 1)
     slots = spec.slot_step * steps
     # A bound of 2 would be taken for a flag, and the rows of each tensor for a size of their own.
-    several = spec.max_batch > 1 and "tokens" not in program.inputs
-    rows = {0: Dim("rows", min=1, max=max(spec.max_batch, 3))} if several else {}
-    dynamic: dict[str, Any] = {name: rows | {2: slots} for name in program.caches}
-    dynamic |= dict.fromkeys(program.state, rows)
+    step, most_rows = "tokens" not in program.inputs, max(spec.max_batch, 3)
+    rows = {0: Dim("rows", min=1, max=most_rows)} if step and spec.max_batch > 1 else {}
+    drafted = {0: Dim("draft_rows", min=0, max=most_rows)} if step else {}
+    dynamic: dict[str, Any] = dict.fromkeys(program.state, rows) | {name: rows | {2: slots} for name in program.caches}
+    dynamic |= {name: dynamic[name] | drafted for name in spec.drafter} | {"draft_rows": drafted}
     if spec.prefill_chunk > 2:
         dynamic["tokens"] = {1: Dim("tokens", min=2, max=spec.prefill_chunk)}
     if spec.nodes:
@@ -45,7 +46,7 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
             raise BuildError(f"drafter: {describe_error(error)}; {EXPECTED}") from error
         raise
     check_graph(exported, program)
-    most = {spec.capacity // spec.slot_step - 1, max(spec.max_batch, 3), max(1 + spec.nodes, 3), spec.prefill_chunk}
+    most = {spec.capacity // spec.slot_step - 1, most_rows, max(1 + spec.nodes, 3), spec.prefill_chunk}
     most |= {spec.catch_up}
     for size, bounds in exported.range_constraints.items():  # a Python `if` on a size narrows it without a word
         if str(size).startswith("s") and int(bounds.upper) not in most:

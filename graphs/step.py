@@ -25,7 +25,7 @@ class SpeculativeStep(nn.Module):
     The report [B, 3 + (D + 1) * (4 + 2 * N)] int64 is all that the host reads of a step; `report.Report` names its
     columns. The tree that a step verifies was drafted at the end of the one before, or of the prefill: it lies in the
     state, where the host may look at it and say which tokens are allowed after each of its nodes. How many of its nodes
-    are verified is the caller's choice at each step; the text does not depend on it.
+    are verified is the caller's choice at each step, and so is which rows get a next tree; the text depends on neither.
     """
 
     def __init__(self, target: CausalLM, drafter: Drafter, choice: Choice = sampled_choice):
@@ -33,12 +33,13 @@ class SpeculativeStep(nn.Module):
         self.target, self.drafter, self.choice = target, drafter, choice
 
     def forward(
-        self, nodes: Tensor, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
+        self, nodes: Tensor, draft_rows: Tensor, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> tuple[Tensor, State]:
-        """nodes [T] int64: 0 .. T - 1, the nodes of the drafted tree to verify, the root the first; state as
+        """nodes [T] int64: 0 .. T - 1, the nodes of the drafted tree to verify, the root the first; draft_rows [R]
+        int64: 0 .. R - 1, the rows for which the next tree is drafted, all or none as a rule; state as
         `state.row_state` and the drafter say, with state["catch_up"] for a scorer that pauses, see `Scorer.begin`;
         keys, values: one [B, H_kv, S, D] per layer, the target's first, written in place, as are state["history"] and
-        what all rows share."""
+        what all rows share. Of the scorer's own state and layers and of the returned tree there are R rows."""
         layers, slots = self.target.layers, keys[0].shape[2]
         state = near(state, slots)
         drafted = drafted_tree(state)
@@ -56,8 +57,11 @@ class SpeculativeStep(nn.Module):
         compact([*keys[:layers], *values[:layers]], state["lengths"], path, accepted)
         put(state["history"], state["lengths"] + 1, tokens)
         after = {"lengths": state["lengths"] + count, "finish": finish}
-        after |= self.drafter.scorer.commit(first_of(path, nodes), count, features)
-        after |= self.drafter(state | after | {"moved": count}, keys[layers:], values[layers:])
+        moved = state | after | {"moved": count}
+        committed = self.drafter.scorer.commit(moved, first_of(path, nodes), features)
+        drafting = self._of_rows(moved, committed, draft_rows)
+        after |= {name: drafting[name] for name in committed}
+        after |= self.drafter(drafting, keys[layers:], values[layers:])
 
         ranks = sibling_ranks(tree).gather(1, path)
         path = with_missed(
@@ -65,6 +69,14 @@ class SpeculativeStep(nn.Module):
         )
         report = Report(count, finish, accepted.where(count > 0, 0), tokens, path, ranks, *log_probs)
         return torch.cat([torch.stack(report[:SCALARS], 1), *report[SCALARS:]], 1), after
+
+    def _of_rows(self, state: State, committed: State, rows: Tensor) -> State:
+        """What drafting needs of some rows [R]: of the scorer's own state there is no more."""
+        scorer = self.drafter.scorer
+        whole = {**scorer.state(self.drafter.shape), **scorer.shared(), "catch_up": None}
+        kept = {name: tensor for name, tensor in state.items() if name in whole}
+        others = {name: tensor for name, tensor in state.items() if name not in whole} | committed
+        return kept | {name: tensor.index_select(0, rows) for name, tensor in others.items()}
 
     @staticmethod
     def _layout(tree: DraftTree) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ class Buffers:
     spec: EngineSpec
     state: dict[str, Any]
     any_nodes = True  # whether a step may verify fewer nodes than a tree has
+    skips = True  # whether a step may draft for no row at all
 
     def enter_thread(self) -> None:
         """Called by a thread before its first call of anything else here."""
@@ -41,10 +42,10 @@ class Buffers:
         next ones of the row."""
         raise NotImplementedError
 
-    def replay(self, rows: int, slots: int, nodes: int, catch_up: int) -> NDArray[int64]:
+    def replay(self, rows: int, slots: int, nodes: int, draft_rows: int, catch_up: int) -> NDArray[int64]:
         """Run one step of the first `rows` rows over the first `slots` slots, which verifies the first `nodes` nodes of
-        each drafted tree, the root not counted, and in which a drafter that pauses catches up with so many positions at
-        most, or is left out for 0 -> the report."""
+        each drafted tree, the root not counted, and drafts the next trees of the first `draft_rows` rows, all or none;
+        a drafter that pauses catches up with so many positions at most, or is left out for 0 -> the report."""
         raise NotImplementedError
 
     def read(self, rows: int, slots: int) -> Tensors:

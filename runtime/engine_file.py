@@ -18,10 +18,12 @@ from typing import Any
 
 from ..errors import EngineError
 
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 NEXT = "next."  # in a program that writes nothing in place, `next.X` is the output that input X becomes
+SIZES = ("nodes", "draft_rows", "catch_up")  # inputs of a step that hold 0, 1, ..., and say by their length how many
+TREE = ("tree_tokens", "tree_parents")  # the state in which a drafted tree lies
 REBUILD = "build the engine again with `specstep build`"
 
 
@@ -53,7 +55,9 @@ class EngineSpec:
 
     capacity: slots of each cache; slot_step: a step may be given any multiple of it below `capacity`; scratch:
     slots past a row's length that a step writes; catch_up: most positions that a drafter which pauses processes in a
-    step, 0 for one that does not pause; prefill_chunk: most prompt tokens per prefill call.
+    step, 0 for one that does not pause; skippable: whether a step may draft nothing; drafter: names of the state and
+    caches that are the drafter's own, of which a step takes those rows for which it drafts; prefill_chunk: most prompt
+    tokens per prefill call.
     """
 
     config: dict[str, Any]
@@ -63,6 +67,8 @@ class EngineSpec:
     slot_step: int
     scratch: int
     catch_up: int
+    skippable: bool
+    drafter: tuple[str, ...]
     prefill_chunk: int
     vocab_size: int
     stop_ids: tuple[int, ...]
@@ -82,6 +88,11 @@ class EngineSpec:
     def depth(self) -> int:
         """Levels of a drafted tree: the most nodes that a step accepts."""
         return int(self.config["depth"])
+
+    @property
+    def drafted(self) -> frozenset[str]:
+        """Names of all that a step takes or returns of no more rows than it drafts for."""
+        return frozenset((*self.drafter, *TREE))
 
     @property
     def most_slots(self) -> int:
@@ -132,7 +143,8 @@ def _spec(data: dict[str, Any]) -> EngineSpec:
         name: ProgramSpec(**(data[name] | {key: tuple(data[name][key]) for key in ("inputs", "outputs")}))
         for name in ("prefill", "step")
     }
-    return EngineSpec(**(data | {"stop_ids": tuple(data["stop_ids"])} | tensors | programs))
+    lists = {name: tuple(data[name]) for name in ("stop_ids", "drafter")}
+    return EngineSpec(**(data | lists | tensors | programs))
 
 
 def file_entry(path: Path) -> dict[str, Any]:

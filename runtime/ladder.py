@@ -1,10 +1,10 @@
-"""How many nodes of the drafted trees a step verifies, and whether a drafter that pauses takes part in it: chosen ahead
-of each step, from how long steps take here and from what the rows' last steps accepted.
+"""How many nodes of the drafted trees a step verifies, and what drafts the next ones: chosen ahead of each step, from
+how long steps take here and from what the rows' last steps accepted.
 
 Nodes of a tree come in an order in which its first n nodes are a tree, too. A step reports the nodes that it accepted,
 and the next node that it would have, had it been verified: so a row that verifies nothing still tells whether its
-drafts would hit. What trees of the other kind would, those with or without the drafter that pauses, a step tells now
-and then. Letters: N nodes of a drafted tree.
+drafts would hit. What others would have drafted, with or without a drafter that pauses, a step tells now and then.
+Letters: N nodes of a drafted tree.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..errors import InputError
 from ..report import RowReport
-from .session import Session
+from .session import CHEAP, NOTHING, WHOLE, Session
 from .step_times import StepTimes, keep_times, kept_or_measured
 
 RUNGS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
@@ -22,20 +22,20 @@ RECENT = 1 / 16  # share of a step in what is expected of its row, and more in t
 MANY = 1 / 256  # and in what is expected of a new row
 BELIEF = 4.0  # steps that outweigh what is assumed before anything was seen
 NEIGHBOUR = 32  # at most one step in so many is of the next rung up or down, in turn, to see how long it takes
-PROBE = 32  # at most one step in so many leaves out the drafter that pauses, or while it pauses asks it, to compare
-SPENT = 1 / 200  # share of the tokens per second that each of these two may cost
+PROBE = 8  # at most one step in so many drafts with more, or less, than seems best, to compare
+SPENT = 1 / 200  # share of the tokens per second that each of these may cost
 STALE = 1 / 4  # most of what the first step of its kind after a while counts
 ALIKE = 1 / 2  # what a surprise of trees of one kind says of those of the other
 HOTTEST = 2.0  # temperature from which on rows are alike
-WORTH = 0.02  # share of a step that pausing must save to be thought of
+WORTH = 0.01  # share of a step that drafting less must save to be thought of
 CHECK_STEPS = 2048  # steps between two looks at whether the kept times are wrong
 
 
 class Chosen(NamedTuple):
-    """nodes: how many a step verifies. draft: whether the drafter that pauses takes part in it."""
+    """nodes: how many a step verifies. draft: what drafts the next trees, as for `Session.step`."""
 
     nodes: int
-    draft: bool
+    draft: str
 
 
 def rungs_up_to(nodes: int) -> tuple[int, ...]:
@@ -73,11 +73,12 @@ class Ladder:
         """rungs: numbers of nodes, rising. times: of the same rungs, needed where there are several. kept: where they
         are kept."""
         self.rungs, self._times, self._kept, self._steps = tuple(rungs), times, kept, 0
-        self._last: dict[bool | str, int] = {True: 0, False: 0, "neighbour": 0}  # step of each kind
+        self._last = {WHOLE: 0, CHEAP: 0, NOTHING: 0, "neighbour": 0}  # step of each kind
         nodes = self.rungs[-1]
         whole = [0.5 * 0.75**place for place in range(nodes)]
         # What is expected of new rows, by twice their temperature: the more chance decides, the fewer drafts hit.
-        self._new = {0: RowDrafts({True: whole, False: [0.8 * each for each in whole]}, MANY)}
+        nothing = [0.0] * nodes
+        self._new = {0: RowDrafts({WHOLE: whole, CHEAP: [0.8 * each for each in whole], NOTHING: nothing}, MANY)}
         self._followers = Followers(nodes)
         self._up = True  # the next neighbour is the rung above
 
@@ -93,31 +94,33 @@ class Ladder:
         """What the next step, of `rows` rows in all, does: the most tokens per second that can be expected of those
         that run. length: tokens in their caches on average."""
         if self._times is None:
-            return Chosen(self.rungs[-1], self.rungs[-1] > 0)
+            return Chosen(self.rungs[-1], WHOLE if self.rungs[-1] else NOTHING)
         self._steps += 1
-        seconds = {kind: self._times.seconds(rows, length, kind) for kind in (True, False)}
+        seconds = {draft: self._times.seconds(rows, length, draft) for draft in self._times.drafts}
         draft = self._drafts(drafts, seconds)
-        speed = _speed(self._tokens([each.expected[each.whole] for each in drafts]), seconds[draft])
+        speed = _speed(self._tokens([each.expected[each.drafted] for each in drafts]), seconds[draft])
         best = speed.index(max(speed))
         beside = best + (1 if best == 0 or (self._up and best + 1 < len(self.rungs)) else -1)
         if self._due("neighbour", NEIGHBOUR, speed[best], speed[beside]):
             self._last["neighbour"], self._up, best = self._steps, not self._up, beside
         return Chosen(self.rungs[best], draft)
 
-    def _drafts(self, drafts: "Sequence[RowDrafts]", seconds: dict[bool, list[float]]) -> bool:
-        """Whether rows would get on faster if all of their trees were drafted with the drafter that pauses; every now
-        and then the other one. seconds: of each rung, with it (True) and without."""
-        if seconds[True][0] - seconds[False][0] < WORTH * seconds[True][0]:
-            return True
-        tokens = {kind: self._tokens([each.expected[kind] for each in drafts]) for kind in seconds}
-        speed = {kind: max(_speed(tokens[kind], seconds[kind])) for kind in seconds}
-        draft = speed[True] >= speed[False]
-        if self._due(not draft, PROBE, speed[draft], speed[not draft]):
-            draft = not draft
+    def _drafts(self, drafts: "Sequence[RowDrafts]", seconds: dict[str, list[float]]) -> str:
+        """What would get the rows on fastest if it drafted all of their trees; every now and then something else that
+        tells more. seconds: of each rung."""
+        most = (1 - WORTH) * seconds[WHOLE][0]
+        speed = {
+            draft: max(_speed(self._tokens([each.expected[draft] for each in drafts]), its))
+            for draft, its in seconds.items()
+            if draft == WHOLE or its[0] < most
+        }
+        best = max(speed, key=lambda draft: speed[draft])
+        due = [draft for draft in speed.keys() - {best, NOTHING} if self._due(draft, PROBE, speed[best], speed[draft])]
+        draft = min(due, key=lambda draft: self._last[draft], default=best)
         self._last[draft] = self._steps
         return draft
 
-    def _due(self, what: bool | str, least: int, best: float, other: float) -> bool:
+    def _due(self, what: str, least: int, best: float, other: float) -> bool:
         """Whether it is time for a step that is not expected to be the best, given the speeds of both: the more it
         costs, the more rarely."""
         return self._steps - self._last[what] >= max(least, (1 - other / best) / SPENT)
@@ -127,7 +130,7 @@ class Ladder:
         up_to = [*accumulate(map(sum, zip(*expected, strict=True)), initial=float(len(expected)))]
         return [up_to[rung] for rung in self.rungs]
 
-    def timed(self, rows: int, rung: int, drafted: bool, length: float, seconds: float) -> None:
+    def timed(self, rows: int, rung: int, drafted: str, length: float, seconds: float) -> None:
         """Take in how long a step took, its arguments as for `choose`."""
         if self._times is None:
             return
@@ -135,9 +138,13 @@ class Ladder:
         if self._kept is not None and self._steps % CHECK_STEPS == 0 and self._times.wrong:
             keep_times(self._times, self._kept)
 
-    def learn(self, drafts: "RowDrafts", report: RowReport, drafted: bool) -> None:
-        """Take in what a step did to a row. drafted: whether the drafter that pauses took part in it."""
+    def learn(self, drafts: "RowDrafts", report: RowReport, drafted: str) -> None:
+        """Take in what a step did to a row. drafted: what drafted its next tree."""
+        before, drafts.drafted = drafts.drafted, drafted
         if self._times is None:
+            return
+        if before == NOTHING:
+            drafts.skip()
             return
         path = [accepted.node - 1 for accepted in report.path]
         known = self.rungs[-1]
@@ -149,10 +156,9 @@ class Ladder:
         accepted = self._followers.of(path[-1]) if report.missed else [0.0] * self.rungs[-1]
         for place in path:
             accepted[place] = 1.0
-        drafts.take(drafts.whole, accepted)
+        drafts.take(before, accepted)
         if drafts.source is not None:
-            drafts.source.take(drafts.whole, accepted)
-        drafts.whole = drafted
+            drafts.source.take(before, accepted)
 
 
 def _speed(tokens: Sequence[float], seconds: Sequence[float]) -> list[float]:
@@ -160,29 +166,32 @@ def _speed(tokens: Sequence[float], seconds: Sequence[float]) -> list[float]:
 
 
 class RowDrafts:
-    """What is expected of a row's drafts: how likely each node is accepted, [N], in trees with (True) and
-    without (False) the drafter that pauses. whole: which of them the row's tree is; a prefill drafts a whole one.
-    source: what is expected of new rows that are like it."""
+    """What is expected of a row's drafts: how likely each node is accepted, [N], by what drafted it. drafted: what
+    drafted the row's tree; for a prefill, all do. source: what is expected of new rows that are like it."""
 
-    def __init__(self, expected: dict[bool, list[float]], least: float, source: "RowDrafts | None" = None):
+    def __init__(self, expected: dict[str, list[float]], least: float, source: "RowDrafts | None" = None):
         """least: share of a new step in it, after the first ones."""
-        self.expected, self.whole, self.source, self._least = expected, True, source, least
-        self._seen, self._steps, self._last = {True: BELIEF, False: BELIEF}, 0, {True: 0, False: 0}
+        self.expected, self.drafted, self.source, self._least = expected, WHOLE, source, least
+        self._seen, self._steps, self._last = {WHOLE: BELIEF, CHEAP: BELIEF}, 0, {WHOLE: 0, CHEAP: 0}
 
     def copy(self, least: float) -> "RowDrafts":
         """Drafts that begin with what is expected here, which is their source."""
         return RowDrafts({kind: list(expected) for kind, expected in self.expected.items()}, least, self)
 
-    def take(self, whole: bool, accepted: Sequence[float]) -> None:
+    def skip(self) -> None:
+        """Take in a step for which nothing was drafted."""
+        self._steps += 1
+
+    def take(self, drafted: str, accepted: Sequence[float]) -> None:
         """Take in the nodes [N] that a step accepted: 1, or how likely it would have. A step of a kind that was not
         seen for a while stands for those that were left out."""
         self._steps += 1
-        self._seen[whole] += 1
-        share = max(1 / self._seen[whole], self._least)
-        left_out = self._steps - self._last[whole] - 1
-        self._last[whole] = self._steps
+        self._seen[drafted] += 1
+        share = max(1 / self._seen[drafted], self._least)
+        left_out = self._steps - self._last[drafted] - 1
+        self._last[drafted] = self._steps
         share = min((1 + left_out) * share, max(share, STALE))
-        own, other = self.expected[whole], self.expected[not whole]
+        own, other = self.expected[drafted], self.expected[CHEAP if drafted == WHOLE else WHOLE]
         for place, value in enumerate(accepted):
             surprise = share * (value - own[place])
             own[place] += surprise

@@ -82,7 +82,9 @@ def _onnx_type(dtype: str) -> str:
 
 class OnnxSession(Session):
     """See `Session`. The caches have as many slots as the last call needed; a call that needs more, or fewer, moves
-    them to buffers of that size."""
+    them to buffers of that size. A step always drafts: ONNX takes a size of 0 in a reshape for another one."""
+
+    skips = False
 
     def __init__(self, spec: EngineSpec, prefill: onnxruntime.InferenceSession, step: onnxruntime.InferenceSession):
         super().__init__(spec)
@@ -95,7 +97,8 @@ class OnnxSession(Session):
         self._sets: list[Tensors] = [first, second]
         self._turn = 0  # of the set that the next step reads; it writes the other
         self._nodes, self._positions = np.arange(1 + spec.nodes), np.arange(-1, spec.catch_up)
-        self._bindings: dict[tuple[int, int, int], list[onnxruntime.IOBinding]] = {}  # size of a step -> of each turn
+        self._draft_rows = np.arange(spec.max_batch)
+        self._bindings: dict[tuple[int, ...], list[onnxruntime.IOBinding]] = {}  # size of a step -> of each turn
         self._slots_bound = 0
 
     @property
@@ -142,17 +145,18 @@ class OnnxSession(Session):
         for name, store in self._store.items():
             self.state[name][row, :, start : start + count] = store[:, place : place + count]
 
-    def replay(self, rows: int, slots: int, nodes: int, catch_up: int) -> NDArray[np.int64]:
+    def replay(self, rows: int, slots: int, nodes: int, draft_rows: int, catch_up: int) -> NDArray[np.int64]:
         # What the longest row holds must stay, also where it takes no part.
         self._use_slots(max(slots, self.slots_for(max(self.lengths) + self.spec.scratch)))
-        size = rows, nodes, catch_up
+        size = rows, nodes, draft_rows, catch_up
         if size not in self._bindings:
             self._bindings[size] = [self._bind_step(*size, *pair) for pair in (self._sets, reversed(self._sets))]
         self._step.run_with_iobinding(self._bindings[size][self._turn])
         now, after = self.state, self._sets[1 - self._turn]
         for tensor in self.spec.state:  # rows that take no part in the step
             if NEXT + tensor.name in self.spec.step.outputs:
-                after[tensor.name][rows:] = now[tensor.name][rows:]
+                part = slice(draft_rows if tensor.name in self.spec.drafted else rows, None)
+                after[tensor.name][part] = now[tensor.name][part]
         self._turn = 1 - self._turn
         return self._report[:rows].copy()
 
@@ -177,10 +181,14 @@ class OnnxSession(Session):
     def _rows(self, buffers: Tensors, rows: slice) -> Tensors:
         return {name: array if name in self._shared else array[rows] for name, array in buffers.items()}
 
-    def _bind_step(self, rows: int, nodes: int, catch_up: int, now: Tensors, after: Tensors) -> onnxruntime.IOBinding:
+    def _bind_step(
+        self, rows: int, nodes: int, draft_rows: int, catch_up: int, now: Tensors, after: Tensors
+    ) -> onnxruntime.IOBinding:
         now, after = (self._rows(buffers, slice(rows)) for buffers in (now, after | {"report": self._report}))
+        now |= {name: now[name][:draft_rows] for name in self.spec.drafter}
+        after |= {name: after[name][:draft_rows] for name in self.spec.drafted}
         positions = self._positions[1 : 1 + catch_up] if catch_up else self._positions[:1]
-        sizes = {"nodes": self._nodes[: 1 + nodes], "catch_up": positions}
+        sizes = {"nodes": self._nodes[: 1 + nodes], "draft_rows": self._draft_rows[:draft_rows], "catch_up": positions}
         return _bind(self._step, self.spec.step, now | sizes, after)
 
     def _use_slots(self, slots: int) -> None:

@@ -16,6 +16,9 @@ from ..report import RUNNING, RowReport
 from .buffers import Buffers
 from .engine_file import EngineSpec
 
+# What drafts the trees of a step's rows: all scorers, those that do not pause, or none of them.
+WHOLE, CHEAP, NOTHING = "whole", "cheap", "nothing"
+
 
 class DraftedTree(NamedTuple):
     """The tree that a row's next step verifies: its tokens, the root's first, and the index of each one's parent, -1
@@ -32,13 +35,19 @@ class Session(Buffers):
     def __init__(self, spec: EngineSpec):
         self.spec = spec
         self.lengths = [0] * spec.max_batch  # tokens in each row's cache: a host copy, kept from the reports
-        self.drafted = True  # whether the drafter that pauses, if any, took part in the last step
+        self.drafted = WHOLE  # what drafted the trees of the last step
         self._taken: dict[int, int] = {}  # rows that were admitted and not released -> alternatives asked for, or -1
         self._unfilled: dict[int, list[int]] = {}  # rows of which not all is in the caches -> their prompts
         self._predicted = [0] * spec.max_batch  # tokens of each row's prediction
         self._pending = [0] * spec.max_batch  # tokens of each row since a drafter that pauses took part
         self._processed = [0] * spec.max_batch  # tokens of each row, up to the first that such a drafter left out
         self._written = [0] * spec.max_batch  # slots of each row that anything was written to since it was cleared
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """What may draft the trees of a step."""
+        nothing = [NOTHING] if self.spec.skippable and self.skips else []
+        return WHOLE, *([CHEAP] if self.spec.catch_up else []), *nothing
 
     @property
     def free_rows(self) -> int:
@@ -133,19 +142,21 @@ class Session(Buffers):
         """Tokens of a row from its first on that are in all caches, the drafter's, too."""
         return max(self._processed[row], 0)
 
-    def step(self, nodes: int | None = None, draft: bool = True) -> dict[int, RowReport]:
+    def step(self, nodes: int | None = None, draft: str = WHOLE) -> dict[int, RowReport]:
         """Advance every row that is filled -> the report of each, without tokens where it has finished. nodes: how many
-        of the drafted nodes are verified, all by default; draft: False to leave out a drafter that pauses, when the
-        next trees are drafted. A text depends on neither."""
+        of the drafted nodes are verified, all by default; draft: what drafts the next trees; the last of `drafts` for
+        what is not among them. A text depends on neither. Where nothing was drafted, the next report's `missed` means
+        nothing."""
         nodes = self.spec.nodes if nodes is None else nodes
         running, (rows, slots) = self._running, self.next_size()
         if max([0, *running]) >= rows:
             raise RuntimeError(f"step: expected filled rows below {rows}, which is not, got {running}; compact them")
         for row in range(rows):  # a step writes its tree behind every row, in use or not
             self._written[row] = max(self._written[row], self.lengths[row] + self.spec.scratch)
-        self.drafted = draft or not self.spec.catch_up
+        self.drafted = draft = draft if draft in self.drafts else self.drafts[-1]
         behind = min(max((self._pending[row] for row in running), default=0), LAG)
-        report = self.replay(rows, slots, nodes, behind + min(nodes, self.spec.depth) + 1 if self.drafted else 0)
+        catch_up = behind + min(nodes, self.spec.depth) + 1 if draft == WHOLE else 0
+        report = self.replay(rows, slots, nodes, rows if draft != NOTHING else 0, catch_up)
         reports = {row: RowReport.read(report[row], self._taken[row]) for row in running}
         for row, told in reports.items():
             self._advance(row, len(told.tokens))
@@ -155,8 +166,8 @@ class Session(Buffers):
         """Note what a step did to a row."""
         gapless = self._processed[row] == self.lengths[row] - self._pending[row]
         self.lengths[row] += tokens
-        if not self.drafted:
-            self._pending[row] += tokens
+        if self.drafted != WHOLE:  # what nothing took note of is left out for good
+            self._pending[row] = self._pending[row] + tokens if self.drafted == CHEAP else 0
             return
         if gapless and self._pending[row] <= LAG:
             self._processed[row] = self.lengths[row]

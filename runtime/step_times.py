@@ -1,5 +1,5 @@
-"""How long a step takes here, by its rows, its nodes, the length of its rows, and whether a drafter that pauses takes
-part: measured once, kept in the user's cache, corrected by the steps that follow."""
+"""How long a step takes here, by its rows, its nodes, the length of its rows, and what drafts the next trees: measured
+once, kept in the user's cache, corrected by the steps that follow."""
 
 import contextlib
 import hashlib
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..user_cache import cache_path, keep
-from .session import Session
+from .session import WHOLE, Session
 
 BUDGET_S = 3.0  # of a first measurement, but for the first step, which maps the weights
 SHORT = 32  # tokens in the cache of rows that are measured
@@ -27,17 +27,18 @@ WRONG = 0.1  # a correction, as a logarithm, that is worth keeping
 
 class StepTimes:
     """Seconds of a step: a table by rows and nodes for rows of SHORT tokens, what each further token of a row adds, to
-    a step of no nodes and to one of all, and what a step saves that a drafter which pauses takes no part in."""
+    a step of no nodes and to one of all, and what a step saves in which less is drafted."""
 
     def __init__(
         self,
         rungs: Sequence[int],
         table: Mapping[int, Sequence[float]],
         slopes: tuple[float, float],
-        saved: Mapping[int, float],
+        saved: Mapping[str, Mapping[int, float]],
     ):
-        """rungs: numbers of nodes, rising. table: rows -> seconds for each of the rungs. saved: rows -> seconds."""
-        self.rungs, self.slopes, self.saved = tuple(rungs), slopes, dict(saved)
+        """rungs: numbers of nodes, rising. table: rows -> seconds for each of the rungs. saved: what may draft in place
+        of all (`session.CHEAP`, `session.NOTHING`) -> rows -> seconds."""
+        self.rungs, self.slopes, self.saved = tuple(rungs), slopes, {draft: dict(of) for draft, of in saved.items()}
         # Plain lists: a choice takes a few microseconds of each step, and arrays of a few numbers are slower.
         self._slope = [slopes[0] + (slopes[1] - slopes[0]) * rung / max(self.rungs[-1], 1) for rung in self.rungs]
         self.table = {rows: [float(seconds) for seconds in times] for rows, times in sorted(table.items())}
@@ -45,14 +46,19 @@ class StepTimes:
         self._common = dict.fromkeys(self.table, 0.0)
         self._own = {rows: [0.0] * len(self.rungs) for rows in self.table}
 
-    def seconds(self, rows: int, length: float, drafted: bool = True) -> list[float]:
-        """Of a step of so many rows with `length` tokens each on average, for each of the rungs. drafted: whether a
-        drafter that pauses takes part."""
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """What may draft, as `Session.drafts`."""
+        return WHOLE, *self.saved
+
+    def seconds(self, rows: int, length: float, drafted: str = WHOLE) -> list[float]:
+        """Of a step of so many rows with `length` tokens each on average, for each of the rungs. drafted: what drafts
+        the next trees."""
         rows = self._known(rows)
         expected = self._expected(rows, length, drafted)
         return [seconds * math.exp(own) for seconds, own in zip(expected, self._own[rows], strict=True)]
 
-    def observe(self, rows: int, rung: int, drafted: bool, length: float, seconds: float) -> None:
+    def observe(self, rows: int, rung: int, drafted: str, length: float, seconds: float) -> None:
         """Correct the table by what a step took."""
         rows, place = self._known(rows), self.rungs.index(rung)
         off = math.log(min(max(seconds / self._expected(rows, length, drafted)[place], 0.25), 4.0))
@@ -76,10 +82,13 @@ class StepTimes:
         """The inverse of `to_dict`. Raises ValueError, KeyError or TypeError for anything else."""
         table = {int(rows): [float(seconds) for seconds in times] for rows, times in data["table"].items()}
         first, last = map(float, data["slopes"])
-        saved = {int(rows): float(seconds) for rows, seconds in data["saved"].items()}
+        saved = {
+            str(draft): {int(rows): float(seconds) for rows, seconds in of.items()}
+            for draft, of in data["saved"].items()
+        }
         times = cls([int(rung) for rung in data["rungs"]], table, (first, last), saved)
         sound = table and all(len(row) == len(times.rungs) and min(row) > 0 for row in table.values())
-        sound = sound and saved.keys() == table.keys()
+        sound = sound and all(of.keys() == table.keys() for of in saved.values())
         if not sound or list(times.rungs) != sorted(set(times.rungs)):
             raise ValueError("expected a row of positive times for each number of rows")
         return times
@@ -88,9 +97,9 @@ class StepTimes:
         """The least number of rows in the table that holds so many."""
         return min((known for known in self.table if known >= rows), default=max(self.table))
 
-    def _expected(self, rows: int, length: float, drafted: bool) -> list[float]:
+    def _expected(self, rows: int, length: float, drafted: str) -> list[float]:
         """What the table says."""
-        more, less = rows * (length - SHORT), 0.0 if drafted else self.saved[rows]
+        more, less = rows * (length - SHORT), 0.0 if drafted == WHOLE else self.saved[drafted][rows]
         pairs = zip(self.table[rows], self._slope, strict=True)
         return [max(seconds + more * slope - less, 0.2 * seconds) for seconds, slope in pairs]
 
@@ -103,7 +112,7 @@ def kept_or_measured(
     path = times_path(identity)
     try:
         times = StepTimes.from_dict(json.loads(path.read_text()))
-        if times.rungs == tuple(rungs):
+        if (times.rungs, times.drafts) == (tuple(rungs), session.drafts):
             return times, path
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass  # nothing is kept, or nothing of use
@@ -137,7 +146,7 @@ def measure(session: Session, rungs: Sequence[int], budget: float = BUDGET_S) ->
     order = list(dict.fromkeys((rungs[0], rungs[len(rungs) // 2], *rungs)))  # time may not last for all
     long = max(SHORT, min(1024, 3 * session.spec.max_seq_len // 4))
     found: dict[tuple[int, int, int], float] = {}
-    saved: dict[int, float] = {}
+    saved: dict[str, dict[int, float]] = {draft: {} for draft in session.drafts[1:]}
     with _Rows(session) as rows:
         rows.add(1, SHORT)
         session.step(rungs[-1])
@@ -148,9 +157,10 @@ def measure(session: Session, rungs: Sequence[int], budget: float = BUDGET_S) ->
             rows.add(size, SHORT)
             session.step(rungs[0])  # the first one touches new rows' caches
             end = begin + budget * (place + 1) / (len(sizes) + 1)
-            times, paused = _time_steps(session, order, end)
+            times, less = _time_steps(session, order, end)
             found |= {(size, rung, SHORT): seconds for rung, seconds in times.items()}
-            saved[size] = max(times[rungs[0]] - paused, 0.0)
+            for draft, seconds in less.items():
+                saved[draft][size] = max(times[rungs[0]] - seconds, 0.0)
     with _Rows(session) as rows:
         rows.add(1, long)
         times, _ = _time_steps(session, ends, begin + budget)
@@ -183,22 +193,22 @@ class _Rows:
             self.session.release(row)
 
 
-def _time_steps(session: Session, rungs: Sequence[int], end: float) -> tuple[dict[int, float], float]:
+def _time_steps(session: Session, rungs: Sequence[int], end: float) -> tuple[dict[int, float], dict[str, float]]:
     """Seconds of the next step of a session by rung, the least of a few, until `end`, the first two at least once; and
-    of a step of the first rung that leaves out a drafter that pauses."""
+    of a step of the first rung by what else may draft."""
     found: dict[int, float] = {}
-    paused = math.inf
+    less = dict.fromkeys(session.drafts[1:], math.inf)
     for _ in range(ROUNDS):
         for rung in rungs:
             if len(found) > 1 and time.perf_counter() > end:
-                return found, min(paused, found[rungs[0]])
-            found[rung] = min(_seconds_of(session, rung, True), found.get(rung, math.inf))
-            if rung == rungs[0] and session.spec.catch_up:
-                paused = min(_seconds_of(session, rung, False), paused)
-    return found, min(paused, found[rungs[0]])
+                return found, less
+            found[rung] = min(_seconds_of(session, rung, WHOLE), found.get(rung, math.inf))
+            if rung == rungs[0]:
+                less = {draft: min(_seconds_of(session, rung, draft), least) for draft, least in less.items()}
+    return found, less
 
 
-def _seconds_of(session: Session, rung: int, draft: bool) -> float:
+def _seconds_of(session: Session, rung: int, draft: str) -> float:
     begin = time.perf_counter()
     session.step(rung, draft)
     return time.perf_counter() - begin
@@ -209,10 +219,10 @@ def _fitted(
     rungs: Sequence[int],
     sizes: Sequence[int],
     long: int,
-    saved: Mapping[int, float],
+    saved: Mapping[str, Mapping[int, float]],
 ) -> StepTimes:
     """The table of what was found, and where nothing was, for rows of which nothing was: what as many tokens cost.
-    saved: what a step saves without its drafts; sizes that are not in it save what the last one does."""
+    saved: see `StepTimes`; sizes that are not in it save what the last one does."""
     short = {
         (rows, rung): min(  # a step takes no longer than one of as many rows and nodes: then it was disturbed
             other for (r, n, at), other in found.items() if at == SHORT and r >= rows and n >= rung
@@ -231,8 +241,8 @@ def _fitted(
         max(found.get((1, rung, long), 0.0) - alone, 0.0) / max(long - SHORT, 1)
         for rung, alone in ((rungs[0], table[1][0]), (rungs[-1], table[1][-1]))
     )
-    most = max(saved, default=0)
-    return StepTimes(rungs, table, (first, last), {rows: saved.get(rows, saved.get(most, 0.0)) for rows in sizes})
+    every = {draft: {rows: of.get(rows, of[max(of)]) for rows in sizes} for draft, of in saved.items()}
+    return StepTimes(rungs, table, (first, last), every)
 
 
 def _hull(rungs: Sequence[int], known: Mapping[int, float]) -> list[float]:

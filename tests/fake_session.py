@@ -55,8 +55,8 @@ class FakeSession(Session):
         program = ProgramSpec("", (), ())
         caches = tuple(TensorSpec(name, (rows, 1, 256, 1), "float32") for name in ("own", "following"))
         super().__init__(EngineSpec(
-            {"nodes": depth, "depth": depth}, rows, 100, 256, 64, 4, 0, 8, vocabulary, stops, "cpu", state, (), caches,
-            program, program,
+            {"nodes": depth, "depth": depth}, rows, 100, 256, 64, 4, 0, False, (), 8, vocabulary, stops, "cpu", state,
+            (), caches, program, program,
         ))  # fmt: skip
         self.caches = np.zeros((rows, 256, 2), np.int64)
         self.state = {tensor.name: np.full(tensor.shape, tensor.fill, tensor.dtype) for tensor in state}
@@ -102,7 +102,7 @@ class FakeSession(Session):
         finally:
             self._inside.release()
 
-    def replay(self, rows, slots, nodes, catch_up):
+    def replay(self, rows, slots, nodes, draft_rows, catch_up):
         assert self._inside.acquire(blocking=False), "two threads in one session"
         try:
             time.sleep(self.pause)

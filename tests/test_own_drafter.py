@@ -86,7 +86,7 @@ class Neural(specstep.Scorer):
         root = state["lengths"][:, None]
         return expand(root, root), expand, {"steps": state["steps"] + 1}
 
-    def commit(self, path, count, features):
+    def commit(self, state, path, features):
         return {"last": features[:, 0].float()}
 
 
@@ -112,8 +112,8 @@ def test_what_is_handed_to_begin_alone_is_not_kept(model_folder):
             widths.add(tuple(state["handed"].shape[1:]))
             return Neural.begin(self, state, keys, values, shape)
 
-        def commit(self, path, count, features):
-            return Neural.commit(self, path, count, features) | {"handed": features.gather(1, path[:, :, None])}
+        def commit(self, state, path, features):
+            return Neural.commit(self, state, path, features) | {"handed": features.gather(1, path[:, :, None])}
 
     engine = specstep.eager(str(model_folder), drafter=Handing(), dtype="float32", max_seq_len=96)
     expected = greedy(tiny_model("Llama"), PROMPTS[0], 12)

@@ -121,8 +121,7 @@ class _Trial:
             self._check_candidates("expand", children, width)
             previous = width
         path = torch.zeros(ROWS, self.shape.depth + 1, dtype=torch.int64, device=self.device)
-        count = torch.ones(ROWS, dtype=torch.int64, device=self.device)
-        more = self._call("commit", path, count, self._features(ROWS, self.shape.nodes + 1))
+        more = self._call("commit", near, path, self._features(ROWS, self.shape.nodes + 1))
         if not isinstance(after, dict) or not isinstance(more, dict):
             raise self._error("begin and commit", "state as a dict", f"{_kind(after)} and {_kind(more)}")
         self._check_state("begin and commit", own, after | self._kept("commit", own, more, ROWS), ROWS)

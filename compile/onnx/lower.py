@@ -18,7 +18,7 @@ from onnxscript.rewriter.rules.common import reshape_reshape_rule
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from ...runtime.engine_file import NEXT, WEIGHTS, ProgramSpec
+from ...runtime.engine_file import NEXT, SIZES, WEIGHTS, ProgramSpec
 from ..assemble import FlatProgram, Graphs
 from ..export import export_program
 from ..lowered import Lowered
@@ -120,13 +120,14 @@ def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Mo
 
 
 def _name_dimensions(model: onnx_ir.Model) -> None:
-    """Call the dynamic dimensions of inputs `nodes`, `catch_up`, `rows`, `tokens` and `slots`, wherever they appear:
-    ONNX Runtime plans memory by the shapes in between, and takes twice as long to plan without them. Other dynamic
-    sizes get no name."""
+    """Call the dynamic dimensions of inputs by SIZES, `rows`, `tokens` and `slots`, wherever they appear: ONNX Runtime
+    plans memory by the shapes in between, and takes twice as long to plan without them. Other dynamic sizes get no
+    name."""
     names = dict[Any, str]()
     for value in model.graph.inputs:
-        axes = (value.name,) if value.name in ("nodes", "catch_up") else ("rows", "tokens", "slots")
-        names |= {size.value: axes[i] for i, size in enumerate(value.shape or ()) if not isinstance(size, int)}
+        axes = (value.name,) if value.name in SIZES else ("rows", "tokens", "slots")
+        own = {size.value: axes[i] for i, size in enumerate(value.shape or ()) if not isinstance(size, int)}
+        names = own | names  # the first that a size has: tensors with a row for each of `draft_rows` have no name for it
     for value in (*model.graph.inputs, *(value for node in model.graph for value in node.outputs)):
         if value.shape is not None:
             value.shape = onnx_ir.Shape([n if isinstance(n, int) else names.get(n.value) for n in value.shape])

@@ -93,7 +93,8 @@ def prefill_profiles(chunk: int) -> list[Profile]:
 
 def step_profiles(batch: int) -> list[Profile]:
     """Optimization profiles of a step: one row, and up to all of them."""
-    return [{"rows": (1, 1, 1)}, {"rows": (2, batch, batch)}] if batch > 1 else []
+    sizes = [(1, 1, 1)] + ([(2, batch, batch)] if batch > 1 else [])
+    return [{"rows": size, "draft_rows": size} for size in sizes]
 
 
 def describe_plan(plan: BuiltPlan, profiles: list[Profile]) -> dict[str, Any]:

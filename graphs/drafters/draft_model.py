@@ -26,6 +26,7 @@ class DraftModel(Scorer):
     """
 
     pauses = True
+    skippable = True
 
     def __init__(self, model: CausalLM, layers: list[CacheLayer], vocabulary: int):
         """layers: the model's KV cache. vocabulary: the target's; logits past it (padding of the model's own head) are

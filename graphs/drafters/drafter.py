@@ -17,15 +17,17 @@ class Scorer(nn.Module):
     steps.
 
     neural: whether scoring a level costs a pass over weights. pauses: whether a step may leave the scorer out; it then
-    proposes nothing, does as little as it can, and catches up later: see `begin`. feature_layers: indices of the
-    target's hidden states to get as features, side by side; i is the input of layer i. `keys` and `values` are the
-    scorer's own cache layers, one [B, heads, S, size] for each, written in place. What `state` declares, `prefill`
-    returns, and `begin` and `commit` return together, but for what is written in place. What else `prefill` and
-    `commit` return is for the `begin` that follows, and is not kept.
+    proposes nothing, does as little as it can, and catches up later: see `begin`. skippable: whether a step may draft
+    nothing for a row: `begin` does not see it then, and nothing is kept of what `commit` returns for it.
+    feature_layers: indices of the target's hidden states to get as features, side by side; i is the input of layer i.
+    `keys` and `values` are the scorer's own cache layers, one [B, heads, S, size] for each, written in place. What
+    `state` declares, `prefill` returns, and `begin` and `commit` return together, but for what is written in place.
+    What else `prefill` and `commit` return is for the `begin` that follows, and is not kept.
     """
 
     neural = True
     pauses = False
+    skippable = False
     feature_layers: tuple[int, ...] = ()
 
     def cache_layers(self) -> list[CacheLayer]:
@@ -37,7 +39,7 @@ class Scorer(nn.Module):
         return {}
 
     def shared(self) -> dict[str, StateTensor]:
-        """What all rows share and the engine keeps, by name: written in place, by `begin` alone."""
+        """What all rows share and the engine keeps, by name: written in place, by `commit` or by `begin`."""
         return {}
 
     def prefill(
@@ -71,12 +73,12 @@ class Scorer(nn.Module):
         """
         raise NotImplementedError
 
-    def commit(self, path: Tensor, count: Tensor, features: Tensor | None) -> State:
+    def commit(self, state: State, path: Tensor, features: Tensor | None) -> State:
         """After acceptance -> own next state, and what `begin` needs beside it.
 
-        path [B, P] int64: accepted nodes, the root first, P = min(T, D + 1); count [B] int64: tokens that the row moves
-        by; features [B, T, layers * hidden] of the T nodes that the step verified, 1 to N + 1 of them, None without
-        feature layers.
+        state: as in `begin`, but for the scorer's own, which is not to be read; path [B, P] int64: accepted nodes, the
+        root first, P = min(T, D + 1); features [B, T, layers * hidden] of the T nodes that the step verified, 1 to N +
+        1 of them, None without feature layers.
         """
         return {}
 

@@ -134,6 +134,7 @@ class Eagle3(Scorer):
     """
 
     pauses = True
+    skippable = True
 
     def __init__(self, head: Eagle3Head, embed: nn.Embedding):
         """embed: token ids -> [.., H]; the target's own embeddings unless the checkpoint brings others."""
@@ -189,7 +190,7 @@ class Eagle3(Scorer):
         children = Candidates(children.tokens, children.log_probs.masked_fill(~known[:, None, None], float("-inf")))
         return children, expand, {"draft_lengths": lengths}
 
-    def commit(self, path: Tensor, count: Tensor, features: Tensor | None) -> State:
+    def commit(self, state: State, path: Tensor, features: Tensor | None) -> State:
         assert features is not None
         return {"features": features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))}
 

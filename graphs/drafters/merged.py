@@ -38,6 +38,7 @@ class Merged(Scorer):
         self.scorers, self.levels = nn.ModuleList(scorers), levels
         self.neural = any(scorer.neural for scorer in scorers)
         self.pauses = any(scorer.pauses for scorer in scorers)
+        self.skippable = all(scorer.skippable for scorer in scorers)
         self.feature_layers = tuple(layer for scorer in scorers for layer in scorer.feature_layers)
 
     def cache_layers(self) -> list[CacheLayer]:
@@ -82,9 +83,9 @@ class Merged(Scorer):
 
         return self._mix([children for children, _, _ in begun]), expand, self._named([s for *_, s in begun])
 
-    def commit(self, path: Tensor, count: Tensor, features: Tensor | None) -> State:
-        own = zip(self._scorers(), self._features(features), strict=True)
-        return self._named([scorer.commit(path, count, its) for scorer, its in own])
+    def commit(self, state: State, path: Tensor, features: Tensor | None) -> State:
+        own = zip(self._scorers(), self._states(state), self._features(features), strict=True)
+        return self._named([scorer.commit(known, path, its) for scorer, known, its in own])
 
     def _mix(self, candidates: Sequence[Candidates]) -> Candidates:
         """Candidates [B, F, C] of each scorer -> those of the mixture, side by side; a token that several propose is

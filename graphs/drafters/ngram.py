@@ -37,6 +37,7 @@ class Ngram(Scorer):
     """
 
     neural = False
+    skippable = True
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Ngram(Scorer):
         features: Tensor | None,
     ) -> State:
         offset = 1 - state["prompt_lengths"]  # an answer begins as its prediction does
-        return {"prediction_offset": offset, "path": tokens[:, :1]}
+        return {"prediction_offset": offset}
 
     def shared(self) -> dict[str, StateTensor]:
         return {"learned": StateTensor((self.learned_rows + 1, WAYS), torch.int64)} if self.learned_rows else {}
@@ -89,8 +90,6 @@ class Ngram(Scorer):
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
         history, lengths, learned = state["history"], state["lengths"], state["learned"] if self.learned_rows else None
-        if learned is not None:
-            learn(learned, history, lengths, state["moved"] * state["learning"], state["path"].shape[1])
         tables = (None,) * 4 if self.tables is None else self.tables.tensors
         before = lengths[:, None] + torch.arange(-self.longest, 0, device=history.device)
         context = history.gather(1, before.clamp(min=0)).where(before >= 0, -2)[:, None]  # [B, 1, n] ahead of the root
@@ -110,5 +109,8 @@ class Ngram(Scorer):
         children = expand(root, torch.zeros_like(root))
         return children, expand, {"prediction_offset": places[:, 0] - lengths}
 
-    def commit(self, path: Tensor, count: Tensor, features: Tensor | None) -> State:
-        return {"path": path}  # a step brings no more tokens than it has places
+    def commit(self, state: State, path: Tensor, features: Tensor | None) -> State:
+        if self.learned_rows:  # a step brings no more tokens than its path has places
+            new = state["moved"] * state["learning"]
+            learn(state["learned"], state["history"], state["lengths"], new, path.shape[1])
+        return {}

@@ -14,6 +14,7 @@ class NoDraft(Scorer):
     """The scorer of a tree of depth 0: no candidates. A step calls `begin` all the same; `expand` never."""
 
     neural = False
+    skippable = True
 
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape

@@ -30,7 +30,8 @@ class TorchSession(Session):
         self._device = torch.cuda.current_device() if spec.device == "cuda" else None
         self._nodes = torch.arange(1 + spec.nodes, device=spec.device)
         self._positions = torch.arange(-1, spec.catch_up, device=spec.device)
-        self._replays: dict[tuple[int, int, int, int], Callable[[], Tensor]] = {}
+        self._rows = torch.arange(spec.max_batch, device=spec.device)
+        self._replays: dict[tuple[int, ...], Callable[[], Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle() if spec.device == "cuda" else None  # of all graphs' memory
 
     def enter_thread(self) -> None:
@@ -54,10 +55,10 @@ class TorchSession(Session):
         for name, tensor in zip(self.spec.prefill.outputs, outputs, strict=True):
             self.state[name][rows] = tensor
 
-    def replay(self, rows: int, slots: int, nodes: int, catch_up: int) -> NDArray[np.int64]:
+    def replay(self, rows: int, slots: int, nodes: int, draft_rows: int, catch_up: int) -> NDArray[np.int64]:
         if self._pool:  # kernels stop where a row ends: one graph for all lengths
             slots = self.spec.most_slots
-        size = rows, slots, nodes, catch_up
+        size = rows, slots, nodes, draft_rows, catch_up
         if size not in self._replays:
             self._replays[size] = self._make_replay(*size)
         return self._replays[size]().cpu().numpy()  # the one device-to-host copy
@@ -98,12 +99,15 @@ class TorchSession(Session):
         for name, cache in self.caches.items():
             cache[row, :, start : start + count] = self._store[name][:, place : place + count]
 
-    def _make_replay(self, rows: int, slots: int, nodes: int, catch_up: int) -> Callable[[], Tensor]:
+    def _make_replay(self, rows: int, slots: int, nodes: int, draft_rows: int, catch_up: int) -> Callable[[], Tensor]:
         """One step of this size: the call, and the small state copied back into its buffers."""
-        bound = self._views(slice(rows), slots) | {"nodes": self._nodes[: 1 + nodes]}
-        bound["catch_up"] = self._positions[1 : 1 + catch_up] if catch_up else self._positions[:1]
-        inputs = [bound[name] for name in self.spec.step.inputs]
-        kept = [bound[name] for name in self.spec.step.outputs[1:]]
+        bound = self._views(slice(rows), slots)
+        own = {name: bound[name][:draft_rows] for name in self.spec.drafted}
+        given = bound | {name: own[name] for name in self.spec.drafter}
+        given |= {"nodes": self._nodes[: 1 + nodes], "draft_rows": self._rows[:draft_rows]}
+        given["catch_up"] = self._positions[1 : 1 + catch_up] if catch_up else self._positions[:1]
+        inputs = [given[name] for name in self.spec.step.inputs]
+        kept = [(bound | own)[name] for name in self.spec.step.outputs[1:]]
 
         def replay() -> Tensor:
             report, *state = self.step_program(inputs)

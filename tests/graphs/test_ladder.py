@@ -10,6 +10,7 @@ from models import save_eagle3
 from specstep.graphs.attention import Pass
 from specstep.graphs.step import with_missed
 from specstep.graphs.tree import DraftTree, first_nodes, missed_node
+from specstep.runtime.session import CHEAP, NOTHING, WHOLE
 
 OPTIONS = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
 PROMPTS = ([40, 41, 42] * 9, [5])
@@ -17,16 +18,16 @@ GREEDY = {"learning": 0}  # what an engine learns changes its trees
 SAMPLED = {"sampling": [0.5, 40, 0.9, 0, 1.1, 0, 0], "seeds": 77, "learning": 0}
 
 
-def run(engine, pick, controls, drafts=lambda: True, stop=(1,)):
+def run(engine, pick, controls, drafts=lambda: WHOLE, stop=(1,)):
     """The rows' texts, each row's trees by its length, and how many drafts were accepted. pick: nodes of a step;
-    drafts: whether a drafter that pauses takes part in it. Trees that were drafted without it are left out."""
+    drafts: what drafts the next trees. Those that not all did are left out."""
     session, texts, trees, accepted = engine.session, {}, {}, 0
-    session.drafted = True
+    session.drafted = WHOLE
     for prompt in PROMPTS:
         texts[session.admit(prompt, len(prompt) + 40, list(stop), controls)] = []
     while any(finish == 0 for finish in session.state["finish"].tolist()):
         for row in texts:
-            if session.state["finish"][row] == 0 and session.drafted:
+            if session.state["finish"][row] == 0 and session.drafted == WHOLE:
                 trees[row, session.lengths[row]] = session.tree(row)
         for row, report in session.step(pick(), drafts()).items():
             texts[row] += report.tokens
@@ -86,7 +87,7 @@ def test_a_drafter_that_pauses_catches_up(drafter, model_folder, drafter_folder,
         for pick, every in ((lambda: 0, 8), (rungs(6, 0), 2), (lambda: 1, 4), (rungs(6, 2), 25)):
             turns, replayed, replay = itertools.count(1), [], session.replay
             session.replay = lambda *size, replay=replay, seen=replayed: (seen.append(size), replay(*size))[1]
-            drafts = (turn % every == 0 for turn in turns)
+            drafts = (CHEAP if turn % every else WHOLE for turn in turns)
             texts, trees, _ = run(engine, pick, controls, lambda drafts=drafts: next(drafts), ())
             del session.replay
             assert texts == expected and len(trees) > len(PROMPTS)
@@ -113,11 +114,11 @@ def test_a_drafter_that_pauses_computes_with_zeros_and_proposes_nothing(
         return out
 
     monkeypatch.setattr(Pass, "attention", watched)
-    for draft in (True, False, False, True, False):
+    for draft in (WHOLE, CHEAP, CHEAP, WHOLE, CHEAP):
         seen.clear()
         session.step(2, draft)
-        assert seen and set(seen) == {draft}
-        assert any(parent >= 0 for parent in session.tree(row).parents) == draft
+        assert seen and set(seen) == {draft == WHOLE}
+        assert any(parent >= 0 for parent in session.tree(row).parents) == (draft == WHOLE)
 
 
 def test_what_is_not_in_a_paused_drafters_cache_is_not_kept_for_others(model_folder, tmp_path):
@@ -126,7 +127,7 @@ def test_what_is_not_in_a_paused_drafters_cache_is_not_kept_for_others(model_fol
     fresh = specstep.eager(str(model_folder), **options)
     session, step = engine.session, engine.session.step
     prompt = list(range(3, 60))
-    session.step = lambda nodes, draft: step(nodes, False)
+    session.step = lambda nodes, draft: step(nodes, CHEAP)
     first = engine.generate([prompt], 45, ignore_eos=True)[0]
     session.step = step
     longer = [*prompt, *first.token_ids, 7, 8, 9]
@@ -148,6 +149,27 @@ def test_every_rung_of_an_engine_says_the_same(backend, model_folder, request):
             assert texts == expected and all(plain[place] == drafted for place, drafted in trees.items())
         changing = [run(each, rungs(most, 3), controls) for each in (engine, eager)]
         assert changing[0] == changing[1] and changing[0][0] == expected
+
+
+@pytest.mark.parametrize("backend", ["engine_folder", "onnx_folder"])
+def test_steps_that_draft_nothing_say_the_same(backend, model_folder, request):
+    """An n-gram drafter takes up where it was, as its trees are of the history alone."""
+    engine = specstep.load(request.getfixturevalue(backend))
+    eager = specstep.eager(str(model_folder), drafter="ngram", **OPTIONS)
+    skips = engine.session.skips
+    assert skips == (backend == "engine_folder") == (NOTHING in engine.session.drafts)
+    for controls in (GREEDY, SAMPLED):
+        expected, plain, _ = run(eager, lambda: 0, controls)
+        replayed, replay = [], engine.session.replay
+        engine.session.replay = lambda *size, replay=replay, seen=replayed: (seen.append(size), replay(*size))[1]
+        for pick, every in ((lambda: 0, 100), (rungs(engine.spec.nodes, 1), 2), (rungs(engine.spec.nodes, 2), 3)):
+            turns = itertools.count(1)
+            texts, trees, _ = run(
+                engine, pick, controls, lambda every=every, turns=turns: NOTHING if next(turns) % every else WHOLE
+            )
+            assert texts == expected and all(plain[place] == drafted for place, drafted in trees.items())
+        del engine.session.replay
+        assert {draft_rows for *_, draft_rows, _ in replayed} == ({0, 1, 2} if skips else {1, 2})
 
 
 def test_reports_the_node_that_it_missed(model_folder):

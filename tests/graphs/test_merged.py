@@ -151,7 +151,7 @@ def test_each_scorer_is_handed_its_own_cache_layers():
     state = {name: torch.full((1, *t.shape), t.fill, dtype=t.dtype) for name, t in row_state(100, 3, 5).items()}
     for merged in (Merged(scorers), Merged([Merged(scorers[:2]), scorers[2]])):
         drafter, every = Drafter(merged, shape), state | own_state(merged, shape)
-        SpeculativeStep(OneLayer(), drafter)(torch.arange(4), every, keys, values)
+        SpeculativeStep(OneLayer(), drafter)(torch.arange(4), torch.arange(1), every, keys, values)
         Prefill(OneLayer(), drafter, 8)(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([4]), every, keys, values)
     expected = [((2, 3), (3, 4)), ((), ()), ((7,), (8,))]
     assert [scorer.got for scorer in scorers] == [[sizes] * 6 for sizes in expected]
@@ -163,13 +163,13 @@ def test_each_scorer_gets_its_own_features_and_state():
             super().__init__()
             self.feature_layers, self.got = layers, []
 
-        def commit(self, path, count, features):
+        def commit(self, state, path, features):
             self.got.append(features)
             return {"kept": torch.tensor(len(self.feature_layers))}
 
     scorers = [Recording(4, 1), Recording(), Recording(2)]
     merged, features = Merged(scorers), torch.arange(2 * 3 * 15.0).view(2, 3, 15)
-    state = merged.commit(torch.zeros(2, 1), torch.zeros(2), features)
+    state = merged.commit({}, torch.zeros(2, 1), features)
     assert merged.feature_layers == (4, 1, 2)
     assert torch.equal(scorers[0].got[0], features[..., :10]) and scorers[1].got == [None]
     assert torch.equal(scorers[2].got[0], features[..., 10:])

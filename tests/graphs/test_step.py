@@ -43,7 +43,7 @@ class ScriptedDrafter(torch.nn.Module):
         """steps: of each step, of each row, the (parent, kind) of each node; the last ones are drafted again."""
         super().__init__()
         self.steps, self.drafted, self.scorer = steps, [], self
-        self.depth = len(steps[0][0])
+        self.depth, self.shape = len(steps[0][0]), None
 
     def forward(self, state, keys, values):
         shapes = self.steps[min(len(self.drafted), len(self.steps) - 1)]
@@ -52,7 +52,13 @@ class ScriptedDrafter(torch.nn.Module):
         self.drafted.append([grow(text, shape) for text, shape in zip(texts, shapes, strict=True)])
         return tree_state(DraftTree(*(torch.tensor([tree[part] for tree in self.drafted[-1]]) for part in range(3))))
 
-    def commit(self, path, count, features):
+    def commit(self, state, path, features):
+        return {}
+
+    def state(self, shape):
+        return {}
+
+    def shared(self):
         return {}
 
 
@@ -161,7 +167,7 @@ def test_step_equals_the_plain_decoder(plan, data):
     texts, ended = [list(row["prompt"]) for row in rows], [RUNNING] * len(rows)
     for shapes in steps:
         count = 1 + data.draw(st.integers(0, nodes))
-        report, after = step(torch.arange(count), state, keys, values)
+        report, after = step(torch.arange(count), torch.arange(len(state["lengths"])), state, keys, values)
         trees = drafter.drafted[-2]  # the last ones are those of the next step
         assert trees == [grow(text, shape) for text, shape in zip(texts, shapes, strict=True)]
         for row, whole in enumerate(trees):
@@ -194,5 +200,9 @@ def test_another_node_never_shortens_the_path(plan, data):
     for size in (keep, nodes):
         drafter = ScriptedDrafter([[shape[:size] for shape in steps[0]]])
         state, keys, values = fresh(rows, drafter)
-        counts.append(SpeculativeStep(ToyTarget(), drafter)(torch.arange(1 + size), state, keys, values)[0][:, 2])
+        counts.append(
+            SpeculativeStep(ToyTarget(), drafter)(
+                torch.arange(1 + size), torch.arange(len(state["lengths"])), state, keys, values
+            )[0][:, 2]
+        )
     assert (counts[0] <= counts[1]).all()

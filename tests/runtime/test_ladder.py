@@ -10,6 +10,7 @@ from specstep.errors import InputError
 from specstep.report import AcceptedNode, RowReport
 from specstep.runtime.engine import Engine
 from specstep.runtime.ladder import Ladder, make_ladder, rungs_up_to
+from specstep.runtime.session import CHEAP, NOTHING, WHOLE
 from specstep.runtime.step_times import StepTimes, _fitted, kept_or_measured, measure, times_path
 
 NODES = 7
@@ -24,7 +25,7 @@ def seconds(rows, nodes):
 def times(wrong=1.0):
     """That machine's, the largest rung taken for so many times as dear as it is."""
     table = {rows: [seconds(rows, n) * (wrong if n == NODES else 1) for n in RUNGS] for rows in (1, 2, 4, 8, 16)}
-    return StepTimes(RUNGS, table, (0.0, 0.0), dict.fromkeys(table, 0.0))
+    return StepTimes(RUNGS, table, (0.0, 0.0), {})
 
 
 def drafted(choice, hit):
@@ -54,27 +55,28 @@ def run(ladder, hits, steps, fixed=None, seed=0):
         chosen.append(rung)
         took = seconds(len(rows), rung) * choice.uniform(0.9, 1.1)
         spent += took
-        ladder.timed(len(rows), rung, True, 100, took)
+        ladder.timed(len(rows), rung, WHOLE, 100, took)
         for row, hit in zip(rows, hits, strict=True):
             report = reported(drafted(choice, hit(step)), rung)
-            ladder.learn(row, report, True)
+            ladder.learn(row, report, WHOLE)
             tokens += len(report.tokens)
     return tokens / spent, chosen
 
 
 def run_paused(ladder, hits, steps, saved, share, fixed=None, seed=0):
-    """Tokens per second as in `run`, on a machine on which a step is so many seconds faster without the drafter that
-    pauses, whose trees hit so much more rarely then; and the kinds of the steps. fixed: one of them."""
+    """Tokens per second as in `run`, on a machine on which a step is so many seconds faster where less drafts, and
+    trees hit so much more rarely without the drafter that pauses; and what drafted. fixed: the same always."""
     choice, rows, tokens, spent, kinds = random.Random(seed), [ladder.row() for _ in hits], 0, 0.0, []
     for step in range(steps):
         rung, draft = ladder.choose(len(rows), rows, 100)
         draft = draft if fixed is None else fixed
         kinds.append(draft)
-        took = (seconds(len(rows), rung) - saved * (not draft)) * choice.uniform(0.95, 1.05)
+        took = (seconds(len(rows), rung) - saved.get(draft, 0.0)) * choice.uniform(0.95, 1.05)
         spent += took
         ladder.timed(len(rows), rung, draft, 100, took)
         for row, hit in zip(rows, hits, strict=True):
-            report = reported(drafted(choice, hit(step) * (1 if row.whole else share)), rung)
+            likely = hit(step) * {WHOLE: 1, CHEAP: share, NOTHING: 0}[row.drafted]
+            report = reported(drafted(choice, likely), rung)
             ladder.learn(row, report, draft)
             tokens += len(report.tokens)
     return tokens / spent, kinds
@@ -109,8 +111,8 @@ def test_a_new_row_begins_with_what_rows_of_its_temperature_accepted():
             row = ladder.row(temperature)
             for _ in range(40):
                 rung = ladder.choose(1, [row], 100).nodes
-                ladder.learn(row, reported(drafted(choice, hit), rung), True)
-    first = {temperature: ladder.row(temperature).expected[True][0] for temperature in (0.0, 0.2, 1.9, 2.0, 50.0)}
+                ladder.learn(row, reported(drafted(choice, hit), rung), WHOLE)
+    first = {temperature: ladder.row(temperature).expected[WHOLE][0] for temperature in (0.0, 0.2, 1.9, 2.0, 50.0)}
     assert first[0.0] == first[0.2] > 0.7
     assert first[1.9] == first[2.0] == first[50.0] < 0.1
 
@@ -126,27 +128,34 @@ def test_hopeless_rows_go_down_to_plain_decoding_and_come_back(rows):
 
 def saving(saved):
     known = times()
-    return StepTimes(RUNGS, known.table, (0.0, 0.0), dict.fromkeys(known.table, saved))
+    return StepTimes(
+        RUNGS, known.table, (0.0, 0.0), {draft: dict.fromkeys(known.table, less) for draft, less in saved.items()}
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize(("hit", "share", "drafts"), [(0.8, 0.5, True), (0.02, 0.5, False), (0.6, 0.97, False)])
-def test_a_drafter_that_does_not_pay_pauses(rows, hit, share, drafts):
-    each = [always(hit)] * rows
-    fixed = [run_paused(Ladder(RUNGS, saving(2.0)), each, 600, 2.0, share, kind)[0] for kind in (True, False)]
-    chosen, kinds = run_paused(Ladder(RUNGS, saving(2.0)), each, 600, 2.0, share)
-    assert chosen > 0.97 * max(fixed)
-    assert abs(np.mean(kinds[200:]) - drafts) < 0.25
+@pytest.mark.parametrize(("hit", "share", "best"), [(0.8, 0.5, WHOLE), (0.02, 0.5, NOTHING), (0.6, 0.97, CHEAP)])
+def test_what_does_not_pay_drafts_nothing(rows, hit, share, best):
+    each, saved = [always(hit)] * rows, {CHEAP: 2.0, NOTHING: 3.0}
+    fixed = {
+        kind: run_paused(Ladder(RUNGS, saving(saved)), each, 600, saved, share, kind)[0]
+        for kind in (WHOLE, CHEAP, NOTHING)
+    }
+    chosen, kinds = run_paused(Ladder(RUNGS, saving(saved)), each, 600, saved, share)
+    assert chosen > 0.97 * max(fixed.values())
+    assert kinds[200:].count(best) > 0.75 * 400
 
 
-def test_a_drafter_that_pauses_comes_back():
+@pytest.mark.parametrize("saved", [{CHEAP: 2.0}, {NOTHING: 2.0}, {CHEAP: 2.0, NOTHING: 3.0}])
+def test_what_paused_comes_back(saved):
     hits = [lambda step: 0.02 if 100 <= step < 400 else 0.8]
-    _, kinds = run_paused(Ladder(RUNGS, saving(2.0)), hits, 800, 2.0, 0.5)
-    assert np.mean(kinds[200:400]) < 0.2 and np.mean(kinds[500:]) > 0.8
+    _, kinds = run_paused(Ladder(RUNGS, saving(saved)), hits, 800, saved, 0.5)
+    assert kinds[200:400].count(WHOLE) < 0.2 * 200 and kinds[500:].count(WHOLE) > 0.8 * 300
 
 
 def test_a_pause_that_saves_nothing_is_not_tried():
-    assert all(run_paused(Ladder(RUNGS, times()), [always(0.02)] * 2, 200, 0.0, 1.0)[1])
+    saved = {CHEAP: 0.0, NOTHING: 0.0}
+    assert set(run_paused(Ladder(RUNGS, saving(saved)), [always(0.02)] * 2, 200, saved, 1.0)[1]) == {WHOLE}
 
 
 def test_full_batches_verify_less():
@@ -164,13 +173,13 @@ def test_never_a_rung_that_is_expected_to_be_slower_than_none():
     choice = random.Random(3)
     for _ in range(200):
         table = {rows: [choice.uniform(1, 20) for _ in RUNGS] for rows in (1, 2, 4)}
-        known, rows = StepTimes(RUNGS, table, (0.0, 0.0), dict.fromkeys(table, 0.0)), choice.choice((1, 2, 4))
+        known, rows = StepTimes(RUNGS, table, (0.0, 0.0), {}), choice.choice((1, 2, 4))
         ladder = Ladder(RUNGS, known)
         drafts = [ladder.row() for _ in range(rows)]
         for each in drafts:
-            each.expected[True][:] = [choice.random() for _ in range(NODES)]
+            each.expected[WHOLE][:] = [choice.random() for _ in range(NODES)]
         rung = ladder.choose(rows, drafts, 50).nodes
-        tokens = rows + sum(sum(each.expected[True][:rung]) for each in drafts)
+        tokens = rows + sum(sum(each.expected[WHOLE][:rung]) for each in drafts)
         spent = known.seconds(rows, 50)
         assert tokens / spent[RUNGS.index(rung)] >= rows / spent[0]
 
@@ -197,11 +206,11 @@ def test_measures_once_and_keeps_it(monkeypatch, tmp_path):
 
 def test_a_rung_is_not_taken_for_slower_than_its_neighbours_say():
     found = {(1, 0, 32): 10.0, (1, 1, 32): 12.0, (1, 2, 32): 18.0, (1, 3, 32): 16.0, (1, 3, 90): 22.0, (1, 0, 90): 12.0}
-    times = _fitted(found, (0, 1, 2, 3), (1, 2), 90, {1: 1.5})
+    times = _fitted(found, (0, 1, 2, 3), (1, 2), 90, {CHEAP: {1: 1.5}})
     assert times.seconds(1, 32) == [10, 12, 14, 16]
     assert times.seconds(1, 90) == pytest.approx([12, 12 + 2 + 4 / 3, 14 + 2 + 8 / 3, 22])
     assert all(two > one for two, one in zip(times.seconds(2, 32), times.seconds(1, 32), strict=True))
-    assert times.seconds(1, 32, False) == [8.5, 10.5, 12.5, 14.5] and times.saved == {1: 1.5, 2: 1.5}
+    assert times.seconds(1, 32, CHEAP) == [8.5, 10.5, 12.5, 14.5] and times.saved == {CHEAP: {1: 1.5, 2: 1.5}}
 
 
 def test_what_there_was_no_time_for_goes_on_as_it_went():

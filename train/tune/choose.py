@@ -59,8 +59,7 @@ class Drafted:
 @dataclass(frozen=True)
 class Steps:
     """An engine's steps: for each number of rows the seconds of a step of each rung, the first of which verifies no
-    drafts, the seconds that drafting takes of each, and those that a step saves which leaves out a drafter that
-    pauses."""
+    drafts, the seconds that drafting takes of each, and those that a step saves which drafts nothing."""
 
     rungs: tuple[int, ...]
     seconds: Mapping[int, Sequence[float]]

@@ -110,7 +110,8 @@ def time_steps(engine: Engine, length: float, report: Report) -> Steps:
             "many nodes, seem too slow; tune again when they are done"
         )
     seconds = {rows: times.seconds(rows, length) for rows in times.table}
-    return Steps(times.rungs, seconds, dict.fromkeys(seconds, 0.0), times.saved)
+    saved = {rows: max((of[rows] for of in times.saved.values()), default=0.0) for rows in seconds}
+    return Steps(times.rungs, seconds, dict.fromkeys(seconds, 0.0), saved)
 
 
 def busy_seconds() -> float:
