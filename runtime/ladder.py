@@ -9,6 +9,7 @@ Letters: N nodes of a drafted tree.
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from operator import add, truediv
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,7 +99,8 @@ class Ladder:
         self._steps += 1
         seconds = {draft: self._times.seconds(rows, length, draft) for draft in self._times.drafts}
         draft = self._drafts(drafts, seconds)
-        speed = _speed(self._tokens([each.expected[each.drafted] for each in drafts]), seconds[draft])
+        tokens = self._tokens([each.expected[each.drafted] for each in drafts])
+        speed = [*map(truediv, tokens, seconds[draft])]
         best = speed.index(max(speed))
         beside = best + (1 if best == 0 or (self._up and best + 1 < len(self.rungs)) else -1)
         if self._due("neighbour", NEIGHBOUR, speed[best], speed[beside]):
@@ -110,7 +112,7 @@ class Ladder:
         tells more. seconds: of each rung."""
         most = (1 - WORTH) * seconds[WHOLE][0]
         speed = {
-            draft: max(_speed(self._tokens([each.expected[draft] for each in drafts]), its))
+            draft: max(map(truediv, self._tokens([each.expected[draft] for each in drafts]), its))
             for draft, its in seconds.items()
             if draft == WHOLE or its[0] < most
         }
@@ -127,7 +129,8 @@ class Ladder:
 
     def _tokens(self, expected: Sequence[list[float]]) -> list[float]:
         """Tokens of a step for each of the rungs, if such drafts [N] of each row are verified."""
-        up_to = [*accumulate(map(sum, zip(*expected, strict=True)), initial=float(len(expected)))]
+        every = expected[0] if len(expected) == 1 else map(sum, zip(*expected, strict=True))
+        up_to = [*accumulate(every, initial=float(len(expected)))]
         return [up_to[rung] for rung in self.rungs]
 
     def timed(self, rows: int, rung: int, drafted: str, length: float, seconds: float) -> None:
@@ -161,10 +164,6 @@ class Ladder:
             drafts.source.take(before, accepted)
 
 
-def _speed(tokens: Sequence[float], seconds: Sequence[float]) -> list[float]:
-    return [some / took for some, took in zip(tokens, seconds, strict=True)]
-
-
 class RowDrafts:
     """What is expected of a row's drafts: how likely each node is accepted, [N], by what drafted it. drafted: what
     drafted the row's tree; for a prefill, all do. source: what is expected of new rows that are like it."""
@@ -192,10 +191,10 @@ class RowDrafts:
         self._last[drafted] = self._steps
         share = min((1 + left_out) * share, max(share, STALE))
         own, other = self.expected[drafted], self.expected[CHEAP if drafted == WHOLE else WHOLE]
-        for place, value in enumerate(accepted):
-            surprise = share * (value - own[place])
-            own[place] += surprise
-            other[place] = min(max(other[place] + ALIKE * surprise, 0.0), 1.0)
+        surprises = [share * (value - before) for value, before in zip(accepted, own, strict=True)]
+        own[:] = map(add, own, surprises)
+        moved = [before + ALIKE * surprise for before, surprise in zip(other, surprises, strict=True)]
+        other[:] = [0.0 if each < 0.0 else 1.0 if each > 1.0 else each for each in moved]
 
 
 def make_ladder(session: Session, nodes: int | str, identity: str, report: Callable[[str], None]) -> Ladder:

@@ -9,6 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class StepTimes:
         # Logarithms of what steps took against the table: those of so many rows alike, and each rung beyond that.
         self._common = dict.fromkeys(self.table, 0.0)
         self._own = {rows: [0.0] * len(self.rungs) for rows in self.table}
+        self._places = {rung: place for place, rung in enumerate(self.rungs)}
+        self._holding = {rows: rows for rows in self.table}  # rows of a step -> those in the table that hold them
 
     @property
     def drafts(self) -> tuple[str, ...]:
@@ -55,12 +58,11 @@ class StepTimes:
         """Of a step of so many rows with `length` tokens each on average, for each of the rungs. drafted: what drafts
         the next trees."""
         rows = self._known(rows)
-        expected = self._expected(rows, length, drafted)
-        return [seconds * math.exp(own) for seconds, own in zip(expected, self._own[rows], strict=True)]
+        return [*map(mul, self._expected(rows, length, drafted), map(math.exp, self._own[rows]))]
 
     def observe(self, rows: int, rung: int, drafted: str, length: float, seconds: float) -> None:
         """Correct the table by what a step took."""
-        rows, place = self._known(rows), self.rungs.index(rung)
+        rows, place = self._known(rows), self._places[rung]
         off = math.log(min(max(seconds / self._expected(rows, length, drafted)[place], 0.25), 4.0))
         own = self._own[rows] = [FORGET * each for each in self._own[rows]]
         surprise = off - self._common[rows] - own[place]  # a busy machine, or this rung alone: some of it goes to each
@@ -95,13 +97,15 @@ class StepTimes:
 
     def _known(self, rows: int) -> int:
         """The least number of rows in the table that holds so many."""
-        return min((known for known in self.table if known >= rows), default=max(self.table))
+        if rows not in self._holding:
+            self._holding[rows] = min((known for known in self.table if known >= rows), default=max(self.table))
+        return self._holding[rows]
 
     def _expected(self, rows: int, length: float, drafted: str) -> list[float]:
         """What the table says."""
-        more, less = rows * (length - SHORT), 0.0 if drafted == WHOLE else self.saved[drafted][rows]
-        pairs = zip(self.table[rows], self._slope, strict=True)
-        return [max(seconds + more * slope - less, 0.2 * seconds) for seconds, slope in pairs]
+        table, more = self.table[rows], rows * max(length - SHORT, 0.0)
+        less = 0.0 if drafted == WHOLE else min(self.saved[drafted][rows], 0.5 * table[0])
+        return [seconds + more * slope - less for seconds, slope in zip(table, self._slope, strict=True)]
 
 
 def kept_or_measured(
