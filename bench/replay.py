@@ -65,6 +65,7 @@ def _replay(target, drafter, texts, starts, dtype, temperature, seeds):
     batch, slots = len(texts), target.after.shape[1]
     declared = row_state(slots, drafter.nodes, target.vocabulary) | drafter.scorer.state(drafter.shape)
     state = {name: torch.full((batch, *t.shape), t.fill, dtype=t.dtype) for name, t in declared.items()}
+    shared = {name: torch.full(t.shape, t.fill, dtype=t.dtype) for name, t in drafter.scorer.shared().items()}
     layers = drafter.scorer.cache_layers()
     keys = [torch.zeros(batch, layer.heads, slots, layer.key_size, dtype=dtype) for layer in layers]
     values = [torch.zeros(batch, layer.heads, slots, layer.value_size, dtype=dtype) for layer in layers]
@@ -72,6 +73,7 @@ def _replay(target, drafter, texts, starts, dtype, temperature, seeds):
         keys = values = [torch.zeros(batch, 1, slots, 1)]
     prefill = Prefill(target, drafter, slots)
     step = SpeculativeStep(target, drafter, choice=lambda *_: target.choice)
+    state["learning"][:] = 0
     state["sampling"][:, 0], state["seeds"][:] = temperature, torch.tensor(seeds)
     for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
         rows = target.rows = slice(row, row + 1)
@@ -80,13 +82,14 @@ def _replay(target, drafter, texts, starts, dtype, temperature, seeds):
         state["prompt_lengths"][row] = start
         views = ([k[rows] for k in keys], [v[rows] for v in values])
         tokens, count = torch.tensor([text[: max(start - 1, 1)]]), torch.tensor([start - 1])
-        for name, tensor in prefill(tokens, count, {n: t[rows] for n, t in state.items()}, *views).items():
-            state[name][rows] = tensor
+        after = prefill(tokens, count, {n: t[rows] for n, t in state.items()} | shared, *views)
+        for name in after.keys() & state.keys():  # the rest is for the draft at its end
+            state[name][rows] = after[name]
     target.rows, counts = slice(None), [[] for _ in texts]
     while (state["finish"] == RUNNING).any():
-        given = state | {"catch_up": torch.arange(drafter.depth + 1)}
+        given = state | shared | {"catch_up": torch.arange(drafter.depth + 1)}
         report, after = step(torch.arange(drafter.nodes + 1), torch.arange(batch), given, keys, values)
-        state |= after
+        state |= {name: after[name] for name in after.keys() & state.keys()}
         for row, count in enumerate(report[:, 0].tolist()):
             counts[row] += [count] if count else []
     return counts
