@@ -127,7 +127,7 @@ def _name_dimensions(model: onnx_ir.Model) -> None:
     for value in model.graph.inputs:
         axes = (value.name,) if value.name in SIZES else ("rows", "tokens", "slots")
         own = {size.value: axes[i] for i, size in enumerate(value.shape or ()) if not isinstance(size, int)}
-        names = own | names  # the first that a size has: tensors with a row for each of `draft_rows` have no name for it
+        names = own | names  # that of SIZES where a size has two
     for value in (*model.graph.inputs, *(value for node in model.graph for value in node.outputs)):
         if value.shape is not None:
             value.shape = onnx_ir.Shape([n if isinstance(n, int) else names.get(n.value) for n in value.shape])

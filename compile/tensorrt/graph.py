@@ -185,12 +185,14 @@ def use_first_branches(graph: onnx_ir.Graph) -> None:
             graph.remove(node, safe=True)
 
 
-def fix_sizes(model: ModelProto, sizes: Mapping[str, Mapping[int, int]]) -> None:
-    """Make dimensions of graph inputs constant: input -> dimension -> size. Inferred shapes are dropped."""
+def fix_sizes(model: ModelProto, sizes: Mapping[str, Mapping[int, int | str]]) -> None:
+    """Make dimensions of graph inputs constant, or one with those of a name: input -> dimension -> size or name.
+    Inferred shapes are dropped."""
     for value in model.graph.input:
         for dimension, size in sizes.get(value.name, {}).items():
             value.type.tensor_type.shape.dim[dimension].Clear()
-            value.type.tensor_type.shape.dim[dimension].dim_value = size
+            field = "dim_value" if isinstance(size, int) else "dim_param"
+            setattr(value.type.tensor_type.shape.dim[dimension], field, size)
     del model.graph.value_info[:]
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
