@@ -82,6 +82,7 @@ class Ladder:
         self._new = {0: RowDrafts({WHOLE: whole, CHEAP: [0.8 * each for each in whole], NOTHING: nothing}, MANY)}
         self._followers = Followers(nodes)
         self._up = True  # the next neighbour is the rung above
+        self._still = 0  # steps in which nothing that was drafted can change the choice
 
     def row(self, temperature: float = 0.0) -> "RowDrafts":
         """What is known of a new row: what those of about its temperature accepted."""
@@ -97,14 +98,18 @@ class Ladder:
         if self._times is None:
             return Chosen(self.rungs[-1], WHOLE if self.rungs[-1] else NOTHING)
         self._steps += 1
+        if self._still and all(each.drafted == NOTHING for each in drafts):
+            self._still -= 1
+            return Chosen(self.rungs[0], NOTHING)
         seconds = {draft: self._times.seconds(rows, length, draft) for draft in self._times.drafts}
         draft = self._drafts(drafts, seconds)
         tokens = self._tokens([each.expected[each.drafted] for each in drafts])
         speed = [*map(truediv, tokens, seconds[draft])]
         best = speed.index(max(speed))
         beside = best + (1 if best == 0 or (self._up and best + 1 < len(self.rungs)) else -1)
-        if self._due("neighbour", NEIGHBOUR, speed[best], speed[beside]):
+        if tokens[-1] > tokens[0] and self._due("neighbour", NEIGHBOUR, speed[best], speed[beside]):
             self._last["neighbour"], self._up, best = self._steps, not self._up, beside
+        self._still = PROBE - 1 if draft == NOTHING else 0
         return Chosen(self.rungs[best], draft)
 
     def _drafts(self, drafts: "Sequence[RowDrafts]", seconds: dict[str, list[float]]) -> str:

@@ -202,7 +202,7 @@ def test_a_busy_machine_is_warned_of(others, warned, monkeypatch):
 
     def timed(session, rungs, budget):
         clock["wall"] += 10
-        return StepTimes(rungs, {1: [0.01] * len(rungs)}, (0.0, 0.0), {1: 0.0})
+        return StepTimes(rungs, {1: [0.01] * len(rungs)}, (0.0, 0.0), {"nothing": {1: 0.001}})
 
     monkeypatch.setattr(measure, "measure", timed)
     monkeypatch.setattr(measure.os, "cpu_count", lambda: 1)
@@ -210,7 +210,8 @@ def test_a_busy_machine_is_warned_of(others, warned, monkeypatch):
     monkeypatch.setattr(measure.time, "process_time", lambda: (1 - others) * clock["wall"])
     monkeypatch.setattr(measure, "busy_seconds", lambda: clock["wall"])
     lines = []
-    assert measure.time_steps(Engine, 100.0, lines.append).seconds[1] == [0.01] * 10
+    steps = measure.time_steps(Engine, 100.0, lines.append)
+    assert steps.seconds[1] == [0.01] * 10 and steps.saved == {1: 0.001}
     assert any(line.startswith("warning: other programs took 60%") for line in lines) == warned
 
 
