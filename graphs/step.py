@@ -71,7 +71,7 @@ class SpeculativeStep(nn.Module):
         return torch.cat([torch.stack(report[:SCALARS], 1), *report[SCALARS:]], 1), after
 
     def _of_rows(self, state: State, committed: State, rows: Tensor) -> State:
-        """What drafting needs of some rows [R]: of the scorer's own state there is no more."""
+        """The state of the rows [R] to draft for; the scorer's own has no others."""
         scorer = self.drafter.scorer
         whole = {**scorer.state(self.drafter.shape), **scorer.shared(), "catch_up": None}
         kept = {name: tensor for name, tensor in state.items() if name in whole}

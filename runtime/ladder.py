@@ -82,7 +82,7 @@ class Ladder:
         self._new = {0: RowDrafts({WHOLE: whole, CHEAP: [0.8 * each for each in whole], NOTHING: nothing}, MANY)}
         self._followers = Followers(nodes)
         self._up = True  # the next neighbour is the rung above
-        self._still = 0  # steps in which nothing that was drafted can change the choice
+        self._still = 0  # steps left for which a choice to draft nothing holds, while no row has drafts
 
     def row(self, temperature: float = 0.0) -> "RowDrafts":
         """What is known of a new row: what those of about its temperature accepted."""

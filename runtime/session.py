@@ -39,7 +39,7 @@ class Session(Buffers):
         self._taken: dict[int, int] = {}  # rows that were admitted and not released -> alternatives asked for, or -1
         self._unfilled: dict[int, list[int]] = {}  # rows of which not all is in the caches -> their prompts
         self._predicted = [0] * spec.max_batch  # tokens of each row's prediction
-        self._gaps = any(cache.name in spec.drafter for cache in spec.caches)  # where less is drafted than could be
+        self._gaps = any(cache.name in spec.drafter for cache in spec.caches)  # what is left out, they lack
         self._pending = [0] * spec.max_batch  # tokens of each row since a drafter that pauses took part
         self._processed = [0] * spec.max_batch  # tokens of each row, up to the first that such a drafter left out
         self._written = [0] * spec.max_batch  # slots of each row that anything was written to since it was cleared
@@ -167,7 +167,7 @@ class Session(Buffers):
         """Note what a step did to a row."""
         gapless = self._processed[row] == self.lengths[row] - self._pending[row]
         self.lengths[row] += tokens
-        if self.drafted != WHOLE and self._gaps:  # what nothing took note of is left out for good
+        if self.drafted != WHOLE and self._gaps:  # features of a step that drafted nothing are lost
             self._pending[row] = self._pending[row] + tokens if self.drafted == CHEAP else 0
             return
         if gapless and self._pending[row] <= LAG:

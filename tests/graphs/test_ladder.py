@@ -174,6 +174,11 @@ def test_steps_that_draft_nothing_say_the_same(backend, model_folder, request):
     for _ in range(3):
         engine.session.step(0, NOTHING)
     assert engine.session.processed(row) == engine.session.lengths[row] > len(PROMPTS[0]), "no cache has a gap"
+    before = engine.session.read_shared()["learned"]
+    engine.session.release(row)
+    engine.session.admit(PROMPTS[0], 90, [])
+    engine.session.step(0, NOTHING)
+    assert (engine.session.read_shared()["learned"] != before).any(), "what is written counts, drafted for or not"
 
 
 def test_reports_the_node_that_it_missed(model_folder):

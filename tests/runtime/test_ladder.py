@@ -153,6 +153,18 @@ def test_what_paused_comes_back(saved):
     assert kinds[200:400].count(WHOLE) < 0.2 * 200 and kinds[500:].count(WHOLE) > 0.8 * 300
 
 
+def test_a_new_row_ends_a_rest_at_once():
+    ladder = Ladder(RUNGS, saving({NOTHING: 3.0}))
+    run_paused(ladder, [always(0.0)], 60, {NOTHING: 3.0}, 0.0)
+    hopeless, hopeful = ladder.row(), ladder.row()
+    for row in (hopeless, hopeful):
+        row.expected[WHOLE][:] = [0.0] * NODES
+    hopeless.drafted = NOTHING
+    assert ladder.choose(1, [hopeless], 100) == (0, NOTHING) == ladder.choose(1, [hopeless], 100)
+    hopeful.expected[WHOLE][:] = [0.9] * NODES
+    assert ladder.choose(2, [hopeless, hopeful], 100).nodes > 0
+
+
 def test_a_pause_that_saves_nothing_is_not_tried():
     saved = {CHEAP: 0.0, NOTHING: 0.0}
     assert set(run_paused(Ladder(RUNGS, saving(saved)), [always(0.02)] * 2, 200, saved, 1.0)[1]) == {WHOLE}

@@ -1,11 +1,14 @@
 """Rows of a session: what one leaves behind never reaches the next, whatever it was."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import specstep
 import torch
 from fake_session import POISON, FakeSession, PrefillFailedError
 from models import save_eagle3, save_model, tiny_model, tiny_tokenizer
+from specstep.runtime.session import CHEAP, NOTHING, WHOLE
 
 BAD, SLOT_STEP = {"nan": 7, "inf": 11}, 64  # tokens whose embeddings are that
 
@@ -120,3 +123,18 @@ def test_onnx_caches_are_not_copied_twice_by_an_admission(onnx_folder):
     session.admit([40 + index % 9 for index in range(62)], 100, [])
     session.step()
     assert sizes == [64, 128]
+
+
+def test_a_drafter_with_caches_catches_up_on_what_it_paused_for_but_not_on_what_was_skipped():
+    session, sizes = FakeSession(1), []
+    session.spec, session._gaps = dataclasses.replace(session.spec, skippable=True, catch_up=20), True
+    replay = session.replay
+    session.replay = lambda *size: (sizes.append(size[-2:]), replay(*size))[1]
+    row = session.admit([3, 4, 5], 60, [])
+    for draft in (CHEAP, CHEAP, WHOLE):
+        session.step(0, draft)
+    assert session.processed(row) == session.lengths[row]
+    for draft in (NOTHING, NOTHING, WHOLE, CHEAP, WHOLE):
+        session.step(0, draft)
+    assert sizes == [(1, 0), (1, 0), (1, 3), (0, 0), (0, 0), (1, 1), (1, 0), (1, 2)]
+    assert session.processed(row) < session.lengths[row], "its caches have a gap for good"
