@@ -11,8 +11,9 @@ class Backend(NamedTuple):
     """One backend.
 
     compiler: module with `lower(graphs, directory, report) -> Lowered`. runner: module with `machine()` and
-    `open_session(directory, manifest) -> Session`. dtypes, devices: what it takes, its defaults first. options: the
-    build options that it alone has. build_extra, run_extra: the extras of this package that building and running take.
+    `open_session(directory, manifest, gpu, report) -> Session`. dtypes, devices: what it takes, its defaults first.
+    options: the build options that it alone has. build_extra, run_extra: the extras of this package that building and
+    running take.
     """
 
     compiler: str

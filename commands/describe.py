@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..runtime.engine_file import WEIGHTS, Manifest, TensorSpec
+from ..runtime.engine_file import WEIGHTS, Manifest
 
 
 def describe(manifest: Manifest) -> str:
@@ -10,7 +10,7 @@ def describe(manifest: Manifest) -> str:
     spec, about = manifest.spec, manifest.about
     model, config = about["model"], spec.config
     copies = 2 if "plans" in about and not config["plugins"] else 1  # a step without plugins writes its caches anew
-    caches = copies * sum(_bytes(tensor) for tensor in spec.caches)
+    caches = copies * sum(tensor.nbytes for tensor in spec.caches)
     lines = [
         f"model       {model['name']}: {model.get('model_type', '')}, {model['parameters'] / 1e6:.1f}M parameters, "
         + config["dtype"],
@@ -124,10 +124,3 @@ def _forced(count: int | None) -> list[str]:
 
 def _short(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _bytes(tensor: TensorSpec) -> int:
-    size = 4 if tensor.dtype == "float32" else 2
-    for length in tensor.shape:
-        size *= length
-    return size

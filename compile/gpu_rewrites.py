@@ -1,5 +1,5 @@
 """Rewrites of exported programs before they are compiled for a GPU, where each launch costs a few microseconds: one
-product for layers that read the same x, and one write for the keys and values of a pass."""
+product for layers that read the same x, and cache writes that the compiler fuses with what computes keys and values."""
 
 from collections.abc import Collection
 from itertools import pairwise
@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..kernels.kv_write.op import kv_write
+from .gpu_writes import lower_writes
 from .packed_weights import Call, joined_layers, replace_layers
 from .precision import Form, plain
 from .rewrites import insert_call
@@ -21,6 +22,7 @@ aten = torch.ops.aten
 
 def rewrite_for_gpu(exported: Collection[ExportedProgram]) -> None:
     """Rewrite programs over the same weights, in place. A text stays the same, but for the rounding of products."""
+    lower_writes()
     _join_layers(exported)
     for program in exported:
         _join_writes(program)
@@ -45,8 +47,8 @@ def _linear(x: Node, weight: Node, bias: Any, columns: int) -> Call:
 
 def _join_writes(exported: ExportedProgram) -> None:
     """The writes of a layer's keys and values, `index_put_` one after the other, become `specstep::kv_write`. That
-    keeps the strides that a cache has, too: behind `index_put_` the compiler takes a cache for a new tensor, and copies
-    it for a kernel of ours."""
+    keeps the strides that a cache has: behind `index_put_` the compiler takes a cache for a new tensor, and copies it
+    for a kernel of ours."""
     writes = exported.graph.find_nodes(op="call_function", target=aten.index_put_.default)
     writes = [node for node in writes if len(node.args[1]) == 3]
     for keys, values in list(pairwise(writes))[::2]:

@@ -57,7 +57,7 @@ def cases() -> Iterator[Case]:
             shapes = plugin.sized(model.inputs[plugin.name], model.attributes)
             case = plugin.case(model.dtype, shapes, model.attributes)
             yield replace(case, name=f"{case.name} {model}" if has_dtype else f"{case.name} T={model.nodes}")
-    yield from (_compact_case(), _kv_write_case(), _ngram_case())
+    yield from (_compact_case(), _ngram_case())
 
 
 def _compact_case() -> Case:
@@ -69,22 +69,13 @@ def _compact_case() -> Case:
     return Case(f"compact float16 D=128 x{CACHES_PER_LAUNCH}", compact_kernel, pointers, constants)
 
 
-def _kv_write_case() -> Case:
-    from .kv_write.triton import kv_write_kernel
-
-    pointers = {"lengths": "*i64"} | dict.fromkeys(("new_keys", "new_values", "keys", "values"), "*bf16")
-    strides = {f"stride_{name}d": 1 for name in ("nk", "nv", "k", "v")}
-    constants = {"D": 128, "DV": 128, "BLOCK_D": 128, "BLOCK_DV": 128} | strides
-    return Case("kv_write bfloat16 D=128", kv_write_kernel, pointers, constants, {"num_warps": 1})
-
-
 def _ngram_case() -> Case:
     from .ngram.triton import ngram_kernel
 
-    integers = "history lengths context prediction predicted expected keys learned tokens places"
+    integers = "history lengths context prediction predicted expected keys learned tokens best places"
     pointers = dict.fromkeys(integers.split(), "*i64") | {"bigrams": "*i32", "trigrams": "*i32"}
-    pointers |= dict.fromkeys(("concentrations", "trust", "probability", "log_probs"), "*fp32")
-    constants = {"N": 4, "M": 4, "E": 8, "C": 45, "HAS_TABLES": True, "HAS_LEARNED": True}
+    pointers |= dict.fromkeys(("concentrations", "trust", "probability", "scores"), "*fp32")
+    constants = {"TOP_K": 2, "N": 4, "M": 4, "E": 8, "C": 45, "HAS_TABLES": True, "HAS_LEARNED": True}
     constants |= {"BLOCK_S": 512, "BLOCK_M": 4, "BLOCK_E": 8, "BLOCK_C": 64}
     return Case("ngram matches=4 entries=8", ngram_kernel, pointers, constants, aligned_strides=False)
 

@@ -3,7 +3,7 @@
 Nothing here knows a model: names, shapes and order come from the `EngineSpec`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from numpy import int64
@@ -22,6 +22,7 @@ class Buffers:
     state: dict[str, Any]
     any_nodes = True  # whether a step may verify fewer nodes than a tree has
     skips = True  # whether a step may draft for no row at all
+    overlaps = False  # whether a step runs beside the host, so that the next may be begun before its report is read
 
     def enter_thread(self) -> None:
         """Called by a thread before its first call of anything else here."""
@@ -47,6 +48,11 @@ class Buffers:
         each drafted tree, the root not counted, and drafts the next trees of the first `draft_rows` rows, all or none;
         a drafter that pauses catches up with so many positions at most, or is left out for 0 -> the report."""
         raise NotImplementedError
+
+    def begin_replay(self, *size: int) -> Callable[[], NDArray[int64]]:
+        """Begin a `replay` of this size -> what waits for its report. Here that is there at once."""
+        report = self.replay(*size)
+        return lambda: report
 
     def read(self, rows: int, slots: int) -> Tensors:
         """Copies of what a replay of this size would read."""

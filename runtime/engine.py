@@ -8,6 +8,7 @@ from typing import Any, Unpack, overload
 
 from ..errors import InputError
 from .engine_file import EngineSpec
+from .gpu import gpu_number
 from .ladder import Ladder, make_ladder
 from .learned import save_learned, start_learned
 from .make_requests import make_requests, require_tokenizer
@@ -224,6 +225,7 @@ def load(
     learning: bool = True,
     learned: str | Path | None = None,
     nodes: int | str = "auto",
+    device: str | None = None,
     report: Callable[[str], None] = lambda message: None,
 ) -> Engine:
     """Load an engine directory.
@@ -241,7 +243,8 @@ def load(
         nodes: how many drafted tokens a step verifies: a number, "all", or "auto", which chooses before each step what
             gives the most tokens per second here. The text does not depend on it. For that choice, the first load of an
             engine on a machine takes some seconds to time steps; the times are kept in the user's cache.
-        report: called with a line when that begins.
+        device: which GPU an engine for GPUs runs on, as "cuda:1"; the current one of the calling thread by default.
+        report: called with a line when steps are timed, and with what an engine takes of a GPU's memory before it does.
 
     Returns:
         The engine, ready to generate.
@@ -251,7 +254,7 @@ def load(
         EngineError: anything that could stop the engine from running here: what was expected, what was found, and what
             to do.
     """
-    opened = open_directory(Path(directory), deep_check)
+    opened = open_directory(Path(directory), deep_check, gpu_number(device), report)
     ladder = make_ladder(opened.session, nodes, opened.identity, report)
     return Engine(
         opened.session,

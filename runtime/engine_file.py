@@ -12,6 +12,7 @@ tokenizer.json, chat_template.jinja
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: str
     fill: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        return math.prod(self.shape) * int("".join(filter(str.isdigit, self.dtype))) // 8
 
 
 @dataclass(frozen=True)

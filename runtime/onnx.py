@@ -6,7 +6,7 @@ both input and output: a program reads a cache once, before it writes it (`compi
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import zip_longest
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ..errors import EngineError
 from .buffers import Tensors
 from .engine_file import NEXT, REBUILD, EngineSpec, Manifest, ProgramSpec, TensorSpec
+from .gpu import refuse_gpu
 from .session import Session
 
 PROVIDERS = ["CPUExecutionProvider"]
@@ -30,8 +31,9 @@ def machine() -> dict[str, Any]:
     return {"providers": onnxruntime.get_available_providers()}
 
 
-def open_session(directory: Path, manifest: Manifest) -> Session:
+def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: Callable[[str], None]) -> Session:
     """Open both programs; they map the weights file. Raises EngineError for what ONNX Runtime does not take."""
+    refuse_gpu(gpu)
     spec = manifest.spec
     with ThreadPoolExecutor() as pool:  # ONNX Runtime takes one core to open a model
         return OnnxSession(spec, *pool.map(partial(_open, directory, spec), (spec.prefill, spec.step)))

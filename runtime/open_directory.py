@@ -1,5 +1,6 @@
 """Opens an engine directory: what is in it, read, checked and ready to run."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -22,12 +23,13 @@ class Opened(NamedTuple):
     identity: str
 
 
-def open_directory(directory: Path, deep_check: bool) -> Opened:
-    """Open what `build` wrote; deep_check: hash the weights file too. Raises EngineError."""
+def open_directory(directory: Path, deep_check: bool, gpu: int | None, report: Callable[[str], None]) -> Opened:
+    """Open what `build` wrote; deep_check: hash the weights file too; others: see `engine.load`. Raises EngineError and
+    InputError."""
     while True:
         before = _identity(directory)
         try:
-            opened = _open(directory, deep_check)
+            opened = _open(directory, deep_check, gpu, report)
         except EngineError:
             if _identity(directory) == before:
                 raise
@@ -46,13 +48,13 @@ def _identity(directory: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _open(directory: Path, deep_check: bool) -> Opened:
+def _open(directory: Path, deep_check: bool, gpu: int | None, report: Callable[[str], None]) -> Opened:
     """Read, check and open what is there now. Raises EngineError."""
     manifest = read_manifest(directory)
     check_files(directory, manifest, deep_check)
     runner = _runner(manifest)
     check_machine(manifest, runner.machine())
-    session = runner.open_session(directory, manifest)
+    session = runner.open_session(directory, manifest, gpu, report)
     special = manifest.about.get("special_tokens", {})
     text = EngineTokenizer.load(directory, special) if TOKENIZER in manifest.files else None
     sampling = manifest.about.get("sampling")

@@ -6,12 +6,14 @@ those that run, which no step touches.
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
+from ..report import RowReport
 from .allowed_tokens import checked
 from .ladder import Ladder, RowDrafts
 from .prefix_cache import PrefixCache
 from .request import Event, Request
-from .session import Session, rows_for
+from .session import Launched, Session, rows_for
 from .submission import Caller
 
 
@@ -37,6 +39,17 @@ class Taken:
         self.caller.events.put(error)
 
 
+class Step(NamedTuple):
+    """A step that was begun, and for whom. size: its rows in all; length: tokens in the caches of those that run, on
+    average; begin: when."""
+
+    launched: Launched
+    running: dict[int, Taken]
+    size: int
+    length: float
+    begin: float
+
+
 class Rows:
     """Requests in the rows of a session. running: by their row. filling: the one whose prompt is being prefilled."""
 
@@ -46,6 +59,8 @@ class Rows:
         self.session, self.prefill_per_step, self.prefixes, self.ladder = session, prefill_per_step, prefixes, ladder
         self.running: dict[int, Taken] = {}
         self.filling: Taken | None = None
+        self._next: Step | None = None  # a step that was begun before the last one was read
+        self._read = 0.0  # when that was
 
     @property
     def taken(self) -> list[Taken]:
@@ -70,6 +85,8 @@ class Rows:
         """Prefill prompts, one after the other, as far as the coming step may wait for them. If that fails, it fails
         for the one alone. take: makes the next request of the queue `filling`, if one waits."""
         spent = 0
+        if self._next is not None:  # its rows stay where they are
+            return
         while taken := self.filling or (take() if self.session.free_rows else None):
             if taken.row is None:
                 self._compact(len(self.running))  # so that its row will be behind them
@@ -112,32 +129,64 @@ class Rows:
             self.running[target].row = target
             del self.running[source]
 
-    def step(self) -> None:
-        """One step of all that run, in as few rows as hold them. If it fails, it fails for all of them."""
-        if not self.running:
+    def step(self, awaited: bool) -> None:
+        """One step of all that run, in as few rows as hold them. If it fails, it fails for all of them. awaited:
+        whether requests wait for a row."""
+        step, self._next = self._next, None
+        if not self.running:  # nor is there anybody to read a step that was begun
             return
-        self._compact(rows_for(len(self.running), self.session.spec.max_batch))
-        nodes, draft = self.ladder.choose(self._size, [taken.drafts for taken in self.running.values()], self._length)
-        self._mask(nodes)
-        if not self.running:
-            return
-        size, length, begin = self._size, self._length, time.perf_counter()
+        if step is None:
+            self._compact(rows_for(len(self.running), self.session.spec.max_batch))
         try:
-            reports = self.session.step(nodes, draft)
+            step = step or self._begin_step()
+            if step is None:
+                return
+            if self._may_overlap(step, awaited):
+                self._next = self._begin_step()
+            still = [row for row, taken in step.running.items() if self.running.get(row) is taken]
+            reports = self.session.end_step(step.launched, still)
         except BaseException as error:
+            self._next = None
             for row in list(self.running):
                 self._fail(row, error)
             return
-        now = time.perf_counter()
-        drafted = self.session.drafted
-        self.ladder.timed(size, nodes, drafted, length, now - begin)
-        for row, taken in list(self.running.items()):
-            report = reports[row]
-            self.ladder.learn(taken.drafts, report, drafted)
+        self._hand_out(step, reports)
+
+    def _begin_step(self) -> Step | None:
+        """Begin a step, if anybody is left for one."""
+        nodes, draft = self.ladder.choose(self._size, [taken.drafts for taken in self.running.values()], self._length)
+        self._mask(nodes)
+        if not self.running:
+            return None
+        size, length, begin = self._size, self._length, time.perf_counter()
+        return Step(self.session.begin_step(nodes, draft), dict(self.running), size, length, begin)
+
+    def _may_overlap(self, step: Step, awaited: bool) -> bool:
+        """Whether the next step may begin before this one is read: nobody waits for what is done between them, and what
+        it will verify is of the kind that was verified before."""
+        if (
+            self.filling is not None
+            or (awaited and self.session.free_rows)
+            or not self.session.may_overlap(step.launched)
+        ):
+            return False
+        return all(
+            taken.request.allowed_tokens is None and not taken.ended and taken.drafts.drafted == step.launched.draft
+            for taken in self.running.values()
+        )
+
+    def _hand_out(self, step: Step, reports: dict[int, RowReport]) -> None:
+        """Learn from a step, and tell those who wait for its tokens."""
+        launched, now = step.launched, time.perf_counter()
+        self.ladder.timed(step.size, launched.nodes, launched.draft, step.length, now - max(step.begin, self._read))
+        self._read = now
+        for row, report in reports.items():
+            taken = self.running[row]
+            self.ladder.learn(taken.drafts, report, launched.draft)
             taken.output += report.tokens
             if report.finish:
                 self._end(row)
-            told = Event(report, taken.admitted, taken.prefilled, now, taken.cached, nodes)
+            told = Event(report, taken.admitted, taken.prefilled, now, taken.cached, launched.nodes)
             taken.caller.events.put((taken.request, told))
 
     @property

@@ -117,7 +117,7 @@ class Scheduler:
             rows.session.enter_thread()
             while self._go_on(rows):
                 rows.prefill(lambda: self._take(rows))
-                rows.step()
+                rows.step(awaited=bool(self._callers))
         except BaseException as error:  # not of a prefill or a step: the session can no longer be trusted
             with self._lock:
                 self._closed, self._worker, self._broken = True, None, error

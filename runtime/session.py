@@ -5,10 +5,10 @@ in by `inductor/torch_session.py`, `onnx.py` and `tensorrt/session.py`).
 A session is not safe to be called from several threads at once; `scheduler.Scheduler` makes it so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from numpy import int32
+from numpy import int32, int64
 from numpy.typing import NDArray
 
 from ..controls import LAG
@@ -28,6 +28,16 @@ class DraftedTree(NamedTuple):
     parents: list[int]
 
 
+class Launched(NamedTuple):
+    """A step that was begun: its rows, the nodes that it verifies, what drafts the next trees, and what waits for its
+    report."""
+
+    running: list[int]
+    nodes: int
+    draft: str
+    report: Callable[[], NDArray[int64]]
+
+
 class Session(Buffers):
     """Rows of static buffers and one call per step. Rows are admitted and released one by one; the others never
     notice."""
@@ -35,7 +45,6 @@ class Session(Buffers):
     def __init__(self, spec: EngineSpec):
         self.spec = spec
         self.lengths = [0] * spec.max_batch  # tokens in each row's cache: a host copy, kept from the reports
-        self.drafted = WHOLE  # what drafted the trees of the last step
         self._taken: dict[int, int] = {}  # rows that were admitted and not released -> alternatives asked for, or -1
         self._unfilled: dict[int, list[int]] = {}  # rows of which not all is in the caches -> their prompts
         self._predicted = [0] * spec.max_batch  # tokens of each row's prediction
@@ -144,35 +153,54 @@ class Session(Buffers):
         return max(self._processed[row], 0)
 
     def step(self, nodes: int | None = None, draft: str = WHOLE) -> dict[int, RowReport]:
-        """Advance every row that is filled -> the report of each, without tokens where it has finished. nodes: how many
-        of the drafted nodes are verified, all by default; draft: what drafts the next trees; the last of `drafts` for
-        what is not among them. A text depends on neither. Where nothing was drafted, the next report's `missed` means
-        nothing."""
+        """`begin_step`, and `end_step`."""
+        return self.end_step(self.begin_step(nodes, draft))
+
+    def begin_step(self, nodes: int | None = None, draft: str = WHOLE) -> Launched:
+        """Advance every row that is filled. nodes: how many of the drafted nodes are verified, all by default; draft:
+        what drafts the next trees; the last of `drafts` for what is not among them. A text depends on neither. Where
+        nothing was drafted, the next report's `missed` means nothing."""
         nodes = self.spec.nodes if nodes is None else nodes
         running, (rows, slots) = self._running, self.next_size()
         if max([0, *running]) >= rows:
             raise RuntimeError(f"step: expected filled rows below {rows}, which is not, got {running}; compact them")
-        for row in range(rows):  # a step writes its tree behind every row, in use or not
-            self._written[row] = max(self._written[row], self.lengths[row] + self.spec.scratch)
-        self.drafted = draft = draft if draft in self.drafts else self.drafts[-1]
+        for row in range(rows):
+            self._write_tree(row)  # in use or not
+        draft = draft if draft in self.drafts else self.drafts[-1]
         behind = min(max((self._pending[row] for row in running), default=0), LAG)
         catch_up = behind + min(nodes, self.spec.depth) + 1 if draft == WHOLE else 0
-        report = self.replay(rows, slots, nodes, rows if draft != NOTHING else 0, catch_up)
-        reports = {row: RowReport.read(report[row], self._taken[row]) for row in running}
+        report = self.begin_replay(rows, slots, nodes, rows if draft != NOTHING else 0, catch_up)
+        return Launched(running, nodes, draft, report)
+
+    def end_step(self, launched: Launched, rows: Collection[int] | None = None) -> dict[int, RowReport]:
+        """Wait for a step -> the report of each row, without tokens where it has finished. Steps end in the order in
+        which they began. rows: those that still are what they were, all that took part by default."""
+        report = launched.report()
+        kept = [row for row in launched.running if rows is None or row in rows]
+        reports = {row: RowReport.read(report[row], self._taken[row]) for row in kept}
         for row, told in reports.items():
-            self._advance(row, len(told.tokens))
+            self._advance(row, len(told.tokens), launched.draft)
         return reports
 
-    def _advance(self, row: int, tokens: int) -> None:
+    def may_overlap(self, launched: Launched) -> bool:
+        """Whether the next step may begin before this one has ended: nothing that the host decides waits for it."""
+        return self.overlaps and launched.draft != CHEAP and not any(self._pending[row] for row in launched.running)
+
+    def _advance(self, row: int, tokens: int, drafted: str) -> None:
         """Note what a step did to a row."""
         gapless = self._processed[row] == self.lengths[row] - self._pending[row]
         self.lengths[row] += tokens
-        if self.drafted != WHOLE and self._gaps:  # features of a step that drafted nothing are lost
-            self._pending[row] = self._pending[row] + tokens if self.drafted == CHEAP else 0
+        self._write_tree(row)  # by the next step, which may have begun
+        if drafted != WHOLE and self._gaps:  # features of a step that drafted nothing are lost
+            self._pending[row] = self._pending[row] + tokens if drafted == CHEAP else 0
             return
         if gapless and self._pending[row] <= LAG:
             self._processed[row] = self.lengths[row]
         self._pending[row] = 0
+
+    def _write_tree(self, row: int) -> None:
+        """Note that a step writes its tree behind a row."""
+        self._written[row] = max(self._written[row], self.lengths[row] + self.spec.scratch)
 
     def release(self, row: int) -> None:
         """Take a row out of the coming steps and make it free. A free row may be released again."""

@@ -1,14 +1,12 @@
-"""`specstep::kv_write`. See `reference.kv_write`."""
+"""`specstep::kv_write`. See `reference.kv_write`. It stays one node until `compile.gpu_writes` lowers it."""
 
-from typing import Any
-
+import torch
 from torch import Tensor
 
-from ..registration import traced_op
 from . import reference
 
 
-def _check(keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, lengths: Tensor, first: int) -> None:
+def _check(keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, lengths: Tensor) -> None:
     for name, cache, new in (("new_keys", keys, new_keys), ("new_values", values, new_values)):
         expected = (lengths.shape[0], cache.shape[1], new_keys.shape[2], cache.shape[3])
         if tuple(new.shape) != expected or new.dtype != cache.dtype:
@@ -17,12 +15,15 @@ def _check(keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, l
             )
 
 
-def _triton(*arguments: Any) -> Any:
-    from . import triton
+@torch.library.custom_op(
+    "specstep::kv_write", mutates_args=("keys", "values"), tags=(torch.Tag.flexible_layout,)
+)  # any strides
+def kv_write(keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, lengths: Tensor, first: int) -> None:
+    """See `reference.kv_write`."""
+    _check(keys, values, new_keys, new_values, lengths)
+    reference.kv_write(keys, values, new_keys, new_values, lengths, first)
 
-    return triton.kv_write(*arguments)
 
-
-kv_write = traced_op(
-    "specstep::kv_write", reference.kv_write, cuda=_triton, check=_check, mutates_args=("keys", "values")
-)
+@kv_write.register_fake
+def _(keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, lengths: Tensor, first: int) -> None:
+    _check(keys, values, new_keys, new_values, lengths)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs
-"""A level of n-gram drafts on a GPU: a program per node gathers its candidates and their shares, `rank` picks the best.
+"""A level of n-gram drafts on a GPU: a program per node gathers its candidates, their shares, and picks the best.
 
 A search looks at the history block by block and keeps the M best matches in registers.
 """
@@ -12,8 +12,8 @@ from torch.library import wrap_triton
 
 from ...controls import LEARNED_COUNTS, LEARNED_TOKENS
 from ..noise_triton import natural_log
-from ..rank.reference import STEPS_PER_NAT
-from ..rank.triton import rank
+from ..order_triton import LAST_TOKEN, ranked, token_of, unordered
+from ..rank.triton import STEPS_PER_NAT, round_to_even
 from . import learned as table
 from . import reference, tables
 
@@ -114,12 +114,29 @@ def _counted(share, token, its, times, PRIOR: tl.constexpr):
 
 
 @triton.jit
+def _store_best(tokens, token, score, best, scores, C: tl.constexpr, TOP_K: tl.constexpr, BLOCK_C: tl.constexpr):
+    """The best of a node's candidates, each token once, as `rank` has them for a greedy row, their scores rounded."""
+    place = tl.arange(0, BLOCK_C)
+    other = tl.load(tokens + place, mask=place < C, other=-1)
+    again = (token[:, None] == other[None, :]) & (place[None, :] < place[:, None])  # another one's score is its own
+    score = tl.where(tl.max(again.to(tl.int32), 1) > 0, float("-inf"), score)
+    rank = ranked(score, place)
+    none = ranked(tl.full([BLOCK_C], float("-inf"), tl.float32), LAST_TOKEN)
+    for n in range(TOP_K):
+        most = tl.max(rank, 0)
+        value, chosen = unordered(most >> 32), token_of(most)
+        tl.store(best + n, tl.load(tokens + chosen, mask=value > float("-inf"), other=0))
+        tl.store(scores + n, round_to_even(value * STEPS_PER_NAT) / STEPS_PER_NAT)
+        rank = tl.where(place == chosen, none, rank)
+
+
+@triton.jit
 def ngram_kernel(
     history, lengths, context, prediction, predicted, expected, concentrations, trust,
     bigrams, keys, trigrams, probability, learned,
     width, slots, likely, stride_history, stride_prediction, vocabulary, buckets, rows,
-    tokens, log_probs, places,
-    N: tl.constexpr, M: tl.constexpr, E: tl.constexpr, C: tl.constexpr,
+    tokens, best, scores, places,
+    TOP_K: tl.constexpr, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr, C: tl.constexpr,
     HAS_TABLES: tl.constexpr, HAS_LEARNED: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -133,11 +150,10 @@ def ngram_kernel(
     previous = tl.load(context + N - 2)
 
     length = tl.minimum(tl.load(lengths + row), slots).to(tl.int32)
-    best = _find_matches(history, length, slots, context, N, M, BLOCK_S, BLOCK_M)
-    matched = tl.where(best >= 0, best // slots, 0)
-    after = tl.minimum(tl.maximum(best, 0) % slots + 1, slots - 1)
-    follow = tl.load(history + after, mask=best >= 0, other=-1)
-    rest = best
+    rest = _find_matches(history, length, slots, context, N, M, BLOCK_S, BLOCK_M)
+    matched = tl.where(rest >= 0, rest // slots, 0)
+    after = tl.minimum(tl.maximum(rest, 0) % slots + 1, slots - 1)
+    follow = tl.load(history + after, mask=rest >= 0, other=-1)
     for m in tl.static_range(M):  # not to a place that is computed: the compiler would take the history for written
         top = tl.max(rest, 0)
         after = tl.minimum(tl.maximum(top, 0) % slots + 1, slots - 1)
@@ -188,7 +204,7 @@ def ngram_kernel(
     share = weight * tl.where(token == guess, 1.0, 0.0) + (1 - weight) * share
     there = (token >= 0) & (share > 0)
     log_share = tl.where(there, natural_log(tl.where(there, share, 1.0)), float("-inf"))
-    tl.store(log_probs + node * C + candidate, log_share, mask=candidate < C)
+    _store_best(tokens, token, log_share, best + node * TOP_K, scores + node * TOP_K, C, TOP_K, BLOCK_C)
 
 
 def ngram(
@@ -208,12 +224,13 @@ def ngram(
     matches: int,
     top_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launches for `reference.ngram`."""
+    """Launch for `reference.ngram`."""
     batch, width, longest = context.shape
     entries = 0 if bigrams is None else bigrams.shape[1]
     count = matches + 1 + entries + (0 if learned is None else 2 * table.WAYS)
     tokens = torch.empty(batch, width, count, dtype=torch.int64, device=context.device)
-    log_probs = torch.empty(batch, width, count, dtype=torch.float32, device=context.device)
+    best = torch.empty(batch, width, top_k, dtype=torch.int64, device=context.device)
+    scores = torch.empty(batch, width, top_k, dtype=torch.float32, device=context.device)
     places = torch.empty(batch, width, dtype=torch.int64, device=context.device)
     wrap_triton(ngram_kernel)[(batch * width,)](
         history,
@@ -234,8 +251,10 @@ def ngram(
         1 if keys is None else keys.shape[0] // tables.WIDTH,
         1 if learned is None else learned.shape[0] - 1,
         tokens,
-        log_probs,
+        best,
+        scores,
         places,
+        TOP_K=top_k,
         N=longest,
         M=matches,
         E=entries,
@@ -248,6 +267,4 @@ def ngram(
         BLOCK_C=triton.next_power_of_2(count),
         num_warps=4,
     )
-    greedy = torch.zeros_like(lengths)
-    best, score = rank(tokens, log_probs, greedy.float(), greedy, greedy, top_k)
-    return best, (score * STEPS_PER_NAT).round() / STEPS_PER_NAT, places
+    return best, scores, places

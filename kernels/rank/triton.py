@@ -25,7 +25,8 @@ def _log_sum(scores, rest):
 
 
 @triton.jit
-def _round_to_even(x):
+def round_to_even(x):
+    """The nearest integer, the even one of two."""
     whole = (tl.abs(x) + INTEGERS) - INTEGERS
     whole = tl.where(tl.abs(x) < INTEGERS, whole, tl.abs(x))
     return tl.where(x < 0, -whole, whole)
@@ -40,7 +41,7 @@ def _sampled(log_q, token, temperature, seed, position):
     noisy = (plain + gumbel(uniform(noise_bits(first, second, token)))) / SHARPNESS
     plain -= _log_sum(plain, rest)
     noisy -= _log_sum(noisy, rest / SHARPNESS)
-    return _round_to_even((plain + noisy) / 2 * STEPS_PER_NAT) / STEPS_PER_NAT
+    return round_to_even((plain + noisy) / 2 * STEPS_PER_NAT) / STEPS_PER_NAT
 
 
 @triton.jit

@@ -4,7 +4,7 @@ The loader is called directly: its Python wrapper would import Inductor's compil
 """
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...errors import EngineError
+from ...errors import EngineError, InputError
 from ...kernels.native import LIBRARY_NAME, load_library
 from ..engine_file import REBUILD, WEIGHTS, EngineSpec, Manifest, ProgramSpec
+from ..gpu import plan_memory, refuse_gpu
 from ..session import Session
 from .torch_session import TorchSession
 
@@ -51,8 +52,20 @@ def cpu_instructions() -> list[str]:
     return next(flags, [])
 
 
-def open_session(directory: Path, manifest: Manifest) -> Session:
+def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: Callable[[str], None]) -> Session:
     """Load both programs, lend them the mapped weights. Raises EngineError for what does not load here."""
+    if manifest.spec.device == "cpu":
+        refuse_gpu(gpu)
+        return _open_session(directory, manifest)
+    if gpu is not None and gpu >= torch.cuda.device_count():
+        raise InputError(f"device: expected one of the {torch.cuda.device_count()} GPUs here, got cuda:{gpu}")
+    with torch.cuda.device(torch.cuda.current_device() if gpu is None else gpu):
+        report(plan_memory(manifest, torch.cuda.mem_get_info()[0], f"cuda:{torch.cuda.current_device()}"))
+        return _open_session(directory, manifest)
+
+
+def _open_session(directory: Path, manifest: Manifest) -> Session:
+    """The same, on the current device."""
     spec = manifest.spec
     load_libraries(directory, manifest)
     weights = open_weights(directory, spec)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...controls import LAG
 from ..buffers import Tensors
 from ..engine_file import EngineSpec, TensorSpec
 from ..session import Session
-from .cuda_graph import captured
+from .cuda_graph import Graphs, Reports
 from .openmp import release_threads
 
 Program = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # flat tensors in, flat tensors out, caches written in place
@@ -24,26 +26,27 @@ class TorchSession(Session):
     def __init__(self, spec: EngineSpec, prefill: Program, step: Program):
         super().__init__(spec)
         self._prefill, self.step_program = prefill, step
-        self.state: dict[str, Tensor] = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.state}
-        self.shared = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.shared}
-        self.caches = {tensor.name: _allocate(tensor, spec.device) for tensor in spec.caches}
-        self._device = torch.cuda.current_device() if spec.device == "cuda" else None
-        self._nodes = torch.arange(1 + spec.nodes, device=spec.device)
-        self._positions = torch.arange(-1, spec.catch_up, device=spec.device)
-        self._rows = torch.arange(spec.max_batch, device=spec.device)
+        gpu = spec.device == "cuda"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+        self.state: dict[str, Tensor] = {tensor.name: _allocate(tensor, self.device) for tensor in spec.state}
+        self.shared = {tensor.name: _allocate(tensor, self.device) for tensor in spec.shared}
+        self.caches = {tensor.name: _allocate(tensor, self.device) for tensor in spec.caches}
+        self._nodes = torch.arange(1 + spec.nodes, device=self.device)
+        self._positions = torch.arange(-1, spec.catch_up, device=self.device)
+        self._rows = torch.arange(spec.max_batch, device=self.device)
         self._replays: dict[tuple[int, ...], Callable[[], Tensor]] = {}
-        self._pool = torch.cuda.graph_pool_handle() if spec.device == "cuda" else None  # of all graphs' memory
+        self._graphs = Graphs() if gpu else None
+        self._reports: Reports | None = None  # on the host
+        self.overlaps = gpu
 
     def enter_thread(self) -> None:
         torch.get_num_threads()  # OpenMP's own setting is one per thread: this takes over the process's
-        if self._device is not None:
-            torch.cuda.set_device(self._device)  # the current device belongs to a thread, too
 
     def leave_thread(self) -> None:
         release_threads()
 
     def array(self, values: Any, dtype: str = "int64") -> Tensor:
-        return torch.as_tensor(values, dtype=getattr(torch, dtype), device=self.spec.device)
+        return torch.as_tensor(values, dtype=getattr(torch, dtype), device=self.device)
 
     def numpy(self, name: str, row: int) -> NDArray[Any]:
         return _numpy(self.state[name][row])
@@ -51,17 +54,35 @@ class TorchSession(Session):
     def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
         rows = slice(row, row + 1)
         inputs = self._views(rows, slots) | {"tokens": self.array(tokens)[None], "count": self.array([count])}
-        outputs = self._prefill([inputs[name] for name in self.spec.prefill.inputs])
+        with self._current():
+            outputs = self._prefill([inputs[name] for name in self.spec.prefill.inputs])
         for name, tensor in zip(self.spec.prefill.outputs, outputs, strict=True):
             self.state[name][rows] = tensor
 
     def replay(self, rows: int, slots: int, nodes: int, draft_rows: int, catch_up: int) -> NDArray[np.int64]:
-        if self._pool:  # kernels stop where a row ends: one graph for all lengths
-            slots = self.spec.most_slots
-        size = rows, slots, nodes, draft_rows, catch_up
+        return self.begin_replay(rows, slots, nodes, draft_rows, catch_up)()
+
+    def begin_replay(self, *size: int) -> Callable[[], NDArray[np.int64]]:
+        rows, _, nodes, draft_rows, catch_up = size
+        if self._graphs:  # kernels stop where a row ends: one graph for all lengths
+            size = rows, self.spec.most_slots, nodes, draft_rows, self._captured_catch_up(nodes, catch_up)
         if size not in self._replays:
             self._replays[size] = self._make_replay(*size)
-        return self._replays[size]().cpu().numpy()  # the one device-to-host copy
+        with self._current():
+            report = self._replays[size]()
+            if not self._graphs:
+                return report.numpy
+            self._reports = self._reports or Reports(self.spec.max_batch, report.shape[1])
+            return self._reports.fetch(report)
+
+    def _current(self) -> AbstractContextManager[Any]:
+        """Has the engine's GPU be the current one, which is a thread's own."""
+        return torch.cuda.device(self.device) if self._graphs else nullcontext()
+
+    def _captured_catch_up(self, nodes: int, catch_up: int) -> int:
+        """Positions to catch up that there is a graph for: nothing, a path, or all that a drafter left out and that."""
+        path = min(nodes, self.spec.depth) + 1
+        return next(most for most in (0, path, LAG + path) if catch_up <= most)
 
     def read(self, rows: int, slots: int) -> Tensors:
         return {name: _numpy(tensor) for name, tensor in self._views(slice(rows), slots).items()}
@@ -89,7 +110,7 @@ class TorchSession(Session):
 
     def make_store(self, slots: int) -> None:
         shapes = {t.name: dataclasses.replace(t, shape=(t.shape[1], slots, t.shape[3])) for t in self.spec.caches}
-        self._store = {name: _allocate(tensor, self.spec.device) for name, tensor in shapes.items()}
+        self._store = {name: _allocate(tensor, self.device) for name, tensor in shapes.items()}
 
     def keep(self, row: int, start: int, place: int, count: int) -> None:
         for name, cache in self.caches.items():
@@ -115,7 +136,7 @@ class TorchSession(Session):
                 buffer.copy_(value)
             return report
 
-        return captured(replay, self._pool) if self._pool else replay
+        return self._graphs.of(replay) if self._graphs else replay
 
     def _views(self, rows: slice, slots: int) -> dict[str, Tensor]:
         """State and caches of some rows, the caches' first slots, and what all rows share."""
@@ -123,7 +144,7 @@ class TorchSession(Session):
         return state | self.shared | {name: cache[rows, :, :slots] for name, cache in self.caches.items()}
 
 
-def _allocate(spec: TensorSpec, device: str) -> Tensor:
+def _allocate(spec: TensorSpec, device: torch.device) -> Tensor:
     dtype = getattr(torch, spec.dtype)
     if spec.fill == 0:  # zeros come from the system untouched: a large cache costs nothing until it is used
         return torch.zeros(spec.shape, dtype=dtype, device=device)

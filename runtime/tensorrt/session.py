@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ...errors import EngineError
 from ..buffers import Tensors
 from ..engine_file import NEXT, REBUILD, EngineSpec, Manifest, TensorSpec
+from ..gpu import refuse_gpu
 from ..session import Session
 from .device_array import DeviceArray
 from .driver import Driver, DriverError, driver
@@ -39,8 +40,9 @@ def machine() -> dict[str, Any]:
     return {"libraries": libraries}
 
 
-def open_session(directory: Path, manifest: Manifest) -> Session:
+def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: Callable[[str], None]) -> Session:
     """Load both plans. Raises EngineError where there is no GPU, or one that the plans were not built for."""
+    refuse_gpu(gpu)
     spec, built_for = manifest.spec, manifest.about["compute_capability"]
     try:
         device = driver()

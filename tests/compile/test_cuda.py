@@ -17,10 +17,10 @@ LAYERS = 3
 DYNAMIC = {"drafter": "{head}", "tree": "dynamic", "nodes": 11, "depth": 4, "top_k": 3}
 CASES = [  # drafter, rows, dtype, compute capability, the most launches of a step besides those of its layers
     ({"drafter": "none"}, 1, "bfloat16", 120, 20),
-    ({"drafter": "ngram"}, 4, "bfloat16", 80, 90),
+    ({"drafter": "ngram"}, 4, "bfloat16", 80, 60),
     (DYNAMIC, 8, "float32", 90, 125),
 ]
-PER_LAYER = 11  # norm, QKV, rope, cache write, attention and its merge, output, norm, gate and up, product, down
+PER_LAYER = 10  # norm, QKV, rope and cache write, attention and its merge, output, norm, gate and up, product, down
 
 
 def lowered(folder, options, arch):

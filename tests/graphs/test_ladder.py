@@ -22,14 +22,16 @@ def run(engine, pick, controls, drafts=lambda: WHOLE, stop=(1,)):
     """The rows' texts, each row's trees by its length, and how many drafts were accepted. pick: nodes of a step;
     drafts: what drafts the next trees. Those that not all did are left out."""
     session, texts, trees, accepted = engine.session, {}, {}, 0
-    session.drafted = WHOLE
+    drafted = WHOLE
     for prompt in PROMPTS:
         texts[session.admit(prompt, len(prompt) + 40, list(stop), controls)] = []
     while any(finish == 0 for finish in session.state["finish"].tolist()):
         for row in texts:
-            if session.state["finish"][row] == 0 and session.drafted == WHOLE:
+            if session.state["finish"][row] == 0 and drafted == WHOLE:
                 trees[row, session.lengths[row]] = session.tree(row)
-        for row, report in session.step(pick(), drafts()).items():
+        step = session.begin_step(pick(), drafts())
+        drafted = step.draft
+        for row, report in session.end_step(step).items():
             texts[row] += report.tokens
             accepted += len(report.path)
     for row in texts:

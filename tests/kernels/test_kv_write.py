@@ -1,11 +1,14 @@
 """Cache writes against a loop over tokens."""
 
+import re
 from typing import Any
 
 import pytest
 import torch
+from specstep.compile.gpu_writes import lower_writes
 from specstep.kernels.kv_write.op import kv_write as kv_write_op
 from torch import Tensor
+from torch._inductor.utils import run_and_get_code
 
 
 def make(sizes: tuple[int, int], dtype: torch.dtype, seed: int = 0) -> list[Any]:
@@ -30,14 +33,41 @@ def brute_force(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("sizes", [(8, 8), (12, 12), (24, 16), (5, 33)], ids=str)
-def test_every_token_lands_in_its_slot(backend: Any, sizes: tuple[int, int], dtype: torch.dtype) -> None:
-    if backend.name == "onnx":
-        pytest.skip("an ONNX graph keeps index_put")
-    given = [one.to(backend.device) if isinstance(one, Tensor) else one for one in make(sizes, dtype)]
+def test_every_token_lands_in_its_slot(sizes: tuple[int, int], dtype: torch.dtype) -> None:
+    given = make(sizes, dtype)
     expected = brute_force(*make(sizes, dtype))
-    backend.op("kv_write")(*given)
+    kv_write_op(*given)
     for got, want in zip(given[:2], expected, strict=True):
-        assert torch.equal(got.cpu(), want)
+        assert torch.equal(got, want)
+
+
+def test_the_compiler_stores_what_it_computes_where_it_lies() -> None:
+    """Any numbers of rows and tokens, caches that are views, values that are slices: one kernel, and no copy of a
+    cache."""
+    lower_writes()
+
+    def write(keys: Tensor, values: Tensor, joined: Tensor, lengths: Tensor) -> None:
+        new_keys, new_values = (part.transpose(1, 2) for part in joined.split((8, 12), 3))
+        kv_write_op(keys, values, 2 * new_keys + 1, new_values, lengths, 3)
+
+    compiled = torch.compile(write, fullgraph=True, dynamic=True)
+    for rows, tokens in ((2, 4), (3, 5), (4, 2)):
+        caches = [torch.randn(rows, 3, 20, size)[:, :, :17] for size in (8, 12)]
+        joined, lengths = torch.randn(rows, tokens, 3, 20), torch.randint(0, 9, (rows,))
+        new = [part.transpose(1, 2) for part in joined.split((8, 12), 3)]
+        expected = brute_force(*caches, 2 * new[0] + 1, new[1], lengths, 3)
+        if rows == 2:
+            _, (code, *_) = run_and_get_code(compiled, *caches, joined, lengths)
+            assert len(re.findall(r"^ +cpp_fused_\w+\(", code, re.MULTILINE)) == 1 and "empty_strided" not in body(code)
+        else:
+            compiled(*caches, joined, lengths)
+        for got, want in zip(caches, expected, strict=True):
+            assert torch.equal(got, want)
+
+
+def body(code: str) -> str:
+    """Generated code from its first call on."""
+    return code[code.index("def call(") : code.index("return", code.index("def call("))]
 
 
 def test_opcheck() -> None:

@@ -97,10 +97,12 @@ def small_heap():
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.lists(visits, max_size=4), min_size=1, max_size=4), st.integers(1, 4))
-def test_threads_notice_nobody(scripts, rows):
-    """Random interleavings of submissions that are read, cancelled, dropped or fail, against each request alone."""
+@given(st.lists(st.lists(visits, max_size=4), min_size=1, max_size=4), st.integers(1, 4), st.booleans())
+def test_threads_notice_nobody(scripts, rows, overlaps):
+    """Random interleavings of submissions that are read, cancelled, dropped or fail, against each request alone.
+    overlaps: whether a step may begin before the last one is read."""
     engine, failures = engine_of(rows), []
+    engine.session.overlaps = overlaps
 
     def run(script):
         try:
@@ -235,8 +237,8 @@ def test_how_many_wait_and_run():
     """At no moment fewer than there are."""
     engine, gate = engine_of(1), threading.Event()
     assert engine.occupancy == (0, 0)
-    step = engine.session.step
-    engine.session.step = lambda *given: (gate.wait(PATIENCE), step(*given))[1]
+    begin = engine.session.begin_step
+    engine.session.begin_step = lambda *given: (gate.wait(PATIENCE), begin(*given))[1]
     streams = [engine.submit(request([start], 5)) for start in range(4)]
     left = len(streams)
     while engine.occupancy.running == 0:

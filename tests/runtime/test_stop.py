@@ -199,14 +199,14 @@ def patient(script, monkeypatch):
     """`patient(request, steps)`: so many steps from here, the worker waits until the request has ended."""
     session, gates = script.engine.session, []
 
-    def step(*given, real=session.step):
+    def begin_step(*given, real=session.begin_step):
         for request, at in gates:
             ends = time.monotonic() + PATIENCE
             while session.steps >= at and request.finish_reason is None and time.monotonic() < ends:
                 time.sleep(0.001)
         return real(*given)
 
-    monkeypatch.setattr(session, "step", step)
+    monkeypatch.setattr(session, "begin_step", begin_step)
     return lambda request, steps: gates.append((request, session.steps + steps))
 
 

@@ -1,0 +1,51 @@
+"""Which GPU, and whether its memory is enough: on a machine without one."""
+
+import dataclasses
+
+import pytest
+import specstep
+from specstep.errors import EngineError, InputError
+from specstep.runtime.engine_file import TensorSpec, read_manifest
+from specstep.runtime.gpu import gpu_number, plan_memory
+
+
+@pytest.mark.parametrize(("device", "number"), [(None, None), ("cuda", None), ("cuda:0", 0), ("cuda:12", 12)])
+def test_names(device, number):
+    assert gpu_number(device) == number
+
+
+@pytest.mark.parametrize("device", ["", "cpu", "gpu", "cuda:", "cuda:-1", "cuda:1.5", "1"])
+def test_other_names_are_refused(device):
+    with pytest.raises(InputError, match=f"device: expected cuda or one GPU as cuda:1, got '{device}'"):
+        gpu_number(device)
+
+
+@pytest.mark.parametrize("folder", ["engine_folder", "onnx_folder"])
+def test_engines_of_a_cpu_take_none(folder, request):
+    with pytest.raises(InputError, match="device: expected none for this engine, got cuda:0"):
+        specstep.load(request.getfixturevalue(folder), device="cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("int64", 8), ("int32", 4), ("float32", 4), ("bfloat16", 2), ("float16", 2), ("uint8", 1)]
+)
+def test_bytes_of_a_tensor(dtype, size):
+    assert TensorSpec("x", (3, 5), dtype).nbytes == 15 * size
+
+
+def test_memory_is_planned(engine_folder):
+    manifest = read_manifest(engine_folder)
+    manifest.files["weights.safetensors"]["bytes"] = 16_060_000_000
+    caches = tuple(TensorSpec(f"keys.{i}", (16, 8, 4096, 128), "bfloat16") for i in range(64))
+    state = (TensorSpec("features", (16, 8, 4096), "float32"),)
+    manifest = dataclasses.replace(
+        manifest, spec=dataclasses.replace(manifest.spec, caches=caches, state=state, shared=())
+    )
+    parts = "weights 16.06, caches 8.59, state 0.00"
+    assert plan_memory(manifest, 80 * 10**9, "cuda:1") == (f"takes 24.65 of 80.00 GB that are free on cuda:1: {parts}")
+    with pytest.raises(EngineError) as told:
+        plan_memory(manifest, 24 * 10**9, "cuda:1")
+    assert str(told.value) == (
+        f"memory: expected 24.65 GB free on cuda:1 ({parts}), got 24.00; free some, or build the engine again with "
+        "`specstep build` and a smaller --max-batch or --max-seq-len"
+    )
