@@ -37,7 +37,7 @@ class TorchSession(Session):
         self._replays: dict[tuple[int, ...], Callable[[], Tensor]] = {}
         self._graphs = Graphs() if gpu else None
         self._reports: Reports | None = None  # on the host
-        self.overlaps = gpu
+        self.overlaps = gpu  # it writes reports to the host by itself
 
     def enter_thread(self) -> None:
         torch.get_num_threads()  # OpenMP's own setting is one per thread: this takes over the process's
@@ -60,20 +60,25 @@ class TorchSession(Session):
             self.state[name][rows] = tensor
 
     def replay(self, rows: int, slots: int, nodes: int, draft_rows: int, catch_up: int) -> NDArray[np.int64]:
-        return self.begin_replay(rows, slots, nodes, draft_rows, catch_up)()
+        return self._run(rows, slots, nodes, draft_rows, catch_up).cpu().numpy()
 
     def begin_replay(self, *size: int) -> Callable[[], NDArray[np.int64]]:
-        rows, _, nodes, draft_rows, catch_up = size
+        if not self.overlaps:
+            return super().begin_replay(*size)
+        with self._current():
+            report = self._run(*size)
+            self._reports = self._reports or Reports(self.spec.max_batch, report.shape[1])
+            return self._reports.fetch(report)
+
+    def _run(self, rows: int, slots: int, nodes: int, draft_rows: int, catch_up: int) -> Tensor:
+        """A step of this size -> its report."""
         if self._graphs:  # kernels stop where a row ends: one graph for all lengths
-            size = rows, self.spec.most_slots, nodes, draft_rows, self._captured_catch_up(nodes, catch_up)
+            slots, catch_up = self.spec.most_slots, self._captured_catch_up(nodes, catch_up)
+        size = rows, slots, nodes, draft_rows, catch_up
         if size not in self._replays:
             self._replays[size] = self._make_replay(*size)
         with self._current():
-            report = self._replays[size]()
-            if not self._graphs:
-                return report.numpy
-            self._reports = self._reports or Reports(self.spec.max_batch, report.shape[1])
-            return self._reports.fetch(report)
+            return self._replays[size]()
 
     def _current(self) -> AbstractContextManager[Any]:
         """Has the engine's GPU be the current one, which is a thread's own."""

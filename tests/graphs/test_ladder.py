@@ -127,11 +127,11 @@ def test_what_is_not_in_a_paused_drafters_cache_is_not_kept_for_others(model_fol
     options = {"drafter": str(save_eagle3(tmp_path / "head")), "depth": 3, "top_k": 2, "nodes": 6, **OPTIONS}
     engine = specstep.eager(str(model_folder), **options, prefix_cache_bytes=1 << 20)
     fresh = specstep.eager(str(model_folder), **options)
-    session, step = engine.session, engine.session.step
+    session, begin = engine.session, engine.session.begin_step
     prompt = list(range(3, 60))
-    session.step = lambda nodes, draft: step(nodes, CHEAP)
+    session.begin_step = lambda nodes, draft: begin(nodes, CHEAP)
     first = engine.generate([prompt], 45, ignore_eos=True)[0]
-    session.step = step
+    session.begin_step = begin
     longer = [*prompt, *first.token_ids, 7, 8, 9]
     got, expected = (each.generate([longer], 30, ignore_eos=True)[0] for each in (engine, fresh))
     assert got.token_ids == expected.token_ids
