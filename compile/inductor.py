@@ -149,10 +149,11 @@ def compile_programs(
         config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
     config |= known(FEW_PAIRS)
     check_vector_instructions()
-    children = [
-        Forked(name, lambda _, program=program, path=paths[name]: _compile(program, path, config))
-        for name, program in exported.items()
-    ]
+
+    def compiles(name: str) -> Callable[[Callable[[str], None]], None]:
+        return lambda report: _compile(exported[name], paths[name], config)
+
+    children = [Forked(name, compiles(name)) for name in exported]
     try:
         for child in children:
             child.join()

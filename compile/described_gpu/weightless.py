@@ -48,7 +48,7 @@ def _without_memory(module: Module) -> Module:
     for tensor in (*module.parameters(), *module.buffers()):
         moved = torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
         there[id(tensor)] = nn.Parameter(moved, False) if isinstance(tensor, nn.Parameter) else moved
-    return copy.deepcopy(module, there)  # type: ignore[arg-type]
+    return copy.deepcopy(module, there)
 
 
 @contextlib.contextmanager
