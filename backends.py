@@ -12,7 +12,7 @@ class Backend(NamedTuple):
 
     compiler: module with `lower(graphs, directory, report) -> Lowered`. runner: module with `machine()` and
     `open_session(directory, manifest, gpu, report) -> Session`. dtypes, devices: what it takes, its defaults first.
-    options: the build options that it alone has. build_extra, run_extra: the extras of this package that building and
+    options: the build options that not every backend has. build_extra, run_extra: the extras that building and
     running take.
     """
 
@@ -39,9 +39,11 @@ FLOATS = ("bfloat16", "float32", "float16")
 ONNX_FLOATS = ("float32", "float16")  # ONNX Runtime has no bfloat16 matrix product on a CPU
 TENSORRT = (".compile.tensorrt.lower", ".runtime.tensorrt.session", FLOATS, ("cpu",))  # traced on a CPU, run on a GPU
 
+OF_INDUCTOR = ("weights", "compute_capability")
+
 BACKENDS: dict[str, Backend] = {
     "inductor": Backend(
-        ".compile.inductor", ".runtime.inductor.aoti", FLOATS, ("cpu", "cuda"), ("weights",), "build", ""
+        ".compile.inductor", ".runtime.inductor.aoti", FLOATS, ("cpu", "cuda"), OF_INDUCTOR, "build", ""
     ),
     "onnx": Backend(".compile.onnx.lower", ".runtime.onnx", ONNX_FLOATS, ("cpu",), (), "build-onnx", "onnx"),
     "tensorrt": Backend(*TENSORRT, ("plugins",), "build-tensorrt", "tensorrt"),

@@ -14,6 +14,7 @@ EXAMPLES = """examples:
   specstep build ./big -o engines/big --drafter ./small --nodes 5
   specstep build ./Qwen3-0.6B -o engines/own --drafter ngram,bigrams:from_corpus   # docs/your-own-drafter.md
   specstep build ./Qwen3-0.6B -o engines/fast --weights int8          # half the memory, a faster step on a CPU
+  specstep build ./Qwen3-0.6B -o engines/h100 --device cuda --compute-capability 9.0   # on a machine without a GPU
   specstep build ./Qwen3-0.6B -o engines/rtx --backend tensorrt-rtx --compute-capability 8.9 12.0"""
 
 
@@ -38,7 +39,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-batch", type=int, metavar="B", help="rows that run at once (default: 1)")
     add("--max-seq-len", type=int, metavar="S", help="most tokens of a row, prompt included (default: 2048)")
     add("--prefill-chunk", type=int, metavar="C", help="most prompt tokens per prefill call (default: 512)")
-    add("--compute-capability", nargs="+", metavar="X.Y", help="GPUs that tensorrt-rtx builds for (default: this one)")
+    add("--compute-capability", nargs="+", metavar="X.Y", help="GPUs to build for, which need not be there: one "
+        "with --device cuda, any number with tensorrt-rtx (default: the GPU at hand)")  # fmt: skip
     add("--no-plugins", dest="plugins", action="store_false", default=None, help="TensorRT: its own layers only")
     add("--forced-acceptance", type=int, metavar="K", help="to measure speed: accept K drafts per step, right or wrong")
 

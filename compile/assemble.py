@@ -17,6 +17,7 @@ from ..graphs.step import SpeculativeStep
 from ..graphs.target import CacheLayer, CausalLM, UnsupportedModel, cache_layers
 from ..runtime.engine_file import TREE, EngineSpec, ProgramSpec, TensorSpec
 from .config import EngineConfig
+from .described_gpu.gpus import GPU
 from .drafters.choose import make_drafter
 from .drafters.validate import check_drafter
 from .precision import Precision, choose_precision
@@ -27,13 +28,15 @@ SLOT_STEP = 64
 
 @dataclass(frozen=True)
 class Graphs:
-    """The modules of an engine, flat (see `FlatProgram`), its spec, in which the programs' files are not set yet, and
-    how its weights are packed where a backend packs them."""
+    """The modules of an engine, flat (see `FlatProgram`), its spec, in which the programs' files are not set yet, how
+    its weights are packed where a backend packs them, and the GPU it is for where it is built without one: its modules
+    lie on the CPU then."""
 
     prefill: "FlatProgram"
     step: "FlatProgram"
     spec: EngineSpec
     precision: Precision
+    gpu: GPU | None = None
 
 
 class FlatProgram(nn.Module):
@@ -102,6 +105,7 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
         ),
         spec,
         precision,
+        config.gpu,
     )
 
 

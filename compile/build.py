@@ -49,7 +49,7 @@ def build(
     compiler = BACKENDS[config.backend].load_compiler()
     with engine_directory(Path(output)) as directory, shared_reads():
         report(f"loading {model}")
-        source = load_source(model, config.dtype, config.device)
+        source = load_source(model, config.dtype, config.build_device)
         write_tokenizer(directory, source)  # first: a template that is refused must not cost a compile
         config = with_tuned(source, config, options, report)
         note_held_types(model, config, report)
@@ -57,7 +57,7 @@ def build(
         check_traceable(graphs.step.module)
         report("comparing the traced model with transformers")
         check_faithful(graphs)
-        try_drafts(source, graphs, report)
+        try_drafts(source, graphs, config.build_device, report)
 
         lowered = compiler.lower(graphs, directory, report)
         about = _about(source, graphs, lowered) | {"build_s": round(time.perf_counter() - started, 1)}

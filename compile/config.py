@@ -13,6 +13,7 @@ from ..backends import BACKENDS, Backend
 from ..controls import LEARNED_ROWS
 from ..errors import BuildError
 from ..graphs.drafters.drafter import Scorer
+from .described_gpu.gpus import GPU, GPUS
 
 TREES = ("chain", "static", "dynamic")
 WEIGHTS = ("auto", "bfloat16", "int8", "int4")
@@ -57,9 +58,10 @@ class EngineConfig:
     of linear layers are on a CPU with bfloat16: "auto" keeps the blocks of q8_0, q4_0 and q4_1 that a GGUF file has,
     and bfloat16 where there are none; "int8" and "int4" quantise, in groups of 32; "bfloat16" widens everything.
     max_seq_len: most tokens of a row, prompt included. prefill_chunk: most prompt tokens per prefill call.
-    compute_capability: GPUs that tensorrt-rtx builds for, as ("8.9", "12.0"); None is the GPU at hand. plugins: whether
-    TensorRT runs our ops as plugins (our kernels) or builds them from its own layers. forced_acceptance: for
-    measurements, so many drafted tokens are accepted in each step whatever the target says; the text is then wrong.
+    compute_capability: GPUs to build for, which need not be there: several for tensorrt-rtx, as ("8.9", "12.0"), one
+    for inductor with device cuda; None is the GPU at hand. plugins: whether TensorRT runs our ops as plugins (our
+    kernels) or builds them from its own layers. forced_acceptance: for measurements, so many drafted tokens are
+    accepted in each step whatever the target says; the text is then wrong.
     """
 
     drafter: str = "default"
@@ -79,6 +81,16 @@ class EngineConfig:
     compute_capability: tuple[str, ...] | None = None
     plugins: bool = True
     forced_acceptance: int | None = None
+
+    @property
+    def gpu(self) -> GPU | None:
+        """The GPU that AOTInductor builds for without it, None where the engine is for the device at hand."""
+        return GPUS[self.compute_capability[0]] if self.device == "cuda" and self.compute_capability else None
+
+    @property
+    def build_device(self) -> str:
+        """Where the models lie while the engine is built."""
+        return self.device if self.gpu is None else "cpu"
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -130,9 +142,23 @@ class EngineConfig:
                     f"{field}: expected {default} for backend {self.backend}, got {got}; {takers} takes it"
                 )
         if self.compute_capability is not None:
-            odd = [name for name in self.compute_capability if not re.fullmatch(r"\d{1,2}\.\d", name)]
-            if odd or not self.compute_capability:
+            self._check_compute_capability(self.compute_capability)
+
+    def _check_compute_capability(self, named: tuple[str, ...]) -> None:
+        if self.backend != "inductor":
+            odd = [name for name in named if not re.fullmatch(r"\d{1,2}\.\d", name)]
+            if odd or not named:
                 raise BuildError(f"compute_capability: expected numbers as 8.9, got {' '.join(odd) or 'none'}")
+        elif self.device != "cuda":
+            raise BuildError(
+                f"compute_capability: expected None with device {self.device}, got {' '.join(named)}; device cuda "
+                "takes it"
+            )
+        elif len(named) != 1 or named[0] not in GPUS:
+            raise BuildError(
+                f"compute_capability: expected one of {', '.join(GPUS)} for backend inductor, got "
+                f"{' '.join(named) or 'none'}; leave it out to build for the GPU at hand"
+            )
 
 
 TYPE_NAMES: dict[Any, str] = {
@@ -169,6 +195,9 @@ def make_config(options: Mapping[str, Any]) -> EngineConfig:
     if (backend := given.get("backend")) in (*BACKENDS,):
         given = {"dtype": BACKENDS[backend].dtypes[0]} | given
     config = EngineConfig(**given)
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise BuildError("device: expected cpu, got cuda on a machine without a usable NVIDIA GPU")
+    if config.device == "cuda" and config.gpu is None and not torch.cuda.is_available():
+        raise BuildError(
+            "device: expected cpu, got cuda on a machine without a usable NVIDIA GPU; to build for one that is "
+            "elsewhere, name its compute capability, as --compute-capability 9.0"
+        )
     return config

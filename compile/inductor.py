@@ -1,11 +1,10 @@
 """Lower an exported graph with AOTInductor."""
 
 import dataclasses
-import multiprocessing
+import re
 import shutil
-import warnings
+import zipfile
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,25 @@ import torch
 from torch._inductor import cpu_vec_isa
 from torch.export import ExportedProgram
 
-from ..errors import BuildError
+from ..errors import BuildError, needs_extra
 from ..kernels.native import LIBRARY_NAME, build_library, c_shims, detect_instruction_set, has_library, library_error
-from ..runtime.engine_file import ProgramSpec
+from ..runtime.engine_file import EngineSpec, ProgramSpec
 from ..runtime.inductor.aoti import machine
 from . import exact
-from .assemble import Graphs
+from .assemble import FlatProgram, Graphs
 from .export import export_program
+from .forked import Forked, run_forked
 from .gpu_rewrites import rewrite_for_gpu
-from .lean_code import FEW_PAIRS, UNCHECKED, collect_rarely, known, no_input_checks, rules_made_once
+from .lean_code import FEW_PAIRS, UNCHECKED, known, no_input_checks, rules_made_once
 from .lowered import Lowered
 from .packed_weights import pack_weights
 from .precision import Precision, plain
 from .stages import count_operators, stage_shares
 from .stored_program import Packed
 from .writer import write_weights
+
+Export = Callable[[FlatProgram, EngineSpec], ExportedProgram]
+Compile = Callable[[ExportedProgram, Path, dict[str, Any]], None]  # a program to a package, with Inductor's settings
 
 CONFIG: dict[str, Any] = {
     # The weights stay out of the package and keep their names: both programs are lent the same mapped file.
@@ -43,16 +46,35 @@ FEW_LAUNCHES: dict[str, Any] = {"combo_kernels": True, "combo_kernels_pointwise_
 
 def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Lowered:
     """Write NAME.pt2 for each program, the weights file and, on a CPU, the library of our ops. Raises BuildError."""
+    if graphs.gpu is None:
+        return _lower(graphs, directory, report, export_program, _compile)
+    with needs_extra("build-cuda", "build"):
+        from .described_gpu.lower import header_folders, lowers_without
+
+        header_folders()
+
+    def lower_without(tell: Callable[[str], None]) -> Lowered:
+        assert graphs.gpu is not None
+        with lowers_without(graphs.gpu, _compile) as (export, compile_one):
+            return _lower(graphs, directory, tell, export, compile_one)
+
+    lowered: Lowered = run_forked("engine", lower_without, report)  # that process can use a real GPU no more
+    return lowered
+
+
+def _lower(
+    graphs: Graphs, directory: Path, report: Callable[[str], None], export: Export, compile_one: Compile
+) -> Lowered:
     if graphs.spec.device == "cpu" and not has_library():
         _warn_of_missing_library(graphs.spec.config["weights"], report)
     exported, programs = {}, {}
     for name, program in (("prefill", graphs.prefill), ("step", graphs.step)):
         report(f"tracing the {name}")
-        exported[name] = export_program(program, graphs.spec)
+        exported[name] = export(program, graphs.spec)
     report(f"compiling {' and '.join(f'{name} ({len(e.graph.nodes)} nodes)' for name, e in exported.items())}")
     stages = stage_shares(exported["step"])  # before its weights are packed
     device = graphs.spec.device
-    packed = compile_programs(exported, directory, device, graphs.precision)
+    packed = compile_programs(exported, directory, device, graphs.precision, compile_one)
 
     report("writing weights")
     if device == "cpu" and has_library():
@@ -88,11 +110,23 @@ def _bytes_of_kinds(packed: list[Packed]) -> dict[str, int]:
     return kinds
 
 
+def _compile(program: ExportedProgram, path: Path, config: dict[str, Any]) -> None:
+    # Our ops take any strides. By default the compiler copies what does not have those of the traced tensors: each
+    # layer's whole cache, which it writes in place although the trace has a new tensor for it.
+    layout = torch._functorch.config.patch(custom_op_default_layout_constraint="needs_fixed_stride_order")
+    with layout, no_input_checks(), rules_made_once():
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=config)
+
+
 def compile_programs(
-    exported: dict[str, ExportedProgram], directory: Path, device: str, precision: Precision = plain
+    exported: dict[str, ExportedProgram],
+    directory: Path,
+    device: str,
+    precision: Precision = plain,
+    compile_one: Compile = _compile,
 ) -> list[Packed]:
     """Compile each program to `directory/NAME.pt2`: the graph, without weights. Returns the weights that were packed.
-    Raises BuildError.
+    Raises BuildError. compile_one: what compiles a program for a GPU.
 
     On a CPU elements get one result (`compile.exact`), linear layers get packed weights (`kernels.linear`), where the
     library of our kernels can be built. Each program is compiled in a process of its own, at the same time: compiling
@@ -105,7 +139,7 @@ def compile_programs(
             config |= FEW_LAUNCHES
         rewrite_for_gpu(exported.values())
         for name, program in exported.items():
-            _compile(program, paths[name], config)
+            compile_one(program, paths[name], config)
         return []
     packed: list[Packed] = []
     if has_library():
@@ -115,7 +149,11 @@ def compile_programs(
         config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
     config |= known(FEW_PAIRS)
     check_vector_instructions()
-    children = [_Child(name, program, paths[name], config) for name, program in exported.items()]
+
+    def compiles(name: str) -> Callable[[Callable[[str], None]], None]:
+        return lambda report: _compile(exported[name], paths[name], config)
+
+    children = [Forked(name, compiles(name)) for name in exported]
     try:
         for child in children:
             child.join()
@@ -123,14 +161,6 @@ def compile_programs(
         for child in children:
             child.process.terminate()
     return packed
-
-
-def _compile(program: ExportedProgram, path: Path, config: dict[str, Any]) -> None:
-    # Our ops take any strides. By default the compiler copies what does not have those of the traced tensors: each
-    # layer's whole cache, which it writes in place although the trace has a new tensor for it.
-    layout = torch._functorch.config.patch(custom_op_default_layout_constraint="needs_fixed_stride_order")
-    with layout, no_input_checks(), rules_made_once():
-        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=config)
 
 
 def check_vector_instructions() -> None:
@@ -144,45 +174,13 @@ def check_vector_instructions() -> None:
         )
 
 
-class _Child:
-    """A forked process that compiles one program."""
-
-    def __init__(self, name: str, program: ExportedProgram, path: Path, config: dict[str, Any]):
-        fork = multiprocessing.get_context("fork")
-        self.name = name
-        self.result, sender = fork.Pipe(duplex=False)
-        self.process = fork.Process(target=self._run, args=(program, path, config, sender), daemon=True)
-        self.process.start()
-        sender.close()
-
-    @staticmethod
-    def _run(program: ExportedProgram, path: Path, config: dict[str, Any], result: Connection) -> None:
-        torch.set_num_threads(1)  # the parent's OpenMP threads are not here
-        warnings.simplefilter("ignore")  # the compiler's about itself
-        collect_rarely()
-        try:
-            _compile(program, path, config)
-            result.send(None)
-        except BaseException as error:  # sent to the parent, whatever it is
-            lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-            full = "No space left" in str(error)
-            result.send("no space left on the device" if full else f"{type(error).__name__}: {lines[0]}")
-
-    def join(self) -> None:
-        """Wait. Raises BuildError with what the child said if it failed."""
-        try:
-            failure = self.result.recv()
-        except EOFError:
-            failure = "the compiling process died; is there enough memory?"
-        self.process.join()
-        if failure:
-            raise BuildError(f"compile: {self.name}: {failure}")
-
-
 def constant_names(path: Path, device: str) -> list[str]:
     """Names of the weights that a compiled graph must be lent."""
-    index = torch.cuda.current_device() if device == "cuda" else -1
-    return list(torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index).get_constant_fqns())
+    if device == "cpu":
+        return list(torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1).get_constant_fqns())
+    with zipfile.ZipFile(path) as package:  # a machine without the GPU cannot load it
+        code, *_ = (package.read(name).decode() for name in package.namelist() if name.endswith(".wrapper.cpp"))
+    return re.findall(r'constants_info_\[\d+\]\.original_fqn = "(.*)";', code)
 
 
 def requires(device: str) -> dict[str, Any]:

@@ -70,6 +70,11 @@ def _assembled(model: str, options: BuildOptions) -> tuple[Source, Graphs]:
         raise BuildError(
             f"weights: expected auto or bfloat16 without an artifact, got {config.weights}; `specstep build` takes it"
         )
+    if config.compute_capability is not None:
+        raise BuildError(
+            "compute_capability: expected None without an artifact, got "
+            f"{' '.join(config.compute_capability)}; `specstep build` takes it"
+        )
     source = load_source(model, config.dtype, config.device)
     graphs = assemble(source, config, given_scorer(options))
     check_faithful(graphs)

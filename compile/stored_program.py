@@ -125,7 +125,8 @@ class StoredProgram:
         assert mode is not None
         with self.graph.inserting_before(nodes[place]):
             new = self.graph.placeholder(name.replace(".", "_"))
-        new.meta["val"] = mode.from_tensor(tensor, static_shapes=True)
+        # A described GPU's program holds weights that lie on the CPU.
+        new.meta["val"] = mode.from_tensor(tensor, static_shapes=True).to(self.device)
         specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(name=new.name), name, persistent=True))
         self.exported.state_dict[name] = tensor
         return new

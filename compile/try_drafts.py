@@ -19,16 +19,16 @@ QUESTION = "Explain in a few sentences why the sky is blue, then list three fact
 STEPS, SECONDS = 24, 10.0  # at most
 
 
-def try_drafts(source: Source, graphs: Graphs, report: Callable[[str], None]) -> None:
-    """Continue a short text with the plain modules, and report the tokens per step in one line. A second line warns of
-    a neural drafter none of whose drafts is accepted."""
+def try_drafts(source: Source, graphs: Graphs, device: str, report: Callable[[str], None]) -> None:
+    """Continue a short text with the plain modules, which lie on `device`, and report the tokens per step in one line.
+    A second line warns of a neural drafter none of whose drafts is accepted."""
     step = graphs.step.module
     assert isinstance(step, SpeculativeStep)
     if step.drafter.nodes == 0:
         return
     prompt = _prompt(source.tokenizer, graphs.spec)
     longest = min(graphs.spec.max_seq_len, len(prompt) + STEPS * (1 + step.drafter.depth))
-    accepted = _accepted(prompt, graphs, _trial_spec(graphs.spec, longest))
+    accepted = _accepted(prompt, graphs, _trial_spec(graphs.spec, longest, device))
     report(f"drafts: {1 + sum(accepted) / len(accepted):.1f} tokens per step over {len(accepted)} steps")
     if step.drafter.scorer.neural and not any(accepted):
         report(
@@ -68,9 +68,9 @@ def _question(tokenizer: Any) -> Sequence[int]:
     return ids or tokenizer(QUESTION)["input_ids"]
 
 
-def _trial_spec(spec: EngineSpec, longest: int) -> EngineSpec:
-    """The same engine with a batch of one and room for `longest` tokens alone: caches of all its slots can take more
-    memory than the model."""
+def _trial_spec(spec: EngineSpec, longest: int, device: str) -> EngineSpec:
+    """The same engine on a device, with a batch of one and room for `longest` tokens alone: caches of all its slots can
+    take more memory than the model."""
     capacity = capacity_for(longest, spec.scratch)
 
     def shaped(tensor: TensorSpec, *row: int) -> TensorSpec:
@@ -79,5 +79,11 @@ def _trial_spec(spec: EngineSpec, longest: int) -> EngineSpec:
     state = (shaped(t, *((capacity,) if t.name == "history" else t.shape[1:])) for t in spec.state)
     caches = (shaped(t, t.shape[1], capacity, t.shape[3]) for t in spec.caches)
     return dataclasses.replace(
-        spec, max_batch=1, max_seq_len=longest, capacity=capacity, state=tuple(state), caches=tuple(caches)
+        spec,
+        device=device,
+        max_batch=1,
+        max_seq_len=longest,
+        capacity=capacity,
+        state=tuple(state),
+        caches=tuple(caches),
     )

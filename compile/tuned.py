@@ -84,7 +84,7 @@ def tuned_path(source: Source, config: EngineConfig) -> Path:
         "dtype": config.dtype,
         "weights": config.weights,
         "backend": config.backend,
-        "processor": processor(config.device),
+        "processor": config.gpu.name if config.gpu else processor(config.device),
         "torch": machine()["torch"],
     }
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]

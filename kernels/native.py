@@ -71,7 +71,7 @@ def build_library(instruction_set: str | None = None, compiler: str | None = Non
     chosen = detect_instruction_set() if instruction_set is None else instruction_set
     if chosen not in INSTRUCTION_SETS:
         raise ValueError(f"instruction_set: expected one of {', '.join(INSTRUCTION_SETS)}, got {chosen!r}")
-    command = [_find_compiler(compiler), *_arguments(chosen)]
+    command = [find_compiler(compiler), *_arguments(chosen)]
     name = f"native-{_digest(command)}"
     folder = cache_path(name) if cache is None else cache / name
     library = folder / LIBRARY_NAME
@@ -124,7 +124,7 @@ def c_shims() -> dict[Any, list[str]]:
     return {getattr(torch.ops.specstep, name).default: [op.declaration(name)] for name, op in NATIVE_OPS.items()}
 
 
-def _find_compiler(compiler: str | None) -> str:
+def find_compiler(compiler: str | None = None) -> str:
     candidates = ("g++", "clang++", "c++") if compiler is None else (compiler,)
     for candidate in candidates:
         found = shutil.which(candidate)

@@ -32,7 +32,7 @@ def make_drafter(target: Source, config: EngineConfig, scorer: Scorer | None = N
     Raises BuildError."""
     chosen, default = adopt(scorer, target, config) if scorer is not None else _scorers(target, config)
     try:
-        return Drafter(chosen, _shape(config, default)).to(config.device)
+        return Drafter(chosen, _shape(config, default)).to(config.build_device)
     except ValueError as error:
         raise BuildError(str(error)) from None
 
@@ -108,7 +108,7 @@ def adopt(scorer: Scorer, target: Source, config: EngineConfig) -> tuple[Scorer,
 
 
 def _draft_model(name: str, target: Source, config: EngineConfig) -> DraftModel:
-    source = load_source(name, config.dtype, config.device)
+    source = load_source(name, config.dtype, config.build_device)
     check_same_vocabulary(target, source)
     layers = cache_layers(source.model)
     vocabulary: int = target.model.get_output_embeddings().weight.shape[0]

@@ -53,8 +53,8 @@ def load_eagle3(name: str, target: Source, config: EngineConfig) -> Eagle3:
         raise BuildError(f"drafter: {name}: hidden_size: expected {width}, that of the embeddings, got {size}")
     head = Eagle3Head(head_config)
     _fill(name, head, tensors, target.model.get_input_embeddings().num_embeddings)
-    head = head.to(device=config.device, dtype=getattr(torch, config.dtype))
-    head.rotary = LlamaRotaryEmbedding(head_config.layer).to(config.device)  # its frequencies stay float32
+    head = head.to(device=config.build_device, dtype=getattr(torch, config.dtype))
+    head.rotary = LlamaRotaryEmbedding(head_config.layer).to(config.build_device)  # its frequencies stay float32
     return Eagle3(head, embed.to(head.fc.weight)).eval().requires_grad_(False)
 
 

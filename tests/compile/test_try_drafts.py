@@ -15,7 +15,7 @@ def lines(drafter: str, tokenizer: object = None, **options: object) -> list[str
     source = Source("Llama", tiny_model("Llama"), tokenizer)
     given = {"dtype": "float32", "max_seq_len": 256, "max_batch": 3, "drafter": drafter} | options
     said: list[str] = []
-    try_drafts(source, assemble(source, make_config(given)), said.append)
+    try_drafts(source, assemble(source, make_config(given)), "cpu", said.append)
     return said
 
 
