@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--learned-rows", type=int, metavar="N", help="of the table in which an n-gram drafter counts what the engine "
         f"writes, 128 bytes each; 0: it does not learn (default: {LEARNED_ROWS})")  # fmt: skip
     add("--dtype", help="bfloat16, float32 or float16 (default: bfloat16)")
-    add("--weights", help="auto (default: as the model's file has them), bfloat16, int8 or int4; CPU, dtype bfloat16")
+    add("--weights", help="auto (default: as the model's file has them), bfloat16, int8 or int4 on a CPU; fp8 on a GPU")
     add("--device", help="cpu or cuda (default: cpu)")
     add("--backend", help="inductor (default), onnx, tensorrt or tensorrt-rtx")
     add("--max-batch", type=int, metavar="B", help="rows that run at once (default: 1)")

@@ -16,7 +16,8 @@ from ..graphs.drafters.drafter import Scorer
 from .described_gpu.gpus import GPU, GPUS
 
 TREES = ("chain", "static", "dynamic")
-WEIGHTS = ("auto", "bfloat16", "int8", "int4")
+WEIGHTS = {"auto": "", "bfloat16": "cpu", "int8": "cpu", "int4": "cpu", "fp8": "cuda"}  # and what takes them alone
+FP8_CAPABILITY = 8.9  # the first
 
 
 class BuildOptions(TypedDict, total=False):
@@ -55,8 +56,9 @@ class EngineConfig:
     learned_rows: of the table in which an n-gram drafter counts what the engine writes, 16 entries of 8 bytes each; 0
     for none. A vocabulary of more than a million tokens is not learned.
     dtype: of what is computed, and of the caches; float32 is the default of the backend onnx. weights: what the weights
-    of linear layers are on a CPU with bfloat16: "auto" keeps the blocks of q8_0, q4_0 and q4_1 that a GGUF file has,
-    and bfloat16 where there are none; "int8" and "int4" quantise, in groups of 32; "bfloat16" widens everything.
+    of linear layers are with bfloat16. On a CPU: "auto" keeps the blocks of q8_0, q4_0 and q4_1 that a GGUF file has,
+    and bfloat16 where there are none; "int8" and "int4" quantise, in groups of 32; "bfloat16" widens everything. On a
+    GPU: "fp8" rounds all but the head, and what they are multiplied with, to eight bits.
     max_seq_len: most tokens of a row, prompt included. prefill_chunk: most prompt tokens per prefill call.
     compute_capability: GPUs to build for, which need not be there: several for tensorrt-rtx, as ("8.9", "12.0"), one
     for inductor with device cuda; None is the GPU at hand. plugins: whether TensorRT runs our ops as plugins (our
@@ -129,10 +131,11 @@ class EngineConfig:
 
     def _check_backend_options(self, backend: Backend) -> None:
         """The options that not every backend has. Raises BuildError."""
-        if self.weights != "auto" and (self.device, self.dtype) != ("cpu", "bfloat16"):
+        device = WEIGHTS[self.weights]
+        if device and (self.device, self.dtype) != (device, "bfloat16"):
             raise BuildError(
-                f"weights: expected auto with dtype {self.dtype} on {self.device}, got {self.weights}; bfloat16 on a "
-                "CPU takes it"
+                f"weights: expected auto with dtype {self.dtype} on {self.device}, got {self.weights}; dtype bfloat16 "
+                f"on {device} takes it"
             )
         for field, default in (("plugins", True), ("compute_capability", None), ("weights", "auto")):
             got = getattr(self, field)
@@ -200,4 +203,12 @@ def make_config(options: Mapping[str, Any]) -> EngineConfig:
             "device: expected cpu, got cuda on a machine without a usable NVIDIA GPU; to build for one that is "
             "elsewhere, name its compute capability, as --compute-capability 9.0"
         )
+    if config.weights == "fp8":
+        named = config.gpu and config.gpu.capability
+        capability = named or "{}.{}".format(*torch.cuda.get_device_capability())
+        if float(capability) < FP8_CAPABILITY:
+            raise BuildError(
+                f"weights: expected auto for compute capability {capability}, got fp8, which {FP8_CAPABILITY} and "
+                "later have"
+            )
     return config

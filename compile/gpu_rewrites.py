@@ -1,7 +1,8 @@
 """Rewrites of exported programs before they are compiled for a GPU, where each launch costs a few microseconds: one
 product for layers that read the same x, and cache writes that the compiler fuses with what computes keys and values."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -9,40 +10,52 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from ..kernels.fp8_linear.op import fp8_linear
 from ..kernels.kv_write.op import kv_write
 from .gpu_writes import lower_writes
 from .packed_weights import Call, joined_layers, replace_layers
-from .precision import Form, plain
+from .precision import FP8, Form, Precision, fp8_scales
 from .rewrites import insert_call
-from .stored_program import PackedTensors, StoredProgram
+from .stored_program import Packed, PackedTensors, StoredProgram
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 aten = torch.ops.aten
 
 
-def rewrite_for_gpu(exported: Collection[ExportedProgram]) -> None:
-    """Rewrite programs over the same weights, in place. A text stays the same, but for the rounding of products."""
+def rewrite_for_gpu(exported: Collection[ExportedProgram], precision: Precision) -> list[Packed]:
+    """Rewrite programs over the same weights, in place -> the weights that were joined or became something else. A text
+    stays the same, but for the rounding of products and of weights, if `precision` asks for that."""
     lower_writes()
-    _join_layers(exported)
+    packed = _replace_layers(exported, precision)
     for program in exported:
         _join_writes(program)
+    return packed
 
 
-def _join_layers(exported: Collection[ExportedProgram]) -> None:
-    """Linear layers of one x become one layer and slices of its output, where they do in every program. A weight of
-    several programs is joined once; one that nothing else uses is gone."""
-    packed = PackedTensors(plain)
+def _replace_layers(exported: Collection[ExportedProgram], precision: Precision) -> list[Packed]:
+    """Linear layers of one x become one layer and slices of its output, where they do in every program; those whose
+    weights `precision` makes float8 become `specstep::fp8_linear`. A weight of several programs is made once; one that
+    nothing else uses is gone."""
+    packed = PackedTensors(precision)
     programs = [StoredProgram(program, packed, "cuda", DTYPES) for program in exported]
     for program, runs in zip(programs, joined_layers(programs, outputs=1), strict=True):
         for layers in runs:
-            if len(layers) > 1:
-                kind = str(layers[0].meta["val"].dtype).removeprefix("torch.")
-                replace_layers(program, layers, Form(kind, torch.clone), _linear)
+            form = program.form(layers[0].args[1])
+            if form.kind == FP8:
+                replace_layers(program, layers, form, partial(_fp8_linear, program, layers))
+            elif len(layers) > 1:
+                replace_layers(program, layers, Form(form.kind, torch.clone), _linear)
         program.drop_unused()
+    return list(packed.made.values())
 
 
 def _linear(x: Node, weight: Node, bias: Any, columns: int) -> Call:
     return aten.linear.default, (x, weight, bias)
+
+
+def _fp8_linear(program: StoredProgram, layers: Sequence[Node], x: Node, weight: Node, bias: Any, columns: int) -> Call:
+    scales = program.packed([layer.args[1] for layer in layers], fp8_scales())
+    return fp8_linear._opoverload, (x, weight, scales, bias)
 
 
 def _join_writes(exported: ExportedProgram) -> None:

@@ -137,11 +137,11 @@ def compile_programs(
         config |= GPU_CONFIG
         if known(FEW_LAUNCHES) == FEW_LAUNCHES:
             config |= FEW_LAUNCHES
-        rewrite_for_gpu(exported.values())
+        packed = rewrite_for_gpu(exported.values(), precision)
         for name, program in exported.items():
             compile_one(program, paths[name], config)
-        return []
-    packed: list[Packed] = []
+        return packed
+    packed = []
     if has_library():
         for program in exported.values():
             exact.use_exact(program)

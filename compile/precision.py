@@ -1,4 +1,4 @@
-"""How each weight is packed for a CPU: as it is, quantised here, or in the blocks of the GGUF file that it is from."""
+"""What each weight becomes: as it is, quantised here, or in the blocks of the GGUF file that it is from."""
 
 import functools
 from collections.abc import Callable, Collection, Sequence
@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..kernels.fp8_linear.reference import MULTIPLE, quantize
 from ..kernels.linear.groups import Groups, pack_groups, quantize_int4, quantize_int8
 from ..kernels.linear.packing import pack
 from .config import EngineConfig
@@ -22,6 +23,7 @@ class Form(NamedTuple):
     make: Callable[[Tensor], Tensor]
 
 
+FP8, FP8_SCALES = "fp8", "fp8 scales"  # kinds
 Precision = Callable[[Tensor], Form]  # from a weight [..., N, K] to what it becomes
 
 
@@ -34,7 +36,9 @@ def choose_precision(
     bits where others have four. drafting: addresses of weights that only the drafter reads. No text depends on those:
     where their file does not say how they are quantised, "auto" makes them int8.
     """
-    if config.dtype != "bfloat16" or config.weights == "bfloat16":
+    if config.weights == "fp8":
+        return lambda weight: plain(weight) if weight.shape[-2] == vocab_size else _fp8(weight)
+    if config.device != "cpu" or config.dtype != "bfloat16" or config.weights == "bfloat16":
         return plain
     if config.weights == "int8":
         return _int8
@@ -60,6 +64,17 @@ def _int8(weight: Tensor) -> Form:
 
 def _int4(weight: Tensor) -> Form:
     return _quantized(weight, "int4", quantize_int4)
+
+
+def _fp8(weight: Tensor) -> Form:
+    if weight.dim() != 2 or weight.dtype != torch.bfloat16 or any(size % MULTIPLE for size in weight.shape):
+        return plain(weight)
+    return Form(FP8, lambda weight: quantize(weight)[0])
+
+
+def fp8_scales() -> Form:
+    """The scales of a weight that becomes FP8."""
+    return Form(FP8_SCALES, lambda weight: quantize(weight)[1])
 
 
 def _quantized(weight: Tensor, kind: str, quantize: Callable[[Tensor], Groups]) -> Form:

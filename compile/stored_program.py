@@ -52,7 +52,7 @@ class PackedTensors:
 
     def of(self, name: str, weights: Sequence[Tensor], form: Form) -> Packed:
         """These tensors, joined along their first dimension and brought to a form, under a name made from `name`."""
-        key = tuple(identity(weight) for weight in weights)
+        key = (form.kind, *(identity(weight) for weight in weights))
         if key not in self.made:
             name, taken = f"{name}_packed", {other.name for other in self.made.values()}
             while name in taken:  # by another tensor, of another program

@@ -46,7 +46,7 @@ def generated(graphs: Graphs) -> dict[str, str]:
         mock.patch.object(PythonWrapperCodegen, "codegen_inputs", lambda _: None),  # C++ alone knows sizes of 64 * n
     ):
         exported = {name: export(getattr(graphs, name), graphs.spec) for name in ("step", "prefill")}
-        inductor.compile_programs(exported, Path(), "cuda", compile_one=compile_one)
+        inductor.compile_programs(exported, Path(), "cuda", graphs.precision, compile_one)
     return codes
 
 

@@ -17,6 +17,7 @@ import torch
 from models import save_eagle3, save_model, tiny_model
 from safetensors.torch import load_file
 from specstep.compile.config import make_config
+from specstep.kernels.fp8_linear.reference import quantize
 from specstep.runtime.engine_file import read_manifest
 
 LAYERS = 3
@@ -76,7 +77,7 @@ def test_programs_become_code_that_launches_little_and_copies_no_cache(
 def test_an_engine_for_a_gpu_that_is_not_there(tmp_path, tools, capability="9.0"):
     model, engine = save_model(tmp_path / "model", tokenizer=True), tmp_path / "engine"
     sizes = ["--max-seq-len", "192", "--prefill-chunk", "16", "--max-batch", "2"]
-    target = ["--device", "cuda", "--compute-capability", capability]
+    target = ["--device", "cuda", "--compute-capability", capability, "--weights", "fp8"]
     run(tmp_path, "-c", COMMAND, "build", str(model), "-o", str(engine), "--drafter", "ngram", *target, *sizes)
     manifest = read_manifest(engine)
     assert manifest.spec.device == "cuda" and manifest.requires["cuda_capability"] == capability
@@ -84,10 +85,13 @@ def test_an_engine_for_a_gpu_that_is_not_there(tmp_path, tools, capability="9.0"
     for program in (manifest.spec.prefill, manifest.spec.step):
         check_package(engine / program.file, capability, tmp_path / program.file)
         assert set(program.constants.values()) <= set(weights)
-    joined = weights[manifest.spec.step.constants["module.target.model.model.layers.0.self_attn.q_proj.weight_packed"]]
-    layer = tiny_model("Llama").model.layers[0].self_attn
-    plain = torch.cat([part.weight for part in (layer.q_proj, layer.k_proj, layer.v_proj)])
-    assert torch.equal(joined, plain.bfloat16())
+    layer, named = tiny_model("Llama").model.layers[0], "module.target.model.model.layers.0."
+    held = {name: weights[stored] for name, stored in manifest.spec.step.constants.items()}
+    keys_values = torch.cat([layer.self_attn.k_proj.weight, layer.self_attn.v_proj.weight])  # no multiples of 16
+    assert torch.equal(held[f"{named}self_attn.k_proj.weight_packed"], keys_values.bfloat16())
+    gate_up = torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]).bfloat16()
+    for made, expected in zip(("weight_packed", "weight_packed_"), quantize(gate_up), strict=True):
+        assert torch.equal(held[f"{named}mlp.gate_proj.{made}"].float(), expected.float())
     if not torch.cuda.is_available():
         with pytest.raises(specstep.EngineError, match=f"cuda_capability: expected {capability}, got None"):
             specstep.load(engine)
@@ -134,6 +138,15 @@ def architecture(cubin):
         ),
         ({"compute_capability": ["8.0", "9.0"]}, "expected one of .*, got 8.0 9.0; leave it out"),
         ({"compute_capability": []}, "expected one of .*, got none; leave it out"),
+        (
+            {"weights": "fp8", "compute_capability": ["8.0"]},
+            "weights: expected auto for compute capability 8.0, got fp8, which 8.9 and later have",
+        ),
+        ({"weights": "int8"}, "weights: expected auto with dtype bfloat16 on cuda, got int8; dtype bfloat16 on cpu"),
+        (
+            {"weights": "fp8", "dtype": "float16"},
+            "weights: expected auto with dtype float16 on cuda, got fp8; dtype bfloat16 on cuda takes it",
+        ),
         ({"backend": "onnx", "device": "cpu", "dtype": "float32"}, "expected None for backend onnx, got .*inductor or"),
     ],
 )
