@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .conversation import History, add_template_options, given_arguments
+from .device_option import add_device_option
 from .learning_options import add_learning_options, given_learning
 from .sampling_options import add_sampling_options, given_sampling
 from .stats import speed
@@ -43,6 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_template_options(parser)
     add("--max-new-tokens", type=int, metavar="N", help="most tokens of an answer (default: up to the engine's limit)")
     add("--stats", action="store_true", help="print the speed of each answer on standard error")
+    add_device_option(parser)
     add_learning_options(parser)
     add_sampling_options(parser, choices=False)
 
@@ -51,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     arguments, asked = given_arguments(options), given_sampling(options)
     from ..runtime.engine import load
 
-    with load(options.engine, **given_learning(options)) as engine:
+    with load(options.engine, device=options.device, **given_learning(options)) as engine:
         asked.tell(engine)
         history = History(engine, options.system, arguments, options.max_new_tokens)
         chat = Chat(engine, history, options.max_new_tokens, options.stats, asked.over(engine.recommended, None))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
 from .conversation import add_template_options, given_arguments, with_system
+from .device_option import add_device_option
 from .learning_options import add_learning_options, given_learning
 from .nodes_option import add_nodes_option, given_nodes
 from .progress import Progress
@@ -51,6 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="run an engine that accepts drafts right or wrong, for its speed",
     )
     add_nodes_option(parser)
+    add_device_option(parser)
     add("--json", action="store_true", help="print one JSON line per text")
     add("--stats", action="store_true", help="print speed and acceptance on standard error")
     add_learning_options(parser)
@@ -73,7 +75,8 @@ def run(options: argparse.Namespace) -> int:
     from ..runtime.engine import load
 
     with Progress() as report:
-        engine = load(options.engine, nodes=given_nodes(options), report=report, **given_learning(options))
+        how: dict[str, Any] = {"nodes": given_nodes(options), "device": options.device, "report": report}
+        engine = load(options.engine, **how, **given_learning(options))
     with engine:
         return _generate(engine, entries, options, arguments, sampling)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, needs_extra
+from .device_option import add_device_option
 from .learning_options import add_learning_options, given_learning
 from .nodes_option import add_nodes_option, given_nodes
 
@@ -56,6 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "next: what comes between them goes out as one; 0 sends a chunk at each step (default: 40)"
     )  # fmt: skip
     add_nodes_option(parser)
+    add_device_option(parser)
     add(
         "--share-prefixes", action="store_true", help="let calls with one API key start from what others were served, "
         "and be drafted from it; with several keys and without this, nothing is learned"
@@ -97,6 +99,7 @@ def run(options: argparse.Namespace) -> int:
         "prefix_cache_bytes": options.prefix_cache * 2**20,
         "prefill_per_step": options.prefill_per_step,
         "nodes": given_nodes(options),
+        "device": options.device,
         "report": logging.getLogger(__name__).info,
     }
     with contextlib.ExitStack() as open_, listen(options.host, options.port) as bound:

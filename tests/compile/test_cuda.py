@@ -22,10 +22,14 @@ from specstep.runtime.engine_file import read_manifest
 
 LAYERS = 3
 DYNAMIC = {"drafter": "{head}", "tree": "dynamic", "nodes": 11, "depth": 4, "top_k": 3}
+STATIC = {"drafter": "{head}", "tree": "static", "nodes": 9, "depth": 3, "top_k": 3}
 CASES = [  # drafter, rows, dtype, compute capability, the most launches of a step besides those of its layers
     ({"drafter": "none"}, 1, "bfloat16", "12.0", 20),
     ({"drafter": "ngram"}, 4, "bfloat16", "8.0", 60),
-    (DYNAMIC, 8, "float32", "9.0", 125),
+    (DYNAMIC, 8, "float32", "9.0", 120),
+    (STATIC, 4, "float16", "8.9", 93),
+    ({"drafter": "{model}", "tree": "chain", "nodes": 2}, 1, "bfloat16", "10.0", 90),
+    ({"drafter": "ngram,{head}", "nodes": 4, "depth": 2, "top_k": 2}, 8, "bfloat16", "9.0", 999),
 ]
 COMMAND = "import sys; from specstep.cli import main; sys.exit(main(sys.argv[1:]))"
 PER_LAYER = 10  # norm, QKV, rope and cache write, attention and its merge, output, norm, gate and up, product, down
@@ -51,10 +55,10 @@ def run(folder, *command):
 @pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "rows", "dtype", "capability", "rest"), CASES, ids=lambda value: str(value)[:24])
 def test_programs_become_code_that_launches_little_and_copies_no_cache(
-    drafter, rows, dtype, capability, rest, tmp_path, tools
+    drafter, rows, dtype, capability, rest, tmp_path, tools, drafter_folder
 ):
     sizes = {"dtype": dtype, "max_batch": rows, "max_seq_len": 192, "prefill_chunk": 16}
-    options = drafter | {"drafter": drafter["drafter"].format(head=save_eagle3(tmp_path))} | sizes
+    options = drafter | {"drafter": drafter["drafter"].format(head=save_eagle3(tmp_path), model=drafter_folder)} | sizes
     script = Path(__file__).parent.parent / "fake_cuda.py"
     ended = run(tmp_path, str(script), "Llama", json.dumps(options | {"compute_capability": [capability]}))
     assert "assuming every input is mutated" not in ended.stderr, (

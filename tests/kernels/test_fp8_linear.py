@@ -53,7 +53,7 @@ def test_opcheck():
 def test_refusals_name_expected_and_got():
     weight, scale = quantize(torch.randn(32, 48))
     x = torch.randn(3, 48).bfloat16()
-    with pytest.raises(ValueError, match="weight: expected torch.float8_e4m3fn, got torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"weight: expected torch\.float8_e4m3fn, got torch\.bfloat16"):
         fp8_linear(x, weight.bfloat16(), scale)
     with pytest.raises(ValueError, match=r"weight: expected multiples of 16, got \[31, 48\]"):
         fp8_linear(x, weight[:31], scale[:31])
