@@ -34,14 +34,15 @@ def test_steps_and_replays_of_graphs_are_counted(monkeypatch):
     assert (calls.steps, calls.replays) == (1, 2)
 
 
+@torch.no_grad()
 def test_flips_are_where_answers_part_with_the_gap_of_their_logits(expected):
     model = tiny_model("Llama")
     assert flips(model, expected, expected) == []
-    likeliest = model(torch.tensor([PROMPTS[1] + expected[1][:7]])).logits[0, -1].topk(2)
+    logits = model(torch.tensor([PROMPTS[1] + expected[1][:7]])).logits[0, -1]
+    likeliest = logits.topk(2)
     other = expected[1][:7] + [likeliest.indices[1].item()] + [5] * 9
     [found] = flips(model, expected, [expected[0], other, *expected[2:]])
     assert (found["prompt"], found["place"]) == (1, 7)
-    logits = model(torch.tensor([PROMPTS[1] + expected[1][:7]])).logits[0, -1]
     gap = float((likeliest.values[0] - likeliest.values[1]) / logits.std())
     assert found["gap"] == pytest.approx(gap, abs=1e-3) and gap > 0
     with pytest.raises(AssertionError, match="goes on where the other ended"):

@@ -173,16 +173,15 @@ def test_without_a_gpu_nothing_is_measured(module, monkeypatch, tmp_path, capsys
 
 @pytest.mark.slow
 def test_a_run_from_end_to_end(tmp_path, capsys):
-    out = tmp_path / "table.json"
-    command = ["--device", "cpu", "--models", "tiny", "--trees", "chain 4", "dynamic 16", "--batches", "1", "2"]
-    kept = ["--keep", str(tmp_path / "kept")]
-    assert gpu_table.main([*command, "--lengths", "64", "--trees", "chain 4", *kept, "--build-only"]) == 0
-    command += kept
-    assert gpu_table.main([*command, "--lengths", "64", "--steps", "5", "--threads", "1", "--out", str(out)]) == 0
+    out, kept = tmp_path / "table.json", tmp_path / "kept"
+    command = ["--device", "cpu", "--models", "tiny", "--trees", "chain 4", "--batches", "1", "2", "--lengths", "64"]
+    command += ["--steps", "5", "--threads", "1", "--keep", str(kept), "--out", str(out)]
+    assert gpu_table.main([*command, "--build-only"]) == 0 and not out.exists()
+    built = (kept / "tiny" / "chain-4" / "manifest.json").stat().st_mtime_ns
+    assert gpu_table.main(command) == 0
+    assert (kept / "tiny" / "chain-4" / "manifest.json").stat().st_mtime_ns == built
     result = json.loads(out.read_text())
-    assert [(c["tree"], c["batch"]) for c in result["cells"]] == [
-        (tree, batch) for tree in ("chain 4", "dynamic 16") for batch in (1, 2)
-    ]
+    assert [(cell["tree"], cell["batch"]) for cell in result["cells"]] == [("chain 4", 1), ("chain 4", 2)]
     model = result["models"]["tiny"]
     for cell in result["cells"]:
         assert cell["tokens_per_step"] == 4 and cell["step_ms"] > 0 and cell["host_us"] > 0 and cell["build_s"] > 0
