@@ -82,7 +82,7 @@ peers: install  ## the engines that bench compares with; compiles llama.cpp, ten
 	LLAMA_CPP_BUILD_JOBS=$(JOBS) CMAKE_ARGS="-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
 	  -DLLAMA_USE_PREBUILT_UI=OFF" $(BIN)/pip install --editable ".[bench]"
 
-gpu-check: install  ## the equality tests on a machine with an NVIDIA GPU
+gpu-check: install  ## check and time engines on a machine with an NVIDIA GPU: eight minutes
 	$(BIN)/python bench/gpu_check.py
 
 clean:  ## remove engines, caches and the virtual environment

@@ -1,8 +1,11 @@
-"""What the scripts of this folder do alike: threads, progress, and errors in one line."""
+"""What the scripts of this folder do alike: threads, progress, errors in one line, and results that grow."""
 
+import json
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 
 def run_script(name: str, threads: int, run: Callable[[Callable[[str], None]], None]) -> int:
@@ -23,3 +26,11 @@ def run_script(name: str, threads: int, run: Callable[[Callable[[str], None]], N
         print(f"{name}: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def write_json(path: Path, result: Any) -> None:
+    """Write a result, again and again as it grows: whoever is killed meanwhile leaves the last one whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.replace(path)

@@ -13,7 +13,6 @@ from gguf.quants import dequantize, quantize
 BENCH = Path(__file__).parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
-from gpu_check import run_part  # noqa: E402
 from models import save_model  # noqa: E402
 from side_by_side import other_work, ours, parts, peer_llama_cpp, peer_openvino  # noqa: E402
 from side_by_side.batches import ask_batches, batches_table  # noqa: E402
@@ -306,12 +305,3 @@ def test_a_load_counts_all_clients_tokens_and_their_waits(tmp_path):
     )
     draw_loads(tmp_path / "loads.png", [load, peer], "loads")
     assert (tmp_path / "loads.png").stat().st_size > 1000
-
-
-def test_parts_of_the_gpu_check_say_what_failed(tmp_path):
-    tests = ["import time", "def test_good(): pass", "def test_bad(): assert 0", "def test_slow(): time.sleep(60)"]
-    (tmp_path / "test_some.py").write_text("\n".join(tests))
-    part = run_part([str(tmp_path), "-k", "good or bad", "-p", "no:cacheprovider"], 60)
-    assert part["passed"] == 1 and [name.partition("::")[2] for name in part["failed"]] == ["test_bad"]
-    assert run_part([str(tmp_path), "-k", "slow"], 4)["failed"] == ["pytest ended with more than 4 s"]
-    assert run_part([str(tmp_path), "-k", "absent"], 60)["failed"] == []
