@@ -9,7 +9,7 @@ import pytest
 import specstep
 import torch
 from models import greedy, tiny_model
-from specstep.runtime.inductor import torch_session
+from specstep.runtime.inductor.cuda_graph import Graphs
 from transformers import PreTrainedModel
 
 NEW_TOKENS = 40
@@ -66,18 +66,18 @@ class Calls:
 def counted(session: Any) -> Iterator[Calls]:
     """Count while the block runs."""
     calls, graph = Calls(), torch.cuda.CUDAGraph
-    step, replay = session.step, graph.replay
+    begin, replay = session.begin_step, graph.replay
 
-    def counted_step(*arguments: Any) -> Any:
+    def counted_begin(*arguments: Any) -> Any:
         calls.steps += 1
-        return step(*arguments)
+        return begin(*arguments)
 
     def counted_replay(recorded: Any) -> Any:
         calls.replays += 1
         return replay(recorded)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "step", counted_step)
+        patch.setattr(session, "begin_step", counted_begin)
         patch.setattr(graph, "replay", counted_replay)
         yield calls
 
@@ -86,7 +86,7 @@ def check_engine(folder: Path, expected: list[list[int]], batches: Sequence[int]
     """An engine says what is expected, so many prompts at a time, in steps that are called plainly and in steps that
     replay a CUDA graph -> how many steps did, and how many drafts were accepted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_session, "captured", lambda run, *_: run)
+        patch.setattr(Graphs, "of", lambda graphs, run: run)
         with specstep.load(folder, nodes="all", learning=False) as engine, counted(engine.session) as plain:
             assert answers(engine, batches[-1]) == expected, "plain calls"
             assert plain.steps > 0 and plain.replays == 0

@@ -21,16 +21,16 @@ def test_an_engine_is_checked_plainly_and_replayed(engine_folder, expected):
 
 def test_steps_and_replays_of_graphs_are_counted(monkeypatch):
     class Session:
-        def step(self, nodes):
+        def begin_step(self, nodes):
             torch.cuda.CUDAGraph.replay(self)
             return nodes
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: None)
     session = Session()
     with counted(session) as calls:
-        assert session.step(3) == 3
+        assert session.begin_step(3) == 3
         torch.cuda.CUDAGraph.replay(session)
-    session.step(3)
+    session.begin_step(3)
     assert (calls.steps, calls.replays) == (1, 2)
 
 
