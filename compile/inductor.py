@@ -155,11 +155,7 @@ def compile_programs(
         config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
     config |= known(FEW_PAIRS)
     check_vector_instructions()
-
-    def compiles(name: str) -> Callable[[Callable[[str], None]], None]:
-        return lambda report: _compile(exported[name], paths[name], config)
-
-    children = [Forked(name, compiles(name)) for name in exported]
+    children = [Forked(name, _compiles(program, paths[name], config)) for name, program in exported.items()]
     try:
         for child in children:
             child.join()
@@ -167,6 +163,10 @@ def compile_programs(
         for child in children:
             child.process.terminate()
     return packed
+
+
+def _compiles(program: ExportedProgram, path: Path, config: dict[str, Any]) -> Callable[[Any], None]:
+    return lambda report: _compile(program, path, config)
 
 
 def check_vector_instructions() -> None:
