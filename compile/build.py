@@ -47,6 +47,8 @@ def build(
     started = time.perf_counter()
     config = make_config(options)
     compiler = BACKENDS[config.backend].load_compiler()
+    if config.gpu is not None:
+        compiler.load_described_gpu()  # before a large model is loaded
     with engine_directory(Path(output)) as directory, shared_reads():
         report(f"loading {model}")
         source = load_source(model, config.dtype, config.build_device)

@@ -6,6 +6,7 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -48,18 +49,23 @@ def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Low
     """Write NAME.pt2 for each program, the weights file and, on a CPU, the library of our ops. Raises BuildError."""
     if graphs.gpu is None:
         return _lower(graphs, directory, report, export_program, _compile)
-    with needs_extra("build-cuda", "build"):
-        from .described_gpu.lower import header_folders, lowers_without
-
-        header_folders()
+    described = load_described_gpu()
 
     def lower_without(tell: Callable[[str], None]) -> Lowered:
-        assert graphs.gpu is not None
-        with lowers_without(graphs.gpu, _compile) as (export, compile_one):
+        with described.lowers_without(graphs.gpu, _compile) as (export, compile_one):
             return _lower(graphs, directory, tell, export, compile_one)
 
     lowered: Lowered = run_forked("engine", lower_without, report)  # that process can use a real GPU no more
     return lowered
+
+
+def load_described_gpu() -> ModuleType:
+    """Import what lowers for a GPU that is not there. Raises MissingPackageError."""
+    with needs_extra("build-cuda", "build"):
+        from .described_gpu import lower as described
+
+        described.header_folders()
+    return described
 
 
 def _lower(
@@ -149,11 +155,7 @@ def compile_programs(
         config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
     config |= known(FEW_PAIRS)
     check_vector_instructions()
-
-    def compiles(name: str) -> Callable[[Callable[[str], None]], None]:
-        return lambda report: _compile(exported[name], paths[name], config)
-
-    children = [Forked(name, compiles(name)) for name in exported]
+    children = [Forked(name, _compiles(program, paths[name], config)) for name, program in exported.items()]
     try:
         for child in children:
             child.join()
@@ -161,6 +163,10 @@ def compile_programs(
         for child in children:
             child.process.terminate()
     return packed
+
+
+def _compiles(program: ExportedProgram, path: Path, config: dict[str, Any]) -> Callable[[Any], None]:
+    return lambda report: _compile(program, path, config)
 
 
 def check_vector_instructions() -> None:

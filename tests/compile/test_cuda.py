@@ -159,6 +159,17 @@ def test_compute_capabilities_that_cannot_be(options, message):
         make_config({"device": "cuda", "compute_capability": ["9.0"]} | options)
 
 
+def test_a_package_that_is_missing_is_named_before_a_model_is_loaded(tmp_path, monkeypatch):
+    described = pytest.importorskip("specstep.compile.described_gpu.lower")
+
+    def files(name):
+        raise described.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(described.metadata, "files", files)
+    with pytest.raises(specstep.BuildError, match=r"expected the package nvidia-cuda-cccl, .*'specstep\[build-cuda\]'"):
+        specstep.build("nowhere", tmp_path / "engine", device="cuda", compute_capability=("9.0",))
+
+
 def test_models_stay_on_the_cpu_for_a_gpu_that_is_not_there():
     config = make_config({"device": "cuda", "compute_capability": ["9.0"]})
     assert (config.build_device, config.gpu.arch) == ("cpu", 90)
