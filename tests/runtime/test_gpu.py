@@ -1,12 +1,17 @@
 """Which GPU, and whether its memory is enough: on a machine without one."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import specstep
+import torch
 from specstep.errors import EngineError, InputError
 from specstep.runtime.engine_file import TensorSpec, read_manifest
 from specstep.runtime.gpu import gpu_number, plan_memory
+from specstep.runtime.inductor import aoti
+from specstep.runtime.inductor.cuda_graph import Reports
+from specstep.runtime.inductor.torch_session import TorchSession
 
 
 @pytest.mark.parametrize(("device", "number"), [(None, None), ("cuda", None), ("cuda:0", 0), ("cuda:12", 12)])
@@ -49,3 +54,40 @@ def test_memory_is_planned(engine_folder):
         f"memory: expected 24.65 GB free on cuda:1 ({parts}), got 24.00; free some, or build the engine again with "
         "`specstep build` and a smaller --max-batch or --max-seq-len"
     )
+
+
+def test_a_gpu_that_is_not_there_is_refused(engine_folder, monkeypatch):
+    manifest = read_manifest(engine_folder)
+    manifest = dataclasses.replace(manifest, spec=dataclasses.replace(manifest.spec, device="cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match="device: expected one of the 2 GPUs here, got cuda:2"):
+        aoti.open_session(engine_folder, manifest, 2, print)
+
+
+def test_reports_of_two_steps_may_be_on_their_way(monkeypatch):
+    """Each is waited for by the event behind it, whatever came since."""
+    waited, make = [], torch.empty
+
+    class Event:
+        def synchronize(self):
+            waited.append(self.number)
+
+        def record(self):
+            Event.made = self.number = getattr(Event, "made", 0) + 1
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory, **options: make(*shape, **options))
+    reports, steps = Reports(3, 4), [torch.full((rows, 4), rows) for rows in (1, 3, 2)]
+    first, second = reports.fetch(steps[0]), reports.fetch(steps[1])
+    got = [first(), second(), reports.fetch(steps[2])()]
+    assert [report.tolist() for report in got] == [step.tolist() for step in steps] and waited == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "catch_up", "captured"),
+    [(3, 0, 0), (3, 1, 4), (3, 4, 4), (3, 5, 12), (3, 12, 12), (0, 1, 1), (0, 9, 9), (9, 6, 6), (9, 7, 14)],
+)
+def test_few_graphs_are_captured_for_what_is_caught_up(nodes, catch_up, captured):
+    """Nothing, a path of the nodes, five levels of them at most, or the eight tokens besides that are not left out."""
+    session = SimpleNamespace(spec=SimpleNamespace(depth=5))
+    assert TorchSession._captured_catch_up(session, nodes, catch_up) == captured
