@@ -14,11 +14,11 @@ import json
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
 
-from script import run_script
+from script import run_script, write_json
 
 BENCH = Path(__file__).parent
 RUNGS = (0, 1, 2, 3, 5, 7)
@@ -60,8 +60,8 @@ def groups(file: Path, rows: int) -> dict[str, list[tuple[str, dict[str, float]]
     return found | {"mixed": some(every, lambda place: HOPELESS | {"seed": place} if place % 2 else {})}
 
 
-def measure(given: argparse.Namespace, report: Callable[[str], None]) -> dict[int, Figures]:
-    """rows -> figures."""
+def measure(given: argparse.Namespace, report: Callable[[str], None]) -> Iterator[tuple[int, Figures]]:
+    """Rows and their figures, as they come."""
     import specstep
 
     engines = {"auto": specstep.load(given.engine, nodes="auto", learning=False, report=report)}
@@ -69,7 +69,7 @@ def measure(given: argparse.Namespace, report: Callable[[str], None]) -> dict[in
     engines |= {str(rung): specstep.load(given.engine, nodes=rung, learning=False) for rung in rungs}
     if given.plain:
         engines["plain"] = specstep.load(given.plain)
-    order, found = random.Random(0), dict[int, Figures]()
+    order = random.Random(0)
     for rows in map(int, given.rows.split(",")):
         figures: Figures = defaultdict(lambda: defaultdict(list))
         for repeat in range(-1, given.repeats):  # the first one warms up
@@ -79,9 +79,8 @@ def measure(given: argparse.Namespace, report: Callable[[str], None]) -> dict[in
                     speed = _generate(engines[name], asked, given.max_new_tokens)
                     if repeat >= 0:
                         figures[group][name].append(speed)
-        found[rows] = figures
         print(table(rows, figures), flush=True)
-    return found
+        yield rows, figures
 
 
 def _generate(engine, asked, most):  # type: ignore[no-untyped-def]
@@ -130,20 +129,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
 
     def run(report: Callable[[str], None]) -> None:
-        found = measure(given, report)
-        rounded = {
-            rows: {
-                group: {name: [round(each, 1) for each in speeds] for name, speeds in of.items()}
-                for group, of in figures.items()
-            }
-            for rows, figures in found.items()
-        }
         conditions = {
             "engine": Path(given.engine).name,
             "max_new_tokens": given.max_new_tokens,
             "threads": given.threads,
         }
-        given.out.write_text(json.dumps({"conditions": conditions, "tokens_s": rounded}, indent=1) + "\n")
+        found = {}
+        for rows, figures in measure(given, report):
+            found[rows] = {
+                group: {name: [round(each, 1) for each in speeds] for name, speeds in of.items()}
+                for group, of in figures.items()
+            }
+            write_json(given.out, {"conditions": conditions, "tokens_s": found})
 
     return run_script("bench_ladder", given.threads, run)
 
