@@ -14,11 +14,12 @@ Index = Sequence[Any]  # an expression for each dimension
 
 
 def lower_writes() -> None:
-    """Let Inductor know."""
+    """Register how `specstep::kv_write` is lowered."""
     lowerings[kv_write._opoverload] = _write
 
 
 def _write(keys: Any, values: Any, new_keys: Any, new_values: Any, lengths: Any, first: Any) -> None:
+    """See `kernels/kv_write/reference.py`; tensors come as Inductor's boxes."""
     for cache, new in ((keys, new_keys), (values, new_values)):
         _store(cache, new, lengths.make_loader(), first)
 

@@ -9,7 +9,7 @@ GIGABYTE = 1e9
 
 
 def gpu_number(device: str | None) -> int | None:
-    """The N of "cuda:N"; None for no wish, and for "cuda", the current GPU. Raises InputError."""
+    """The N of "cuda:N"; None, for the current GPU, where nothing or "cuda" was asked for. Raises InputError."""
     if device in (None, "cuda"):
         return None
     found = re.fullmatch(r"cuda:(\d+)", device or "")
@@ -19,7 +19,7 @@ def gpu_number(device: str | None) -> int | None:
 
 
 def refuse_gpu(gpu: int | None) -> None:
-    """For engines that nobody chooses a GPU for. Raises InputError."""
+    """Raise InputError if a GPU was asked for: for engines that take none."""
     if gpu is not None:
         raise InputError(
             f"device: expected none for this engine, got cuda:{gpu}; CPU engines use no GPU, and those of TensorRT the "

@@ -60,7 +60,7 @@ class Rows:
         self.running: dict[int, Taken] = {}
         self.filling: Taken | None = None
         self._next: Step | None = None  # a step that was begun before the last one was read
-        self._read = 0.0  # when that was
+        self._read = 0.0  # when the last step was read
 
     @property
     def taken(self) -> list[Taken]:

@@ -65,7 +65,7 @@ def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: C
 
 
 def _open_session(directory: Path, manifest: Manifest) -> Session:
-    """The same, on the current device."""
+    """Load both programs for the CPU or the current GPU."""
     spec = manifest.spec
     load_libraries(directory, manifest)
     weights = open_weights(directory, spec)

@@ -16,7 +16,7 @@ class Graphs:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._failed = False  # a capture
+        self._failed = False  # whether a capture has
 
     def of(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """`run` as a CUDA graph. It must work on static buffers alone; what it returns is overwritten by the next

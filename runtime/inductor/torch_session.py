@@ -37,7 +37,7 @@ class TorchSession(Session):
         self._replays: dict[tuple[int, ...], Callable[[], Tensor]] = {}
         self._graphs = Graphs() if gpu else None
         self._reports: Reports | None = None  # on the host
-        self.overlaps = gpu  # it writes reports to the host by itself
+        self.overlaps = gpu  # which runs beside the host
 
     def enter_thread(self) -> None:
         torch.get_num_threads()  # OpenMP's own setting is one per thread: this takes over the process's
