@@ -183,8 +183,8 @@ from specstep.runtime import engine
 
 def slow_at_first(folder, real=engine.load, **options):
     made, answers = real(folder), []
-    step, submit, request = made.session.step, made.submit, made.request
-    made.session.step = lambda *given: (time.sleep(0.3 if len(answers) == 1 else 0), step(*given))[1]
+    begin, submit, request = made.session.begin_step, made.submit, made.request
+    made.session.begin_step = lambda *given: (time.sleep(0.3 if len(answers) == 1 else 0), begin(*given))[1]
     made.submit = lambda asked: (answers.append(asked), submit(asked))[1]
     made.request = lambda *given, **named: request(*given, **named, ignore_eos=True)
     return made

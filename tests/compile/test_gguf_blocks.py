@@ -95,7 +95,7 @@ def test_precision_of_each_choice(file: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": "int3"}, "weights: expected one of auto, bfloat16, int8, int4, got int3"),
+        ({"weights": "int3"}, "weights: expected one of auto, bfloat16, int8, int4, fp8, got int3"),
         ({"weights": "int8", "dtype": "float32"}, "weights: expected auto with dtype float32 on cpu, got int8"),
         ({"weights": "int8", "backend": "onnx"}, "weights: expected auto with dtype float32 on cpu, got int8"),
         ({"weights": "int4", "backend": "tensorrt"}, "weights: expected auto for backend tensorrt, got int4; inductor"),
