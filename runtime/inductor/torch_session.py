@@ -63,7 +63,7 @@ class TorchSession(Session):
         return self._run(rows, slots, nodes, draft_rows, catch_up).cpu().numpy()
 
     def begin_replay(self, *size: int) -> Callable[[], NDArray[np.int64]]:
-        if not self.overlaps:
+        if self._graphs is None:
             return super().begin_replay(*size)
         with self._current():
             report = self._run(*size)
