@@ -147,8 +147,11 @@ def test_keys_that_share_a_depth_or_leave_one_out(window: int, random_trees: Any
 def test_float32_is_as_accurate_as_the_reference(random_trees: Any, nodes: int, options: str) -> None:
     case = replace(make_case(random_trees, nodes, 8, 2, 128, (0, 900, 65)), **OPTIONS[options])
     exact = brute_force(case)
-    error = (run(tree_attention, case).double() - exact).square().mean().sqrt()
-    assert error <= 1.5 * (run(reference.tree_attention, case).double() - exact).square().mean().sqrt()
+    error, theirs = (
+        (run(op, case).double() - exact).square().mean().sqrt() for op in (tree_attention, reference.tree_attention)
+    )
+    # The reference's products are the machine's library's, which on some are exact to the last place where few add up.
+    assert error <= max(1.5 * theirs, torch.finfo(torch.float32).eps * exact.square().mean().sqrt())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
