@@ -71,7 +71,7 @@ def _replay(target, drafter, texts, starts, dtype, temperature, seeds):
     values = [torch.zeros(batch, layer.heads, slots, layer.value_size, dtype=dtype) for layer in layers]
     if not layers:  # the step reads the slots in use from a cache
         keys = values = [torch.zeros(batch, 1, slots, 1)]
-    prefill = Prefill(target, drafter, slots)
+    prefill = Prefill(target, drafter.scorer, slots)
     step = SpeculativeStep(target, drafter, choice=lambda *_: target.choice)
     state["learning"][:] = 0
     state["sampling"][:, 0], state["seeds"][:] = temperature, torch.tensor(seeds)
@@ -83,11 +83,11 @@ def _replay(target, drafter, texts, starts, dtype, temperature, seeds):
         views = ([k[rows] for k in keys], [v[rows] for v in values])
         tokens, count = torch.tensor([text[: max(start - 1, 1)]]), torch.tensor([start - 1])
         after = prefill(tokens, count, {n: t[rows] for n, t in state.items()} | shared, *views)
-        for name in after.keys() & state.keys():  # the rest is for the draft at its end
-            state[name][rows] = after[name]
+        for name, value in after.items():
+            state[name][rows] = value
     target.rows, counts = slice(None), [[] for _ in texts]
     while (state["finish"] == RUNNING).any():
-        given = state | shared | {"catch_up": torch.arange(drafter.depth + 1)}
+        given = state | shared | {"catch_up": torch.arange(drafter.depth + 2)}
         report, after = step(torch.arange(drafter.nodes + 1), torch.arange(batch), given, keys, values)
         state |= {name: after[name] for name in after.keys() & state.keys()}
         for row, count in enumerate(report[:, 0].tolist()):

@@ -13,7 +13,7 @@ from ..graphs.drafters.drafter import Drafter, Scorer, most_catch_up
 from ..graphs.forced import forced_choice
 from ..graphs.prefill import Prefill
 from ..graphs.state import StateTensor, row_state
-from ..graphs.step import SpeculativeStep
+from ..graphs.step import PlainStep, SpeculativeStep
 from ..graphs.target import CacheLayer, CausalLM, UnsupportedModel, cache_layers
 from ..runtime.engine_file import TREE, EngineSpec, ProgramSpec, TensorSpec
 from .config import EngineConfig
@@ -30,13 +30,20 @@ SLOT_STEP = 64
 class Graphs:
     """The modules of an engine, flat (see `FlatProgram`), its spec, in which the programs' files are not set yet, how
     its weights are packed where a backend packs them, and the GPU it is for where it is built without one: its modules
-    lie on the CPU then."""
+    lie on the CPU then. plain: of an engine whose steps may draft nothing."""
 
     prefill: "FlatProgram"
     step: "FlatProgram"
+    plain: "FlatProgram | None"
     spec: EngineSpec
     precision: Precision
     gpu: GPU | None = None
+
+    @property
+    def programs(self) -> dict[str, "FlatProgram"]:
+        """All of them by name."""
+        plain = {} if self.plain is None else {"plain": self.plain}
+        return {"prefill": self.prefill, "step": self.step} | plain
 
 
 class FlatProgram(nn.Module):
@@ -93,20 +100,23 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     files = [file for name in (target.name, *config.drafter.split(",")) if (file := gguf_file(name)) is not None]
     addresses = [{p.data_ptr() for p in module.parameters()} for module in (drafter.scorer, target.model)]
     precision = choose_precision(config, files, model.vocab_size, addresses[0] - addresses[1])
-    prefill, step = Prefill(model, drafter, spec.prefill_chunk), SpeculativeStep(model, drafter, choice)
-    state, shared, caches = ([tensor.name for tensor in kind] for kind in (spec.state, spec.shared, spec.caches))
+    prefill, step = Prefill(model, drafter.scorer, spec.prefill_chunk), SpeculativeStep(model, drafter, choice)
+    modules: dict[str, nn.Module] = {"prefill": prefill, "step": step, "plain": PlainStep(model, drafter, choice)}
     declared = row_state(1, 1, 1) | drafter.scorer.state(drafter.shape)
-    in_place = [name for name, tensor in declared.items() if tensor.in_place]
-    flat = shared, caches
-    return Graphs(
-        FlatProgram(prefill, ("tokens", "count"), state, *flat, spec.prefill.outputs, in_place),
-        FlatProgram(
-            step, ("nodes", "draft_rows"), [*_catch_up(drafter.scorer), *state], *flat, spec.step.outputs, in_place
-        ),
-        spec,
-        precision,
-        config.gpu,
+    in_place = {name for name, tensor in declared.items() if tensor.in_place}
+    flat = {name: _flat(modules[name], program, spec, in_place) for name, program in spec.programs.items()}
+    return Graphs(flat["prefill"], flat["step"], flat.get("plain"), spec, precision, config.gpu)
+
+
+def _flat(module: nn.Module, program: ProgramSpec, spec: EngineSpec, in_place: set[str]) -> FlatProgram:
+    """A module with the inputs and outputs of the program."""
+    state, shared, caches = (
+        [tensor.name for tensor in kind if tensor.name in program.inputs]
+        for kind in (spec.state, spec.shared, spec.caches)
     )
+    lead = [name for name in ("tokens", "count", "nodes") if name in program.inputs]
+    sizes = [name for name in program.inputs if name == "catch_up"]
+    return FlatProgram(module, lead, [*sizes, *state], shared, caches, program.outputs, sorted(in_place & {*state}))
 
 
 def _spec(
@@ -129,6 +139,10 @@ def _spec(
     ]
     names = tuple(tensor.name for tensor in [*state, *shared, *caches])
     returned = [name for name, tensor in own.items() if not tensor.in_place]
+    drafters = (*own, *(f"{kind}.{i}" for kind in ("keys", "values") for i in range(len(target_layers), len(layers))))
+    moved = ("report", "lengths", "finish")
+    plain = ProgramSpec("", tuple(name for name in names if name not in drafters), moved)
+    catch = ["catch_up"] if drafter.scorer.pauses else []
     return EngineSpec(
         config=dataclasses.asdict(config) | {"nodes": shape.nodes, "depth": shape.depth, "top_k": shape.top_k},
         max_batch=batch,
@@ -137,8 +151,7 @@ def _spec(
         slot_step=SLOT_STEP,
         scratch=scratch,
         catch_up=catch_up,
-        skippable=drafter.scorer.skippable,
-        drafter=(*own, *(f"{kind}.{i}" for kind in ("keys", "values") for i in range(len(target_layers), len(layers)))),
+        drafter=drafters,
         prefill_chunk=min(config.prefill_chunk, config.max_seq_len),
         vocab_size=vocabulary,
         stop_ids=target.stop_ids,
@@ -146,18 +159,10 @@ def _spec(
         state=tuple(state),
         shared=tuple(shared),
         caches=tuple(caches),
-        prefill=ProgramSpec("", ("tokens", "count", *names), ("lengths", *TREE, *returned)),
-        step=ProgramSpec(
-            "",
-            ("nodes", "draft_rows", *_catch_up(drafter.scorer), *names),
-            ("report", "lengths", "finish", *TREE, *returned),
-        ),
+        prefill=ProgramSpec("", ("tokens", "count", *names), ("lengths", *returned)),
+        step=ProgramSpec("", ("nodes", *catch, *names), (*moved, *TREE, *returned)),
+        plain=plain if shape.nodes and drafter.scorer.skippable and not config.backend.startswith("tensorrt") else None,
     )
-
-
-def _catch_up(scorer: Scorer) -> list[str]:
-    """What a step is given for a scorer that pauses."""
-    return ["catch_up"] if scorer.pauses else []
 
 
 def _tensor(name: str, tensor: StateTensor, leading: tuple[int, ...]) -> TensorSpec:
@@ -173,19 +178,16 @@ def capacity_for(max_seq_len: int, scratch: int) -> int:
 def example_inputs(spec: EngineSpec, program: FlatProgram, slots: int) -> list[Tensor]:
     """Tensors of the right shapes and strides to trace a program with: one row of prompt length 1, caches of
     `slots` slots, and fewer nodes than a tree has."""
-    batch, drafted = (1, 1) if "tokens" in program.inputs else (spec.max_batch, 2)
-    rows = {t.name: drafted if t.name in spec.drafter else batch for t in (*spec.state, *spec.caches)}
+    rows = 1 if "tokens" in program.inputs else spec.max_batch
 
     def whole(t: TensorSpec) -> Tensor:
-        shape = (max(rows.get(t.name, 0), t.shape[0]), *t.shape[1:])
-        return torch.full(shape, t.fill, dtype=getattr(torch, t.dtype), device=spec.device)
+        return torch.full(t.shape, t.fill, dtype=getattr(torch, t.dtype), device=spec.device)
 
-    tensors = {t.name: whole(t)[: rows[t.name]] for t in spec.state} | {t.name: whole(t) for t in spec.shared}
-    tensors |= {t.name: whole(t)[: rows[t.name], :, :slots] for t in spec.caches}
+    tensors = {t.name: whole(t)[:rows] for t in spec.state} | {t.name: whole(t) for t in spec.shared}
+    tensors |= {t.name: whole(t)[:rows, :, :slots] for t in spec.caches}
     tokens = min(8, spec.prefill_chunk)
     tensors["tokens"] = torch.zeros(1, tokens, dtype=torch.int64, device=spec.device)
     tensors["nodes"] = torch.arange(min(1 + spec.nodes, max(2, spec.nodes)), device=spec.device)
-    tensors["draft_rows"] = torch.zeros(drafted, dtype=torch.int64, device=spec.device)
     tensors["catch_up"] = torch.arange(2, device=spec.device)
     tensors["count"] = torch.full((1,), tokens, device=spec.device)
     return [tensors[name] for name in program.inputs]

@@ -83,7 +83,7 @@ class SessionRunner(BaseRunner):
 
 def step_inputs(session: Session, rows: int, slots: int) -> Tensors:
     """What a step of this size reads, all nodes of its trees."""
-    sizes = (1 + session.spec.nodes, rows, 1 + session.spec.depth)
+    sizes = (1 + session.spec.nodes, 1 + session.spec.depth)
     return dict(zip(SIZES, map(np.arange, sizes), strict=True)) | session.read(rows, slots)
 
 

@@ -21,17 +21,15 @@ EXPECTED = "expected code that torch.export can trace, for any number of rows an
 
 
 def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
-    """One graph, no break. Dynamic: the number of cache slots (multiples of `slot_step`), in a step the rows, those for
-    which it drafts, the nodes and the positions to catch up, and in a prefill, which has one row, the tokens. Raises
-    BuildError with the line of a third party's scorer that cannot be traced."""
+    """One graph, no break. Dynamic: the number of cache slots (multiples of `slot_step`), in a step the rows, the nodes
+    and the positions to catch up, and in a prefill, which has one row, the tokens. Raises BuildError with the line of a
+    third party's scorer that cannot be traced."""
     steps = Dim("steps", min=1, max=spec.capacity // spec.slot_step - 1)
     slots = spec.slot_step * steps
     # A bound of 2 would be taken for a flag, and the rows of each tensor for a size of their own.
     step, most_rows = "tokens" not in program.inputs, max(spec.max_batch, 3)
     rows = {0: Dim("rows", min=1, max=most_rows)} if step and spec.max_batch > 1 else {}
-    drafted = {0: Dim("draft_rows", min=0, max=most_rows)} if step else {}
     dynamic: dict[str, Any] = dict.fromkeys(program.state, rows) | {name: rows | {2: slots} for name in program.caches}
-    dynamic |= {name: dynamic[name] | drafted for name in spec.drafter} | {"draft_rows": drafted}
     if spec.prefill_chunk > 2:
         dynamic["tokens"] = {1: Dim("tokens", min=2, max=spec.prefill_chunk)}
     if spec.nodes:

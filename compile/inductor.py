@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from ..errors import BuildError, needs_extra
 from ..kernels.native import LIBRARY_NAME, build_library, c_shims, detect_instruction_set, has_library, library_error
-from ..runtime.engine_file import EngineSpec, ProgramSpec
+from ..runtime.engine_file import EngineSpec
 from ..runtime.inductor.aoti import machine
 from . import exact
 from .assemble import FlatProgram, Graphs
@@ -34,7 +34,7 @@ Export = Callable[[FlatProgram, EngineSpec], ExportedProgram]
 Compile = Callable[[ExportedProgram, Path, dict[str, Any]], None]  # a program to a package, with Inductor's settings
 
 CONFIG: dict[str, Any] = {
-    # The weights stay out of the package and keep their names: both programs are lent the same mapped file.
+    # The weights stay out of the package and keep their names: all programs are lent the same mapped file.
     "always_keep_tensor_constants": True,
     "aot_inductor.package_constants_in_so": False,
 }
@@ -74,8 +74,8 @@ def _lower(
     if graphs.spec.device == "cpu" and not has_library():
         _warn_of_missing_library(graphs.spec.config["weights"], report)
     exported, programs = {}, {}
-    for name, program in (("prefill", graphs.prefill), ("step", graphs.step)):
-        report(f"tracing the {name}")
+    for name, program in graphs.programs.items():
+        report(f"tracing {name}")
         exported[name] = export(program, graphs.spec)
     report(f"compiling {' and '.join(f'{name} ({len(e.graph.nodes)} nodes)' for name, e in exported.items())}")
     stages = stage_shares(exported["step"])  # before its weights are packed
@@ -89,8 +89,7 @@ def _lower(
     wanted = {name: constant_names(directory / f"{name}.pt2", device) for name in exported}
     constants = write_weights(directory, {name: {key: held[name][key] for key in wanted[name]} for name in exported})
     for name in exported:
-        spec: ProgramSpec = getattr(graphs.spec, name)
-        programs[name] = dataclasses.replace(spec, file=f"{name}.pt2", constants=constants[name])
+        programs[name] = dataclasses.replace(graphs.spec.programs[name], file=f"{name}.pt2", constants=constants[name])
     details = {"weights": _bytes_of_kinds(packed), "operators": count_operators(exported["step"])}
     return Lowered(programs, stages, requires(device), {}, details)
 

@@ -82,10 +82,8 @@ def _assembled(model: str, options: BuildOptions) -> tuple[Source, Graphs]:
 
 
 def _engine(source: Source, graphs: Graphs, lower: Callable[[FlatProgram], Program], prefix_cache_bytes: int) -> Engine:
-    """Lower both programs and put a session behind them. It always drafts: modules of transformers leave sizes to
-    `view` that no rows at all do not tell."""
-    session = TorchSession(graphs.spec, lower(graphs.prefill), lower(graphs.step))
-    session.skips = False
+    """Lower the programs and put a session behind them."""
+    session = TorchSession(graphs.spec, *map(lower, graphs.programs.values()))
     recommended = SamplingParams(**source.sampling) if source.sampling else None
     return Engine(session, _text(source), recommended, prefix_cache_bytes=prefix_cache_bytes)
 

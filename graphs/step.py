@@ -1,4 +1,5 @@
-"""The speculative step: verify, accept, commit, and draft the next tree. The whole of it is one graph."""
+"""The speculative step: verify, accept, commit, and draft the next tree. The whole of it is one graph. And the plain
+step, which decodes one token of each row with the target alone."""
 
 from collections.abc import Sequence
 
@@ -23,9 +24,9 @@ class SpeculativeStep(nn.Module):
     """nodes, state, KV tensors -> report, next state. Every row moves by 1 to D + 1 tokens; finished rows stand still.
 
     The report [B, 3 + (D + 1) * (4 + 2 * N)] int64 is all that the host reads of a step; `report.Report` names its
-    columns. The tree that a step verifies was drafted at the end of the one before, or of the prefill: it lies in the
-    state, where the host may look at it and say which tokens are allowed after each of its nodes. How many of its nodes
-    are verified is the caller's choice at each step, and so is which rows get a next tree; the text depends on neither.
+    columns. The tree that a step verifies was drafted at the end of the one before, and a row's first step has the bare
+    root: the tree lies in the state, where the host may look at it and say which tokens are allowed after each of its
+    nodes. How many of its nodes are verified is the caller's choice at each step; the text does not depend on it.
     """
 
     def __init__(self, target: CausalLM, drafter: Drafter, choice: Choice = sampled_choice):
@@ -33,20 +34,26 @@ class SpeculativeStep(nn.Module):
         self.target, self.drafter, self.choice = target, drafter, choice
 
     def forward(
-        self, nodes: Tensor, draft_rows: Tensor, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
+        self, nodes: Tensor, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> tuple[Tensor, State]:
-        """nodes [T] int64: 0 .. T - 1, the nodes of the drafted tree to verify, the root the first; draft_rows [R]
-        int64: 0 .. R - 1, the rows for which the next tree is drafted, all or none as a rule; state as
+        """nodes [T] int64: 0 .. T - 1, the nodes of the drafted tree to verify, the root the first; state as
         `state.row_state` and the drafter say, with state["catch_up"] for a scorer that pauses, see `Scorer.begin`;
         keys, values: one [B, H_kv, S, D] per layer, the target's first, written in place, as are state["history"] and
-        what all rows share. Of the scorer's own state and layers and of the returned tree there are R rows."""
-        layers, slots = self.target.layers, keys[0].shape[2]
-        state = near(state, slots)
+        what all rows share."""
+        layers, state = self.target.layers, near(state, keys[0].shape[2])
+        report, after, moved = self.verify(nodes, state, keys[:layers], values[:layers])
+        return report, after | self.drafter(moved, keys[layers:], values[layers:])
+
+    def verify(
+        self, nodes: Tensor, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> tuple[Tensor, State, State]:
+        """Verify, accept and commit: arguments as of `forward`, the state cut by `near`, the layers the target's alone
+        -> the report, what became of the state, and the whole state as the draft of the next tree finds it."""
         drafted = drafted_tree(state)
         tree = first_nodes(drafted, nodes)
         ancestors, depths = (part.index_select(1, nodes) for part in self._layout(drafted))
         where = Pass(state["lengths"], depths, ancestors, depths)
-        logits, features = self.target(tree.tokens, where, keys[:layers], values[:layers])
+        logits, features = self.target(tree.tokens, where, keys, values)
         allowed = {"allowed": state["allowed"].index_select(1, nodes)}
         choice = self.choice(logits, tree, ancestors, depths, state | allowed)
 
@@ -54,29 +61,19 @@ class SpeculativeStep(nn.Module):
         tokens, count, finish = emit(state, path, accepted, choice)
         log_probs = reported_log_probs(logits, path, tokens, state)
 
-        compact([*keys[:layers], *values[:layers]], state["lengths"], path, accepted)
+        compact([*keys, *values], state["lengths"], path, accepted)
         put(state["history"], state["lengths"] + 1, tokens)
         after = {"lengths": state["lengths"] + count, "finish": finish}
         moved = state | after | {"moved": count}
         committed = self.drafter.scorer.commit(moved, first_of(path, nodes), features)
-        drafting = self._of_rows(moved, committed, draft_rows)
-        after |= {name: drafting[name] for name in committed}
-        after |= self.drafter(drafting, keys[layers:], values[layers:])
 
         ranks = sibling_ranks(tree).gather(1, path)
         path = with_missed(
             path, accepted, missed_node(drafted, *(x.gather(1, accepted[:, None]) for x in (path, tokens)))
         )
         report = Report(count, finish, accepted.where(count > 0, 0), tokens, path, ranks, *log_probs)
-        return torch.cat([torch.stack(report[:SCALARS], 1), *report[SCALARS:]], 1), after
-
-    def _of_rows(self, state: State, committed: State, rows: Tensor) -> State:
-        """The state of the rows [R] to draft for; the scorer's own has no others."""
-        scorer = self.drafter.scorer
-        whole = {**scorer.state(self.drafter.shape), **scorer.shared(), "catch_up": None}
-        kept = {name: tensor for name, tensor in state.items() if name in whole}
-        others = {name: tensor for name, tensor in state.items() if name not in whole} | committed
-        return kept | {name: tensor.index_select(0, rows) for name, tensor in others.items()}
+        columns = torch.cat([torch.stack(report[:SCALARS], 1), *report[SCALARS:]], 1)
+        return columns, after | committed, moved | committed
 
     @staticmethod
     def _layout(tree: DraftTree) -> tuple[Tensor, Tensor]:
@@ -84,6 +81,19 @@ class SpeculativeStep(nn.Module):
         just full would be a case of their own to the exporter."""
         ancestors, depths = tree_layout(tree.parents, tree.valid)
         return torch.nn.functional.pad(ancestors, (0, int(depths.shape[1] % BITS == 0))), depths
+
+
+class PlainStep(SpeculativeStep):
+    """Plain decoding in the same state: verifies the roots alone and drafts nothing, so it costs what the target does.
+    What the scorer keeps stays as it is. The text is that of a speculative step."""
+
+    def forward(  # type: ignore[override]
+        self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> tuple[Tensor, State]:
+        """As `SpeculativeStep.forward`, without the scorer's own state and layers."""
+        root = torch.zeros(1, dtype=torch.int64, device=state["lengths"].device)
+        report, after, _ = self.verify(root, near(state, keys[0].shape[2]), keys, values)
+        return report, after
 
 
 def first_of(path: Tensor, nodes: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a backend does for a session: its buffers, and its two programs over them.
+"""What a backend does for a session: its buffers, and its programs over them.
 
 Nothing here knows a model: names, shapes and order come from the `EngineSpec`.
 """
@@ -21,7 +21,6 @@ class Buffers:
     spec: EngineSpec
     state: dict[str, Any]
     any_nodes = True  # whether a step may verify fewer nodes than a tree has
-    skips = True  # whether a step may draft for no row at all
     overlaps = False  # whether a step runs beside the host, so that the next may be begun before its report is read
 
     def enter_thread(self) -> None:
@@ -43,15 +42,15 @@ class Buffers:
         next ones of the row."""
         raise NotImplementedError
 
-    def replay(self, rows: int, slots: int, nodes: int, draft_rows: int, catch_up: int) -> NDArray[int64]:
+    def replay(self, rows: int, slots: int, nodes: int | None, catch_up: int) -> NDArray[int64]:
         """Run one step of the first `rows` rows over the first `slots` slots, which verifies the first `nodes` nodes of
-        each drafted tree, the root not counted, and drafts the next trees of the first `draft_rows` rows, all or none;
-        a drafter that pauses catches up with so many positions at most, or is left out for 0 -> the report."""
+        each drafted tree, the root not counted, and drafts the next trees; a drafter that pauses catches up with so
+        many positions at most, or is left out for 0. nodes: None for the plain step -> the report."""
         raise NotImplementedError
 
-    def begin_replay(self, *size: int) -> Callable[[], NDArray[int64]]:
+    def begin_replay(self, rows: int, slots: int, nodes: int | None, catch_up: int) -> Callable[[], NDArray[int64]]:
         """Begin a `replay` of this size -> what waits for its report. Here that is there at once."""
-        report = self.replay(*size)
+        report = self.replay(rows, slots, nodes, catch_up)
         return lambda: report
 
     def read(self, rows: int, slots: int) -> Tensors:

@@ -2,10 +2,10 @@
 
 manifest.json            format version, configuration, programs with their inputs and outputs, state layout, sha256 of
                          each file
-prefill.pt2, step.pt2    the compiled graphs, without weights; prefill.onnx, step.onnx for the backend onnx;
-                         prefill.plan, step.plan for those of TensorRT, weights included
+prefill.pt2, step.pt2,   the compiled graphs, without weights; the last one where steps may draft nothing. NAME.onnx for
+plain.pt2                the backend onnx, NAME.plan for those of TensorRT, weights included and without the last
 libspecstep.so           our C++ kernels, for engines of AOTInductor on a CPU
-weights.safetensors      all weights once, memory-mapped and shared by both
+weights.safetensors      all weights once, memory-mapped and shared by all of them
 tokenizer.json, chat_template.jinja
 """
 
@@ -19,11 +19,11 @@ from typing import Any
 
 from ..errors import EngineError
 
-FORMAT_VERSION = 12
+FORMAT_VERSION = 13
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 NEXT = "next."  # in a program that writes nothing in place, `next.X` is the output that input X becomes
-SIZES = ("nodes", "draft_rows", "catch_up")  # inputs of a step that hold 0, 1, ..., and say by their length how many
+SIZES = ("nodes", "catch_up")  # inputs of a step that hold 0, 1, ..., and say by their length how many
 TREE = ("tree_tokens", "tree_parents")  # the state in which a drafted tree lies
 REBUILD = "build the engine again with `specstep build`"
 
@@ -61,9 +61,9 @@ class EngineSpec:
 
     capacity: slots of each cache; slot_step: a step may be given any multiple of it below `capacity`; scratch:
     slots past a row's length that a step writes; catch_up: most positions that a drafter which pauses processes in a
-    step, 0 for one that does not pause; skippable: whether a step may draft nothing; drafter: names of the state and
-    caches that are the drafter's own, of which a step takes those rows for which it drafts; prefill_chunk: most prompt
-    tokens per prefill call.
+    step, 0 for one that does not pause; drafter: names of the state and caches that are the drafter's own;
+    prefill_chunk: most prompt tokens per prefill call; plain: a step that verifies the roots alone and drafts nothing, None where a
+    step always drafts or never does.
     """
 
     config: dict[str, Any]
@@ -73,7 +73,6 @@ class EngineSpec:
     slot_step: int
     scratch: int
     catch_up: int
-    skippable: bool
     drafter: tuple[str, ...]
     prefill_chunk: int
     vocab_size: int
@@ -84,6 +83,13 @@ class EngineSpec:
     caches: tuple[TensorSpec, ...]
     prefill: ProgramSpec
     step: ProgramSpec
+    plain: ProgramSpec | None = None
+
+    @property
+    def programs(self) -> dict[str, ProgramSpec]:
+        """All programs by name."""
+        plain = {} if self.plain is None else {"plain": self.plain}
+        return {"prefill": self.prefill, "step": self.step} | plain
 
     @property
     def nodes(self) -> int:
@@ -94,11 +100,6 @@ class EngineSpec:
     def depth(self) -> int:
         """Levels of a drafted tree: the most nodes that a step accepts."""
         return int(self.config["depth"])
-
-    @property
-    def drafted(self) -> frozenset[str]:
-        """Names of all that a step takes or returns of no more rows than it drafts for."""
-        return frozenset((*self.drafter, *TREE))
 
     @property
     def most_slots(self) -> int:
@@ -147,7 +148,8 @@ def _spec(data: dict[str, Any]) -> EngineSpec:
     }
     programs = {
         name: ProgramSpec(**(data[name] | {key: tuple(data[name][key]) for key in ("inputs", "outputs")}))
-        for name in ("prefill", "step")
+        for name in ("prefill", "step", "plain")
+        if data.get(name)
     }
     lists = {name: tuple(data[name]) for name in ("stop_ids", "drafter")}
     return EngineSpec(**(data | lists | tensors | programs))

@@ -24,7 +24,7 @@ MANY = 1 / 256  # and in what is expected of a new row
 BELIEF = 4.0  # steps that outweigh what is assumed before anything was seen
 NEIGHBOUR = 32  # at most one step in so many is of the next rung up or down, in turn, to see how long it takes
 PROBE = 8  # at most one step in so many drafts with more, or less, than seems best, to compare
-SPENT = 1 / 200  # share of the tokens per second that each of these may cost
+SPENT = 1 / 400  # share of the tokens per second that each of these may cost
 STALE = 1 / 4  # most of what the first step of its kind after a while counts
 ALIKE = 1 / 2  # what a surprise of trees of one kind says of those of the other
 HOTTEST = 2.0  # temperature from which on rows are alike
@@ -33,7 +33,8 @@ CHECK_STEPS = 2048  # steps between two looks at whether the kept times are wron
 
 
 class Chosen(NamedTuple):
-    """nodes: how many a step verifies. draft: what drafts the next trees, as for `Session.step`."""
+    """nodes: how many a step verifies, none where nothing drafts. draft: what drafts the next trees, as for
+    `Session.step`."""
 
     nodes: int
     draft: str
@@ -98,18 +99,21 @@ class Ladder:
         if self._times is None:
             return Chosen(self.rungs[-1], WHOLE if self.rungs[-1] else NOTHING)
         self._steps += 1
-        if self._still and all(each.drafted == NOTHING for each in drafts):
+        if self._still and all(each.drafted == NOTHING and not each.new for each in drafts):
             self._still -= 1
-            return Chosen(self.rungs[0], NOTHING)
+            return Chosen(0, NOTHING)
         seconds = {draft: self._times.seconds(rows, length, draft) for draft in self._times.drafts}
         draft = self._drafts(drafts, seconds)
+        if draft == NOTHING:
+            self._still = PROBE - 1
+            return Chosen(0, NOTHING)
         tokens = self._tokens([each.expected[each.drafted] for each in drafts])
         speed = [*map(truediv, tokens, seconds[draft])]
         best = speed.index(max(speed))
         beside = best + (1 if best == 0 or (self._up and best + 1 < len(self.rungs)) else -1)
         if tokens[-1] > tokens[0] and self._due("neighbour", NEIGHBOUR, speed[best], speed[beside]):
             self._last["neighbour"], self._up, best = self._steps, not self._up, beside
-        self._still = PROBE - 1 if draft == NOTHING else 0
+        self._still = 0
         return Chosen(self.rungs[best], draft)
 
     def _drafts(self, drafts: "Sequence[RowDrafts]", seconds: dict[str, list[float]]) -> str:
@@ -171,16 +175,21 @@ class Ladder:
 
 class RowDrafts:
     """What is expected of a row's drafts: how likely each node is accepted, [N], by what drafted it. drafted: what
-    drafted the row's tree; for a prefill, all do. source: what is expected of new rows that are like it."""
+    drafted the row's tree; a new row has none. source: what is expected of new rows that are like it."""
 
     def __init__(self, expected: dict[str, list[float]], least: float, source: "RowDrafts | None" = None):
         """least: share of a new step in it, after the first ones."""
-        self.expected, self.drafted, self.source, self._least = expected, WHOLE, source, least
+        self.expected, self.drafted, self.source, self._least = expected, NOTHING, source, least
         self._seen, self._steps, self._last = {WHOLE: BELIEF, CHEAP: BELIEF}, 0, {WHOLE: 0, CHEAP: 0}
 
     def copy(self, least: float) -> "RowDrafts":
         """Drafts that begin with what is expected here, which is their source."""
         return RowDrafts({kind: list(expected) for kind, expected in self.expected.items()}, least, self)
+
+    @property
+    def new(self) -> bool:
+        """Whether the row has made no step yet."""
+        return self._steps == 0
 
     def skip(self) -> None:
         """Take in a step for which nothing was drafted."""

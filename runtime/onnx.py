@@ -32,11 +32,11 @@ def machine() -> dict[str, Any]:
 
 
 def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: Callable[[str], None]) -> Session:
-    """Open both programs; they map the weights file. Raises EngineError for what ONNX Runtime does not take."""
+    """Open the programs; they map the weights file. Raises EngineError for what ONNX Runtime does not take."""
     refuse_gpu(gpu)
     spec = manifest.spec
     with ThreadPoolExecutor() as pool:  # ONNX Runtime takes one core to open a model
-        return OnnxSession(spec, *pool.map(partial(_open, directory, spec), (spec.prefill, spec.step)))
+        return OnnxSession(spec, *pool.map(partial(_open, directory, spec), spec.programs.values()))
 
 
 def _open(directory: Path, spec: EngineSpec, program: ProgramSpec) -> onnxruntime.InferenceSession:
@@ -84,13 +84,17 @@ def _onnx_type(dtype: str) -> str:
 
 class OnnxSession(Session):
     """See `Session`. The caches have as many slots as the last call needed; a call that needs more, or fewer, moves
-    them to buffers of that size. A step always drafts: ONNX takes a size of 0 in a reshape for another one."""
+    them to buffers of that size."""
 
-    skips = False
-
-    def __init__(self, spec: EngineSpec, prefill: onnxruntime.InferenceSession, step: onnxruntime.InferenceSession):
+    def __init__(
+        self,
+        spec: EngineSpec,
+        prefill: onnxruntime.InferenceSession,
+        step: onnxruntime.InferenceSession,
+        plain: onnxruntime.InferenceSession | None = None,
+    ):
         super().__init__(spec)
-        self._prefill, self._step = prefill, step
+        self._prefill, self._step, self._plain = prefill, step, plain
         first = {tensor.name: _allocate(tensor) for tensor in (*spec.state, *spec.shared)}
         second = {name: array.copy() if NEXT + name in spec.step.outputs else array for name, array in first.items()}
         report = next(value.shape for value in step.get_outputs() if value.name == "report")
@@ -99,8 +103,7 @@ class OnnxSession(Session):
         self._sets: list[Tensors] = [first, second]
         self._turn = 0  # of the set that the next step reads; it writes the other
         self._nodes, self._positions = np.arange(1 + spec.nodes), np.arange(-1, spec.catch_up)
-        self._draft_rows = np.arange(spec.max_batch)
-        self._bindings: dict[tuple[int, ...], list[onnxruntime.IOBinding]] = {}  # size of a step -> of each turn
+        self._bindings: dict[tuple[int | None, ...], list[onnxruntime.IOBinding]] = {}  # size of a step -> of each turn
         self._slots_bound = 0
 
     @property
@@ -147,17 +150,21 @@ class OnnxSession(Session):
         for name, store in self._store.items():
             self.state[name][row, :, start : start + count] = store[:, place : place + count]
 
-    def replay(self, rows: int, slots: int, nodes: int, draft_rows: int, catch_up: int) -> NDArray[np.int64]:
+    def replay(self, rows: int, slots: int, nodes: int | None, catch_up: int) -> NDArray[np.int64]:
         # What the longest row holds must stay, also where it takes no part.
         self._use_slots(max(slots, self.slots_for(max(self.lengths) + self.spec.scratch)))
-        size = rows, nodes, draft_rows, catch_up
+        program, run = self.spec.step, self._step
+        if nodes is None and self.spec.plain and self._plain:
+            program, run = self.spec.plain, self._plain
+        size = rows, nodes, catch_up
         if size not in self._bindings:
-            self._bindings[size] = [self._bind_step(*size, *pair) for pair in (self._sets, reversed(self._sets))]
-        self._step.run_with_iobinding(self._bindings[size][self._turn])
+            pairs = (self._sets, reversed(self._sets))
+            self._bindings[size] = [_bind(run, program, *self._bound(*size, *pair)) for pair in pairs]
+        run.run_with_iobinding(self._bindings[size][self._turn])
         now, after = self.state, self._sets[1 - self._turn]
-        for tensor in self.spec.state:  # rows that take no part in the step
+        for tensor in self.spec.state:  # rows that take no part in the step, and what it does not return
             if NEXT + tensor.name in self.spec.step.outputs:
-                part = slice(draft_rows if tensor.name in self.spec.drafted else rows, None)
+                part = slice(rows if NEXT + tensor.name in program.outputs else 0, None)
                 after[tensor.name][part] = now[tensor.name][part]
         self._turn = 1 - self._turn
         return self._report[:rows].copy()
@@ -183,15 +190,13 @@ class OnnxSession(Session):
     def _rows(self, buffers: Tensors, rows: slice) -> Tensors:
         return {name: array if name in self._shared else array[rows] for name, array in buffers.items()}
 
-    def _bind_step(
-        self, rows: int, nodes: int, draft_rows: int, catch_up: int, now: Tensors, after: Tensors
-    ) -> onnxruntime.IOBinding:
+    def _bound(
+        self, rows: int, nodes: int | None, catch_up: int, now: Tensors, after: Tensors
+    ) -> tuple[Tensors, Tensors]:
+        """What a step of this size reads, and what it writes."""
         now, after = (self._rows(buffers, slice(rows)) for buffers in (now, after | {"report": self._report}))
-        now |= {name: now[name][:draft_rows] for name in self.spec.drafter}
-        after |= {name: after[name][:draft_rows] for name in self.spec.drafted}
         positions = self._positions[1 : 1 + catch_up] if catch_up else self._positions[:1]
-        sizes = {"nodes": self._nodes[: 1 + nodes], "draft_rows": self._draft_rows[:draft_rows], "catch_up": positions}
-        return _bind(self._step, self.spec.step, now | sizes, after)
+        return now | {"nodes": self._nodes[: 1 + (nodes or 0)], "catch_up": positions}, after
 
     def _use_slots(self, slots: int) -> None:
         """Give the caches this many slots."""

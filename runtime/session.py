@@ -1,4 +1,4 @@
-"""A session: an engine's buffers, its rows and its two programs. It admits prompts to rows and replays the step.
+"""A session: an engine's buffers, its rows and its programs. It admits prompts to rows and replays the step.
 
 Nothing here knows a tensor library: what is bound to the programs, and how, is the backend's (`buffers.Buffers`, filled
 in by `inductor/torch_session.py`, `onnx.py` and `tensorrt/session.py`).
@@ -56,7 +56,7 @@ class Session(Buffers):
     @property
     def drafts(self) -> tuple[str, ...]:
         """What may draft the trees of a step."""
-        nothing = [NOTHING] if self.spec.skippable and self.skips else []
+        nothing = [] if self.spec.plain is None else [NOTHING]
         return WHOLE, *([CHEAP] if self.spec.catch_up else []), *nothing
 
     @property
@@ -91,8 +91,7 @@ class Session(Buffers):
         try:
             self._clean(row)
             self._predicted[row] = given.get("prediction_lengths", 0)
-            self._pending[row] = int(len(tokens) == 1)  # no prefill processes it
-            self._processed[row] = -self._pending[row]
+            self._pending[row] = 1  # no prefill processes the last token, or for a head the features ahead of it
             if "seeds" in given:
                 given["seeds"] %= 2**63  # the graph's arithmetic knows no negative ones
             given |= {"limits": limit, "stop_ids": list(stop_ids), "prompt_lengths": len(tokens), "history": tokens}
@@ -150,7 +149,7 @@ class Session(Buffers):
 
     def processed(self, row: int) -> int:
         """Tokens of a row from its first on that are in all caches, the drafter's, too."""
-        return max(self._processed[row], 0)
+        return self._processed[row]
 
     def step(self, nodes: int | None = None, draft: str = WHOLE) -> dict[int, RowReport]:
         """`begin_step`, and `end_step`."""
@@ -158,18 +157,19 @@ class Session(Buffers):
 
     def begin_step(self, nodes: int | None = None, draft: str = WHOLE) -> Launched:
         """Advance every row that is filled. nodes: how many of the drafted nodes are verified, all by default; draft:
-        what drafts the next trees; the last of `drafts` for what is not among them. A text depends on neither. Where
-        nothing was drafted, the next report's `missed` means nothing."""
-        nodes = self.spec.nodes if nodes is None else nodes
+        what drafts the next trees; the last of `drafts` for what is not among them. A step that drafts nothing verifies
+        the roots alone. A text depends on neither. Where nothing was drafted, the next report's `missed` means
+        nothing."""
+        draft = draft if draft in self.drafts else self.drafts[-1]
+        nodes = 0 if draft == NOTHING else self.spec.nodes if nodes is None else nodes
         running, (rows, slots) = self._running, self.next_size()
         if max([0, *running]) >= rows:
             raise RuntimeError(f"step: expected filled rows below {rows}, which is not, got {running}; compact them")
         for row in range(rows):
             self._write_tree(row)  # in use or not
-        draft = draft if draft in self.drafts else self.drafts[-1]
         behind = min(max((self._pending[row] for row in running), default=0), LAG)
-        catch_up = behind + min(nodes, self.spec.depth) + 1 if draft == WHOLE else 0
-        report = self.begin_replay(rows, slots, nodes, rows if draft != NOTHING else 0, catch_up)
+        catch_up = behind + min(nodes, self.spec.depth) + 1 if draft == WHOLE and self.spec.catch_up else 0
+        report = self.begin_replay(rows, slots, None if draft == NOTHING else nodes, catch_up)
         return Launched(running, nodes, draft, report)
 
     def end_step(self, launched: Launched, rows: Collection[int] | None = None) -> dict[int, RowReport]:
@@ -188,7 +188,7 @@ class Session(Buffers):
 
     def _advance(self, row: int, tokens: int, drafted: str) -> None:
         """Note what a step did to a row."""
-        gapless = self._processed[row] == self.lengths[row] - self._pending[row]
+        gapless = self._processed[row] >= self.lengths[row] - self._pending[row]
         self.lengths[row] += tokens
         self._write_tree(row)  # by the next step, which may have begun
         if drafted != WHOLE and self._gaps:  # features of a step that drafted nothing are lost
@@ -254,9 +254,8 @@ class Session(Buffers):
             self.state[name][row, : len(array)] = array
 
     def _clean(self, row: int) -> None:
-        """Remove what the row held before. Slots that nothing may attend to still take part in matrix products with a
-        weight of 0, and 0 * NaN is NaN: an old NaN or inf would reach the new request."""
-        self._reset(row)
+        """Remove what the row's caches held before. Slots that nothing may attend to still take part in matrix products
+        with a weight of 0, and 0 * NaN is NaN: an old NaN or inf would reach the new request."""
         if self._written[row]:
             self.clear(row, min(self._written[row], self.spec.most_slots))
             self._written[row] = 0

@@ -67,7 +67,7 @@ class FakeEngine:
         return self.shape(name, -1)
 
     def shape(self, name: str, size: int) -> tuple[int, ...]:
-        named = self.fixed | {"rows": size, "draft_rows": size, "tokens": size}
+        named = self.fixed | {"rows": size, "tokens": size}
         return tuple(named.get(size, size) for size in (self.inputs | self.outputs)[name].shape)
 
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:

@@ -55,7 +55,7 @@ class FakeSession(Session):
         program = ProgramSpec("", (), ())
         caches = tuple(TensorSpec(name, (rows, 1, 256, 1), "float32") for name in ("own", "following"))
         super().__init__(EngineSpec(
-            {"nodes": depth, "depth": depth}, rows, 100, 256, 64, 4, 0, False, (), 8, vocabulary, stops, "cpu", state,
+            {"nodes": depth, "depth": depth}, rows, 100, 256, 64, 4, 0, (), 8, vocabulary, stops, "cpu", state,
             (), caches, program, program,
         ))  # fmt: skip
         self.caches = np.zeros((rows, 256, 2), np.int64)
@@ -98,11 +98,10 @@ class FakeSession(Session):
                 raise PrefillFailedError("a prompt that fails")
             self.state["lengths"][row] += count
             self._fill_caches(row, start)
-            self._draft(row)
         finally:
             self._inside.release()
 
-    def replay(self, rows, slots, nodes, draft_rows, catch_up):
+    def replay(self, rows, slots, nodes, catch_up):
         assert self._inside.acquire(blocking=False), "two threads in one session"
         try:
             time.sleep(self.pause)
@@ -110,7 +109,10 @@ class FakeSession(Session):
             if self.failing:
                 self.failing -= 1
                 raise RuntimeError("a step that fails")
-            return np.array([self._row(row, nodes) for row in range(rows)])
+            report = np.array([self._row(row, nodes or 0) for row in range(rows)])
+            for row in [row for row in range(rows) if nodes is not None and self.state["finish"][row] == RUNNING]:
+                self._draft(row)
+            return report
         finally:
             self._inside.release()
 
@@ -172,8 +174,6 @@ class FakeSession(Session):
         self.state["lengths"][row] += len(new)
         self._fill_caches(row, length)
         self.state["finish"][row] = finish
-        if finish == RUNNING:
-            self._draft(row)
         rest, levels = [0] * (self._depth + 1 - len(new)), range(self._depth + 1)
         nodes = [*range(accepted + 1), *missed, *levels][: len(levels)]
         columns = [len(new), finish, accepted, *new, *rest, *nodes, *[0 for _ in levels]]

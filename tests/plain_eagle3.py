@@ -58,10 +58,11 @@ def plain_chain(w, model, tokens, length, layers=(0, 1, 2)):
 
 
 def chains(engine, nodes):
-    """Of each step: the tokens before it, and the chain that was drafted for it. nodes: how many each one verifies,
-    None for all."""
+    """Of each step from the second on: the tokens before it, and the chain that was drafted for it. nodes: how many
+    each one verifies, None for all."""
     tokens, found = [40, 41, 42, 50, 9, 8], []
     engine.session.admit(tokens, 60, [])
+    tokens = tokens + engine.session.step()[0].tokens
     for count in nodes:
         found.append((tokens, engine.session.tree(0).tokens[1:]))
         tokens = tokens + engine.session.step(count)[0].tokens

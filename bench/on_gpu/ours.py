@@ -1,4 +1,4 @@
-"""Steps of an engine under forced acceptance: whole, without the draft, and the host's share of them."""
+"""Steps of an engine under forced acceptance: whole, without the head, and the host's share of them."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import specstep
-from specstep.runtime.session import NOTHING, Session
+from specstep.runtime.session import CHEAP, Session
 
 from .clock import Deadline, median_ms, programs_timed, wait, wall_s
 
@@ -57,8 +57,8 @@ def measure_engine(
 
 
 def measure_cell(session: Session, batch: int, tokens: int, steps: int) -> dict[str, float]:
-    """Medians over so many steps. step_ms: a whole step; verify_ms: one that drafts nothing; draft_share: what of a
-    step that saves; device_ms: the device's own work in a whole step; host_us: what the call takes beside it;
+    """Medians over so many steps. step_ms: a whole step; verify_ms: one that leaves the head out; draft_share: what
+    that saves of a step; device_ms: the device's own work in a whole step; host_us: what the call takes beside it;
     tokens_per_step: of one row, as reported."""
     with Rows(session, batch, tokens, room=(WARM + LIVE + 1) * (FORCED + 1)):
         for _ in range(WARM):
@@ -66,7 +66,7 @@ def measure_cell(session: Session, batch: int, tokens: int, steps: int) -> dict[
         brought = [len(told.tokens) for _ in range(LIVE) for told in session.step().values()]
     with Rows(session, batch, tokens, room=1):
         whole = _times(session, WARM + steps)[WARM:]
-        verify = _times_without_draft(session, PAIRS + steps)[PAIRS:]
+        verify = _times_without_head(session, PAIRS + steps)[PAIRS:]
         with programs_timed(session) as programs:
             beside = _times(session, steps)
         wait(session.spec.device)
@@ -89,12 +89,12 @@ def _times(session: Session, steps: int) -> list[float]:
     return [wall_s(session.step) for _ in range(steps)]
 
 
-def _times_without_draft(session: Session, steps: int) -> list[float]:
-    """Of steps that draft nothing, each after one that drafted what it verifies."""
+def _times_without_head(session: Session, steps: int) -> list[float]:
+    """Of steps that leave the head out, each after one that drafted what it verifies."""
     taken = []
     for _ in range(steps):
         session.step()
-        taken.append(wall_s(lambda: session.step(draft=NOTHING)))
+        taken.append(wall_s(lambda: session.step(draft=CHEAP)))
     return taken
 
 

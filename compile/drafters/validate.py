@@ -100,7 +100,7 @@ class _Trial:
         count = torch.full((1,), PROMPT, device=self.device)
         rows = [[cache[:1] for cache in part] for part in caches]
         after = self._call("prefill", one["history"][:, :PROMPT], count, where, one, *rows, self._features(1, PROMPT))
-        self._check_state("prefill", own, self._kept("prefill", own, after, 1), 1)
+        self._check_state("prefill", own, after, 1)
         state["lengths"] += PROMPT
         state |= {name: tensor.expand(ROWS, *tensor.shape[1:]).clone() for name, tensor in after.items()}
         self._step(state, caches, own)
@@ -108,7 +108,10 @@ class _Trial:
     def _step(self, state: State, caches: tuple[list[Tensor], list[Tensor]], own: Mapping[str, StateTensor]) -> None:
         moved = torch.ones(ROWS, dtype=torch.int64, device=self.device)
         near = state | {"history": state["history"][:, : self.slots], "moved": moved, "catch_up": moved[:1] - 1}
-        begun = self._call("begin", near, *caches, self.shape)
+        path = torch.zeros(ROWS, self.shape.depth + 1, dtype=torch.int64, device=self.device)
+        more = self._call("commit", near, path, self._features(ROWS, self.shape.nodes + 1))
+        kept = self._kept(own, more)
+        begun = self._call("begin", near | more, *caches, self.shape)
         if not isinstance(begun, tuple) or len(begun) != 3:
             raise self._error("begin", "three values (candidates, expand, state)", _kind(begun))
         children, expand, after = begun
@@ -120,11 +123,9 @@ class _Trial:
             children = self._guard("expand", expand, tokens, parents)
             self._check_candidates("expand", children, width)
             previous = width
-        path = torch.zeros(ROWS, self.shape.depth + 1, dtype=torch.int64, device=self.device)
-        more = self._call("commit", near, path, self._features(ROWS, self.shape.nodes + 1))
-        if not isinstance(after, dict) or not isinstance(more, dict):
-            raise self._error("begin and commit", "state as a dict", f"{_kind(after)} and {_kind(more)}")
-        self._check_state("begin and commit", own, after | self._kept("commit", own, more, ROWS), ROWS)
+        if not isinstance(after, dict):
+            raise self._error("begin and commit", "state as a dict", f"{_kind(after)} of begin")
+        self._check_state("begin and commit", own, after | kept, ROWS)
 
     def _state(self) -> dict[str, StateTensor]:
         own = self._call("state", self.shape)
@@ -169,14 +170,16 @@ class _Trial:
                 f"{method}: tokens", f"ids from 0 to {self.target.vocab_size - 1}", f"{int(least)} to {int(most)}"
             )
 
-    def _kept(self, method: str, own: Mapping[str, StateTensor], got: Any, rows: int) -> Any:
-        """What is kept of what a method returned: the rest, tensors of so many rows, is for `begin`."""
+    def _kept(self, own: Mapping[str, StateTensor], got: Any) -> State:
+        """What is kept of what `commit` returned: the rest, tensors of all rows, is for `begin`."""
         if not isinstance(got, dict):
-            return got
-        self._check_names(method, got)
-        for name in set(got) - set(own):
-            if not isinstance(got[name], Tensor) or got[name].shape[:1] != (rows,):
-                raise self._error(f"{method}: {name}", f"a tensor whose first size is {rows}", _kind(got[name]))
+            raise self._error("begin and commit", "state as a dict", f"{_kind(got)} of commit")
+        self._check_names("commit", got)
+        for name, tensor in got.items():
+            if name in own:
+                self._check_tensor(f"commit: state {name}", tensor, (ROWS, *own[name].shape), own[name].dtype)
+            elif not isinstance(tensor, Tensor) or tensor.shape[:1] != (ROWS,):
+                raise self._error(f"commit: {name}", f"a tensor whose first size is {ROWS}", _kind(tensor))
         return {name: got[name] for name in got if name in own}
 
     def _check_state(self, method: str, own: Mapping[str, StateTensor], got: Any, rows: int) -> None:

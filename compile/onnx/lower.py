@@ -65,11 +65,11 @@ class FunctionalProgram(FlatProgram):
 def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Lowered:
     """Write NAME.onnx for each program and the weights file."""
     exported, models, programs = {}, {}, {}
-    for name, program in (("prefill", graphs.prefill), ("step", graphs.step)):
-        report(f"tracing the {name}")
+    for name, program in graphs.programs.items():
+        report(f"tracing {name}")
         functional = FunctionalProgram(program)
         exported[name] = export_program(functional, graphs.spec)
-        report(f"translating the {name} ({len(exported[name].graph.nodes)} nodes)")
+        report(f"translating {name} ({len(exported[name].graph.nodes)} nodes)")
         models[name] = to_onnx(exported[name], functional)
         programs[name] = ProgramSpec(f"{name}.onnx", functional.inputs, functional.output_names)
     report("writing weights")
@@ -190,7 +190,7 @@ def _large_tensors(model: onnx_ir.Model) -> dict[str, Tensor]:
     for name, value in model.graph.initializers.items():
         held = value.const_value
         if held is not None and held.nbytes > INLINE_BYTES:
-            raw = held.raw  # a parameter as it is, so that both models share it; or what was folded
+            raw = held.raw  # a parameter as it is, so that all models share it; or what was folded
             large[name] = raw if isinstance(raw, Tensor) else torch.from_numpy(held.numpy().copy())
     return large
 

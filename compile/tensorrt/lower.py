@@ -71,13 +71,11 @@ def _plan(
     path: Path, spec: EngineSpec, target: Target, report: Callable[[str], None]
 ) -> tuple[BuiltPlan, list[Profile]]:
     """The plan of an ONNX file. Caches are bound whole: TensorRT takes no view of a part of a larger buffer. A step
-    verifies all nodes, for our plugins' kernels are compiled for one number of them, and drafts for all rows."""
+    verifies all nodes, for our plugins' kernels are compiled for one number of them."""
     model = load_graph(path)
-    rows: str | int = "rows" if spec.max_batch > 1 else 1
-    drafted = {name: {0: rows} for name in (*spec.drafter, "draft_rows")} if path.stem == "step" else {}
     sizes = {"nodes": 1 + spec.nodes, "catch_up": 1 + spec.depth}
-    caches = {tensor.name: drafted.get(tensor.name, {}) | {2: spec.most_slots} for tensor in spec.caches}
-    fix_sizes(model, drafted | caches | {name: {0: size} for name, size in sizes.items()})
+    caches = {tensor.name: {2: spec.most_slots} for tensor in spec.caches}
+    fix_sizes(model, caches | {name: {0: size} for name, size in sizes.items()})
     plugins = use_plugins(model) if target.plugins else Counter[str]()
     path.write_bytes(without_functions(model, path.parent).SerializeToString())
     profiles = prefill_profiles(spec.prefill_chunk) if path.stem == "prefill" else step_profiles(spec.max_batch)

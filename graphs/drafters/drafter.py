@@ -18,11 +18,11 @@ class Scorer(nn.Module):
 
     neural: whether scoring a level costs a pass over weights. pauses: whether a step may leave the scorer out; it then
     proposes nothing, does as little as it can, and catches up later: see `begin`. skippable: whether a step may draft
-    nothing for a row: `begin` does not see it then, and nothing is kept of what `commit` returns for it.
+    nothing: `begin` is not called then, and nothing is kept of what `commit` returns.
     feature_layers: indices of the target's hidden states to get as features, side by side; i is the input of layer i.
     `keys` and `values` are the scorer's own cache layers, one [B, heads, S, size] for each, written in place. What
     `state` declares, `prefill` returns, and `begin` and `commit` return together, but for what is written in place.
-    What else `prefill` and `commit` return is for the `begin` that follows, and is not kept.
+    What else `commit` returns is for the `begin` that follows, and is not kept.
     """
 
     neural = True
@@ -52,7 +52,7 @@ class Scorer(nn.Module):
         values: Sequence[Tensor],
         features: Tensor | None,
     ) -> State:
-        """Process a chunk of a prompt -> own next state, and what `begin` needs beside it.
+        """Process a chunk of a prompt -> own next state. Nothing is drafted: the first tree is that of the first step.
 
         tokens [1, T] int64, of which the first count [1] are the prompt's next ones; where: the target's pass over
         them; state["history"]: the whole prompt; features [1, T, layers * hidden], None without feature layers.

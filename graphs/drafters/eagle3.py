@@ -167,8 +167,9 @@ class Eagle3(Scorer):
         following = state["history"].gather(1, index)
         self._run(following, self.head.fuse(features), where, keys, values)
         # The last position stays pending: the first tree needs the head's answer there.
-        last = features.gather(1, (count - 1)[:, None, None].expand(-1, 1, features.shape[2]))
-        return {"draft_lengths": start + count - 1, "features": last}
+        last, end = (count - 1)[:, None, None].expand(-1, 1, features.shape[2]), start + count - 1
+        self._remember(features.gather(1, last), end, state["recent"])
+        return {"draft_lengths": end}
 
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
@@ -176,7 +177,7 @@ class Eagle3(Scorer):
         wanted = drafting(state)
         passes = FrontierPasses(state["lengths"], wanted)
         best = BestTokens(state, shape.top_k, self.head.target_ids(), wanted)
-        self._remember(state)
+        self._remember(state["features"], state["lengths"] - state["moved"], state["recent"])
         normed, hidden, lengths = self._catch_up(state, keys, values)
         children = best(self.head.lm_head(normed))
         known = lengths > state["draft_lengths"]
@@ -194,11 +195,9 @@ class Eagle3(Scorer):
         assert features is not None
         return {"features": features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))}
 
-    def _remember(self, state: State) -> None:
-        """Write the features of the tokens that came with this step, or of a prompt's last one, to `recent`. What
-        comes of rejected nodes lies behind them, where the next step's will be."""
-        features, recent = state["features"], state["recent"]
-        first = state["lengths"] - state["moved"].clamp(min=1)
+    def _remember(self, features: Tensor, first: Tensor, recent: Tensor) -> None:
+        """Write features [B, T, F] of the positions from first [B] on to `recent`. What comes of rejected nodes lies
+        behind the others, where the next step's will be."""
         place = (first[:, None] + torch.arange(features.shape[1], device=first.device)) % recent.shape[1]
         row = torch.arange(features.shape[0], device=first.device)[:, None]
         recent.index_put_((row, place), features.to(recent.dtype))

@@ -53,7 +53,7 @@ def cpu_instructions() -> list[str]:
 
 
 def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: Callable[[str], None]) -> Session:
-    """Load both programs, lend them the mapped weights. Raises EngineError for what does not load here."""
+    """Load the programs, lend them the mapped weights. Raises EngineError for what does not load here."""
     if manifest.spec.device == "cpu":
         refuse_gpu(gpu)
         return _open_session(directory, manifest)
@@ -65,13 +65,12 @@ def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: C
 
 
 def _open_session(directory: Path, manifest: Manifest) -> Session:
-    """Load both programs for the CPU or the current GPU."""
+    """Load the programs for the CPU or the current GPU."""
     spec = manifest.spec
     load_libraries(directory, manifest)
     weights = open_weights(directory, spec)
-    return TorchSession(
-        spec, *(load_program(directory, program, weights, spec.device) for program in (spec.prefill, spec.step))
-    )
+    programs = (load_program(directory, program, weights, spec.device) for program in spec.programs.values())
+    return TorchSession(spec, *programs)
 
 
 def load_libraries(directory: Path, manifest: Manifest) -> None:

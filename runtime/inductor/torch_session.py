@@ -15,7 +15,7 @@ from ..buffers import Tensors
 from ..engine_file import EngineSpec, TensorSpec
 from ..session import Session
 from .cuda_graph import Graphs, Reports
-from .openmp import release_threads
+from .openmp import one_thread, release_threads
 
 Program = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # flat tensors in, flat tensors out, caches written in place
 
@@ -23,9 +23,9 @@ Program = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # flat tensors in, fla
 class TorchSession(Session):
     """See `Session`. On a GPU each size of a step, in rows, nodes and positions, is a CUDA graph over whole caches."""
 
-    def __init__(self, spec: EngineSpec, prefill: Program, step: Program):
+    def __init__(self, spec: EngineSpec, prefill: Program, step: Program, plain: Program | None = None):
         super().__init__(spec)
-        self._prefill, self.step_program = prefill, step
+        self._prefill, self.step_program, self._plain = prefill, step, plain
         gpu = spec.device == "cuda"
         self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
         self.state: dict[str, Tensor] = {tensor.name: _allocate(tensor, self.device) for tensor in spec.state}
@@ -33,8 +33,7 @@ class TorchSession(Session):
         self.caches = {tensor.name: _allocate(tensor, self.device) for tensor in spec.caches}
         self._nodes = torch.arange(1 + spec.nodes, device=self.device)
         self._positions = torch.arange(-1, spec.catch_up, device=self.device)
-        self._rows = torch.arange(spec.max_batch, device=self.device)
-        self._replays: dict[tuple[int, ...], Callable[[], Tensor]] = {}
+        self._replays: dict[tuple[int | None, ...], Callable[[], Tensor]] = {}
         self._graphs = Graphs() if gpu else None
         self._reports: Reports | None = None  # on the host
         self.overlaps = gpu  # which runs beside the host
@@ -59,22 +58,22 @@ class TorchSession(Session):
         for name, tensor in zip(self.spec.prefill.outputs, outputs, strict=True):
             self.state[name][rows] = tensor
 
-    def replay(self, rows: int, slots: int, nodes: int, draft_rows: int, catch_up: int) -> NDArray[np.int64]:
-        return self._run(rows, slots, nodes, draft_rows, catch_up).cpu().numpy()
+    def replay(self, rows: int, slots: int, nodes: int | None, catch_up: int) -> NDArray[np.int64]:
+        return self._run(rows, slots, nodes, catch_up).cpu().numpy()
 
-    def begin_replay(self, *size: int) -> Callable[[], NDArray[np.int64]]:
+    def begin_replay(self, rows: int, slots: int, nodes: int | None, catch_up: int) -> Callable[[], NDArray[np.int64]]:
         if self._graphs is None:
-            return super().begin_replay(*size)
+            return super().begin_replay(rows, slots, nodes, catch_up)
         with self._current():
-            report = self._run(*size)
+            report = self._run(rows, slots, nodes, catch_up)
             self._reports = self._reports or Reports(self.spec.max_batch, report.shape[1])
             return self._reports.fetch(report)
 
-    def _run(self, rows: int, slots: int, nodes: int, draft_rows: int, catch_up: int) -> Tensor:
+    def _run(self, rows: int, slots: int, nodes: int | None, catch_up: int) -> Tensor:
         """A step of this size -> its report."""
         if self._graphs:  # kernels stop where a row ends: one graph for all lengths
-            slots, catch_up = self.spec.most_slots, self._captured_catch_up(nodes, catch_up)
-        size = rows, slots, nodes, draft_rows, catch_up
+            slots, catch_up = self.spec.most_slots, self._captured_catch_up(nodes or 0, catch_up)
+        size = rows, slots, nodes, catch_up
         if size not in self._replays:
             self._replays[size] = self._make_replay(*size)
         with self._current():
@@ -85,9 +84,10 @@ class TorchSession(Session):
         return torch.cuda.device(self.device) if self._graphs else nullcontext()
 
     def _captured_catch_up(self, nodes: int, catch_up: int) -> int:
-        """Positions to catch up that there is a graph for: nothing, a path, or all that a drafter left out and that."""
+        """Positions to catch up that there is a graph for: nothing; a path and the one ahead of it, as in a row's first
+        step; or a path and all that a drafter left out."""
         path = min(nodes, self.spec.depth) + 1
-        return next(most for most in (0, path, LAG + path) if catch_up <= most)
+        return next(most for most in (0, 1 + path, LAG + path) if catch_up <= most)
 
     def read(self, rows: int, slots: int) -> Tensors:
         return {name: _numpy(tensor) for name, tensor in self._views(slice(rows), slots).items()}
@@ -104,8 +104,8 @@ class TorchSession(Session):
         self.write(tensors)
 
     def clear(self, row: int, slots: int) -> None:
-        for cache in self.caches.values():
-            cache[row, :, :slots] = 0
+        with one_thread():
+            torch._foreach_zero_([cache[row, :, :slots] for cache in self.caches.values()])
 
     def copy(self, source: int, target: int, slots: int) -> None:
         for tensor in self.state.values():
@@ -125,18 +125,21 @@ class TorchSession(Session):
         for name, cache in self.caches.items():
             cache[row, :, start : start + count] = self._store[name][:, place : place + count]
 
-    def _make_replay(self, rows: int, slots: int, nodes: int, draft_rows: int, catch_up: int) -> Callable[[], Tensor]:
+    def _reset(self, row: int) -> None:
+        with one_thread():
+            super()._reset(row)
+
+    def _make_replay(self, rows: int, slots: int, nodes: int | None, catch_up: int) -> Callable[[], Tensor]:
         """One step of this size: the call, and the small state copied back into its buffers."""
-        bound = self._views(slice(rows), slots)
-        own = {name: bound[name][:draft_rows] for name in self.spec.drafted}
-        given = bound | {name: own[name] for name in self.spec.drafter}
-        given |= {"nodes": self._nodes[: 1 + nodes], "draft_rows": self._rows[:draft_rows]}
+        spec, program = self.spec.step, self.step_program
+        if nodes is None and self.spec.plain and self._plain:
+            spec, program = self.spec.plain, self._plain
+        given = self._views(slice(rows), slots) | {"nodes": self._nodes[: 1 + (nodes or 0)]}
         given["catch_up"] = self._positions[1 : 1 + catch_up] if catch_up else self._positions[:1]
-        inputs = [given[name] for name in self.spec.step.inputs]
-        kept = [(bound | own)[name] for name in self.spec.step.outputs[1:]]
+        inputs, kept = [given[name] for name in spec.inputs], [given[name] for name in spec.outputs[1:]]
 
         def replay() -> Tensor:
-            report, *state = self.step_program(inputs)
+            report, *state = program(inputs)
             for buffer, value in zip(kept, state, strict=True):
                 buffer.copy_(value)
             return report

@@ -105,7 +105,7 @@ class TensorrtSession(Session):
     """See `Session`. Each number of rows has an execution context and a CUDA graph of its own. A step verifies all
     nodes."""
 
-    any_nodes = skips = False
+    any_nodes = False
 
     def __init__(self, spec: EngineSpec, prefill: Plan, step: Plan, device: Driver):
         super().__init__(spec)
@@ -133,8 +133,6 @@ class TensorrtSession(Session):
         self._count = self._new((1,), "int64")
         self._nodes = self._new((1 + spec.nodes,), "int64")
         self._nodes.write(np.arange(1 + spec.nodes))
-        self._draft_rows = self._new((spec.max_batch,), "int64")
-        self._draft_rows.write(np.arange(spec.max_batch))
         self._positions = self._new((1 + spec.depth,), "int64")
         self._positions.write(np.arange(1 + spec.depth))
 
@@ -153,9 +151,9 @@ class TensorrtSession(Session):
         self._prefill.run(self.stream)
         self._copy_back(self._prefill.plan, row, 1)
 
-    def replay(self, rows: int, slots: int, nodes: int, draft_rows: int, catch_up: int) -> NDArray[np.int64]:
-        # D + 1 positions are enough where nothing pauses: a row that is behind, of a prompt of one token, has no tree.
-        assert nodes == self.spec.nodes and draft_rows == rows and catch_up
+    def replay(self, rows: int, slots: int, nodes: int | None, catch_up: int) -> NDArray[np.int64]:
+        # D + 1 positions are enough where nothing pauses: a row that is behind, in its first step, has no tree.
+        assert nodes == self.spec.nodes and (catch_up or not self.spec.catch_up)
         if rows not in self._replays:
             self._replays[rows] = self._make_replay(rows)
         self._replays[rows]()
@@ -165,9 +163,7 @@ class TensorrtSession(Session):
         """One step of the first rows."""
         step = execution(self._step, captures=True)
         shapes = {name: (rows, *array.shape[1:]) for name, array in (self.state | self.caches).items()}
-        shapes["draft_rows"] = (rows,)
         extra = {"report": self._report.address, "nodes": self._nodes.address, "catch_up": self._positions.address}
-        extra["draft_rows"] = self._draft_rows.address
         step.bind(shapes, self._addresses(self._step, 0, extra), self.stream)
 
         def run() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 NAMES = ("lengths", "history", "keys.0", "values.0")
 SPEC = EngineSpec(
     config={"nodes": 0}, max_batch=2, max_seq_len=128, capacity=256, slot_step=64, scratch=8, catch_up=0,
-    skippable=True, drafter=(), prefill_chunk=16,
+    drafter=(), prefill_chunk=16,
     vocab_size=32, stop_ids=(), device="cpu",
     state=(TensorSpec("lengths", (2,), "int64"), TensorSpec("history", (2, 256), "int64")),
     shared=(),
@@ -122,10 +122,9 @@ class Branching(Ngram):
     [
         (lambda rows, slots: 0, 2, ()),
         (lambda rows, slots: 0 if rows > 1 else 100, 2, ("step",)),
-        (lambda rows, slots: 0 if rows > 1 else 100, 1, ("step",)),  # which drafts for any number of rows
-        (lambda rows, slots: 100 if slots == 64 else 0, 1, ("prefill", "step")),
+        (lambda rows, slots: 100 if slots == 64 else 0, 1, ("step",)),
     ],
-    ids=["no branch", "rows", "one row", "slots"],
+    ids=["no branch", "rows", "slots"],
 )
 def test_a_branch_on_a_size_of_a_third_partys_scorer_is_refused(
     more: Callable[[int, int], int], max_batch: int, refused: tuple[str, ...]
@@ -133,7 +132,7 @@ def test_a_branch_on_a_size_of_a_third_partys_scorer_is_refused(
     options = {"drafter": "ngram", "dtype": "float32", "max_batch": max_batch, "max_seq_len": 300, "nodes": 1}
     model = tiny_model("Llama", num_hidden_layers=1)
     graphs = assemble(Source("Llama", model, None), make_config(options), Branching(more))
-    for name in ("prefill", "step"):  # both draft; a prefill has one row
+    for name in ("prefill", "step"):  # a prefill drafts nothing
         if name not in refused:
             export_program(getattr(graphs, name), graphs.spec)
             continue

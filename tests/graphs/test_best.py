@@ -122,7 +122,7 @@ def tokens_per_step(drafter, temperature, count=300):
     state |= {"allowed": state["allowed"][:, :nodes]} | drafter(state, CACHE, CACHE)
     step, found = SpeculativeStep(Table(), drafter), []
     for _ in range(4):
-        report, after = step(torch.arange(nodes), torch.arange(len(state["lengths"])), state, CACHE, CACHE)
+        report, after = step(torch.arange(nodes), state, CACHE, CACHE)
         state |= after
         found.append(report[:, Report._fields.index("count")].float().mean().item())
     return sum(found) / len(found)

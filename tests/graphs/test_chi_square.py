@@ -48,7 +48,7 @@ def texts(asked, **changes):
     state["seeds"] = asked.seed + torch.arange(ROWS)
     step, cache = SpeculativeStep(TableTarget(), Drafter(NoDraft(), chain(0))), [torch.zeros(1, 1, 64, 1)]
     for _ in range(LENGTH):
-        state |= step(torch.arange(1), torch.arange(len(state["lengths"])), state, cache, cache)[1]
+        state |= step(torch.arange(1), state, cache, cache)[1]
     place = torch.arange(LENGTH)
     there = place < (state["lengths"] + 1 - len(PROMPT))[:, None]
     return state["history"][:, len(PROMPT) :].where(there, ENDED)

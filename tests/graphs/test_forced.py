@@ -21,13 +21,13 @@ def steps(engine):
 def test_every_step_accepts_that_many_drafts(count, tree, model_folder, tmp_path):
     head = save_eagle3(tmp_path / "head")
     engine = specstep.eager(str(model_folder), drafter=str(head), forced_acceptance=count, **TREES[tree], **OPTIONS)
-    assert steps(engine) == [[count + 1, count + 1]] * 6
+    assert steps(engine) == [[1, 1]] + [[count + 1, count + 1]] * 5, "the first step has no drafts"
 
 
 def test_a_tree_that_is_less_deep_gives_what_it_has(model_folder, tmp_path):
     head = save_eagle3(tmp_path / "head")
     engine = specstep.eager(str(model_folder), drafter=str(head), forced_acceptance=9, **TREES["chain"], **OPTIONS)
-    assert steps(engine) == [[4, 4]] * 6
+    assert steps(engine) == [[1, 1]] + [[4, 4]] * 5
 
 
 def test_generate_refuses_it_unless_asked_for_by_name(model_folder):

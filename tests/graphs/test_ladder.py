@@ -22,7 +22,7 @@ def run(engine, pick, controls, drafts=lambda: WHOLE, stop=(1,)):
     """The rows' texts, each row's trees by its length, and how many drafts were accepted. pick: nodes of a step;
     drafts: what drafts the next trees. Those that not all did are left out."""
     session, texts, trees, accepted = engine.session, {}, {}, 0
-    drafted = WHOLE
+    drafted = NOTHING
     for prompt in PROMPTS:
         texts[session.admit(prompt, len(prompt) + 40, list(stop), controls)] = []
     while any(finish == 0 for finish in session.state["finish"].tolist()):
@@ -92,7 +92,7 @@ def test_a_drafter_that_pauses_catches_up(drafter, model_folder, drafter_folder,
             drafts = (CHEAP if turn % every else WHOLE for turn in turns)
             texts, trees, _ = run(engine, pick, controls, lambda drafts=drafts: next(drafts), ())
             del session.replay
-            assert texts == expected and len(trees) > len(PROMPTS)
+            assert texts == expected and len(trees) >= len(PROMPTS)
             caught_up = [positions for *_, positions in replayed]
             assert 0 in caught_up and max(caught_up) <= session.spec.catch_up
             if every < 25:  # all that was left out is caught up: the trees are those of a drafter that did not pause
@@ -158,8 +158,7 @@ def test_steps_that_draft_nothing_say_the_same(backend, model_folder, request):
     """An n-gram drafter takes up where it was, as its trees are of the history alone."""
     engine = specstep.load(request.getfixturevalue(backend))
     eager = specstep.eager(str(model_folder), drafter="ngram", **OPTIONS)
-    skips = engine.session.skips
-    assert skips == (backend == "engine_folder") == (NOTHING in engine.session.drafts)
+    assert NOTHING in engine.session.drafts
     for controls in (GREEDY, SAMPLED):
         expected, plain, _ = run(eager, lambda: 0, controls)
         replayed, replay = [], engine.session.replay
@@ -171,7 +170,7 @@ def test_steps_that_draft_nothing_say_the_same(backend, model_folder, request):
             )
             assert texts == expected and all(plain[place] == drafted for place, drafted in trees.items())
         del engine.session.replay
-        assert {draft_rows for *_, draft_rows, _ in replayed} == ({0, 2} if skips else {2})
+        assert {nodes is None for *_, nodes, _ in replayed} == {True, False}
     row = engine.session.admit(PROMPTS[0], 90, [], GREEDY)
     for _ in range(3):
         engine.session.step(0, NOTHING)
@@ -188,6 +187,7 @@ def test_reports_the_node_that_it_missed(model_folder):
     options = {"tree": "chain", "depth": 3} | OPTIONS
     session = specstep.eager(str(model_folder), drafter=str(model_folder), **options).session
     row = session.admit(PROMPTS[0], 80, [])
+    assert session.step(3)[row].missed == 0, "nothing was drafted for the first step"
     for nodes in (0, 1, 2, 3):
         report = session.step(nodes)[row]
         assert (len(report.path), report.missed) == (nodes, nodes + 1 if nodes < 3 else 0)

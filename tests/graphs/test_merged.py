@@ -151,10 +151,10 @@ def test_each_scorer_is_handed_its_own_cache_layers():
     state = {name: torch.full((1, *t.shape), t.fill, dtype=t.dtype) for name, t in row_state(100, 3, 5).items()}
     for merged in (Merged(scorers), Merged([Merged(scorers[:2]), scorers[2]])):
         drafter, every = Drafter(merged, shape), state | own_state(merged, shape)
-        SpeculativeStep(OneLayer(), drafter)(torch.arange(4), torch.arange(1), every, keys, values)
-        Prefill(OneLayer(), drafter, 8)(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([4]), every, keys, values)
+        SpeculativeStep(OneLayer(), drafter)(torch.arange(4), every, keys, values)
+        Prefill(OneLayer(), merged, 8)(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([4]), every, keys, values)
     expected = [((2, 3), (3, 4)), ((), ()), ((7,), (8,))]
-    assert [scorer.got for scorer in scorers] == [[sizes] * 6 for sizes in expected]
+    assert [scorer.got for scorer in scorers] == [[sizes] * 4 for sizes in expected]
 
 
 def test_each_scorer_gets_its_own_features_and_state():

@@ -131,7 +131,7 @@ def test_texts_are_those_of_plain_decoding(kind, tree, folder, plain):
             check(JOBS[place], one, plain[place])
     if kind == "target":  # a perfect drafter, and one that knows the noise
         sampled, greedy = (steps for _, _, steps in texts(engine, JOBS[:2]))
-        assert min(greedy[:-1]) >= 3 and sum(sampled) / len(sampled) > 2
+        assert min(greedy[1:-1]) >= 3 and sum(sampled) / len(sampled) > 2
 
 
 @pytest.mark.parametrize(("kind", "tree"), [("none", {}), ("target", TREES[0]), ("ngram,head", TREES[2])], ids=str)

@@ -167,7 +167,7 @@ def test_step_equals_the_plain_decoder(plan, data):
     texts, ended = [list(row["prompt"]) for row in rows], [RUNNING] * len(rows)
     for shapes in steps:
         count = 1 + data.draw(st.integers(0, nodes))
-        report, after = step(torch.arange(count), torch.arange(len(state["lengths"])), state, keys, values)
+        report, after = step(torch.arange(count), state, keys, values)
         trees = drafter.drafted[-2]  # the last ones are those of the next step
         assert trees == [grow(text, shape) for text, shape in zip(texts, shapes, strict=True)]
         for row, whole in enumerate(trees):
@@ -200,9 +200,5 @@ def test_another_node_never_shortens_the_path(plan, data):
     for size in (keep, nodes):
         drafter = ScriptedDrafter([[shape[:size] for shape in steps[0]]])
         state, keys, values = fresh(rows, drafter)
-        counts.append(
-            SpeculativeStep(ToyTarget(), drafter)(
-                torch.arange(1 + size), torch.arange(len(state["lengths"])), state, keys, values
-            )[0][:, 2]
-        )
+        counts.append(SpeculativeStep(ToyTarget(), drafter)(torch.arange(1 + size), state, keys, values)[0][:, 2])
     assert (counts[0] <= counts[1]).all()

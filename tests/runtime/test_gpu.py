@@ -85,9 +85,9 @@ def test_reports_of_two_steps_may_be_on_their_way(monkeypatch):
 
 @pytest.mark.parametrize(
     ("nodes", "catch_up", "captured"),
-    [(3, 0, 0), (3, 1, 4), (3, 4, 4), (3, 5, 12), (3, 12, 12), (0, 1, 1), (0, 9, 9), (9, 6, 6), (9, 7, 14)],
+    [(3, 0, 0), (3, 1, 5), (3, 5, 5), (3, 6, 12), (3, 12, 12), (0, 1, 2), (0, 9, 9), (9, 7, 7), (9, 8, 14)],
 )
 def test_few_graphs_are_captured_for_what_is_caught_up(nodes, catch_up, captured):
-    """Nothing, a path of the nodes, five levels of them at most, or the eight tokens besides that are not left out."""
+    """Nothing; a path of the nodes, five levels of them at most, and one token; or the eight that are not left out."""
     session = SimpleNamespace(spec=SimpleNamespace(depth=5))
     assert TorchSession._captured_catch_up(session, nodes, catch_up) == captured

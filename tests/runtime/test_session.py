@@ -136,7 +136,7 @@ def test_onnx_caches_are_not_copied_twice_by_an_admission(onnx_folder):
 
 def test_a_drafter_with_caches_catches_up_on_what_it_paused_for_but_not_on_what_was_skipped():
     session, sizes = FakeSession(1), []
-    session.spec, session._gaps = dataclasses.replace(session.spec, skippable=True, catch_up=20), True
+    session.spec, session._gaps = dataclasses.replace(session.spec, plain=session.spec.step, catch_up=20), True
     replay = session.replay
     session.replay = lambda *size: (sizes.append(size[-2:]), replay(*size))[1]
     row = session.admit([3, 4, 5], 60, [])
@@ -145,5 +145,6 @@ def test_a_drafter_with_caches_catches_up_on_what_it_paused_for_but_not_on_what_
     assert session.processed(row) == session.lengths[row]
     for draft in (NOTHING, NOTHING, WHOLE, CHEAP, WHOLE):
         session.step(0, draft)
-    assert sizes == [(1, 0), (1, 0), (1, 3), (0, 0), (0, 0), (1, 1), (1, 0), (1, 2)]
+    plain = (None, 0)
+    assert sizes == [(0, 0), (0, 0), (0, 4), plain, plain, (0, 1), (0, 0), (0, 2)], "a prompt's last token waits, too"
     assert session.processed(row) < session.lengths[row], "its caches have a gap for good"
