@@ -44,7 +44,7 @@ def _accepted(prompt: list[int], graphs: Graphs, spec: EngineSpec) -> list[int]:
     with torch.no_grad():
         session = TorchSession(spec, lambda inputs: graphs.prefill(*inputs), lambda inputs: graphs.step(*inputs))
         row = session.admit(prompt, spec.max_seq_len, [])
-        finish = RUNNING
+        finish = session.step()[row].finish  # nothing is drafted for a row's first step
         while finish == RUNNING and len(accepted) < STEPS and (not accepted or time.monotonic() < deadline):
             told = session.step()[row]
             accepted.append(len(told.path))

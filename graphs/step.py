@@ -17,7 +17,7 @@ from .drafters.drafter import Drafter
 from .emit import emit
 from .state import State, near
 from .target import CausalLM
-from .tree import DraftTree, drafted_tree, first_nodes, missed_node, sibling_ranks
+from .tree import DraftTree, drafted_tree, first_nodes, missed_node, sibling_ranks, what_follows
 
 
 class SpeculativeStep(nn.Module):
@@ -64,7 +64,7 @@ class SpeculativeStep(nn.Module):
         compact([*keys, *values], state["lengths"], path, accepted)
         put(state["history"], state["lengths"] + 1, tokens)
         after = {"lengths": state["lengths"] + count, "finish": finish}
-        moved = state | after | {"moved": count}
+        moved = state | after | {"moved": count, "verified": what_follows(state, tree, choice)}
         committed = self.drafter.scorer.commit(moved, first_of(path, nodes), features)
 
         ranks = sibling_ranks(tree).gather(1, path)

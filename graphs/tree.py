@@ -153,6 +153,15 @@ def missed_node(drafted: DraftTree, parent: Tensor, token: Tensor) -> Tensor:
     return (found * node).amax(1, keepdim=True)
 
 
+def what_follows(state: State, tree: DraftTree, choice: Tensor) -> Tensor:
+    """[B, T, 3] int64: the token ahead of each node, -1 where there is none, its own, and what the target says next
+    (choice [B, T]), -1 where there is no node. state: as ahead of the step."""
+    before = state["lengths"][:, None] - 1
+    before = state["history"].gather(1, before.clamp(min=0)).where(before >= 0, -1)
+    parents = tree.tokens.gather(1, tree.parents.clamp(min=0)).where(tree.parents >= 0, before)
+    return torch.stack([parents, tree.tokens, choice.where(tree.valid, -1)], 2)
+
+
 def bare_root(root: Tensor) -> DraftTree:
     """root [B] -> the tree with no draft."""
     empty = root[:, None][:, :0]

@@ -62,8 +62,8 @@ class EngineSpec:
     capacity: slots of each cache; slot_step: a step may be given any multiple of it below `capacity`; scratch:
     slots past a row's length that a step writes; catch_up: most positions that a drafter which pauses processes in a
     step, 0 for one that does not pause; drafter: names of the state and caches that are the drafter's own;
-    prefill_chunk: most prompt tokens per prefill call; plain: a step that verifies the roots alone and drafts nothing, None where a
-    step always drafts or never does.
+    prefill_chunk: most prompt tokens per prefill call; plain: a step that verifies the roots alone and drafts nothing,
+    None where a step always drafts or never does.
     """
 
     config: dict[str, Any]

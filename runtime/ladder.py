@@ -69,11 +69,11 @@ class Followers:
 
 
 class Ladder:
-    """The rungs, and what is known for the choice between them. A ladder of one rung chooses that."""
+    """The rungs, and what is known for the choice between them. Without times the highest is chosen, and the lowest
+    where no row has drafts."""
 
     def __init__(self, rungs: Sequence[int], times: StepTimes | None = None, kept: Path | None = None):
-        """rungs: numbers of nodes, rising. times: of the same rungs, needed where there are several. kept: where they
-        are kept."""
+        """rungs: numbers of nodes, rising. times: of the same rungs. kept: where they are kept."""
         self.rungs, self._times, self._kept, self._steps = tuple(rungs), times, kept, 0
         self._last = {WHOLE: 0, CHEAP: 0, NOTHING: 0, "neighbour": 0}  # step of each kind
         nodes = self.rungs[-1]
@@ -97,7 +97,8 @@ class Ladder:
         """What the next step, of `rows` rows in all, does: the most tokens per second that can be expected of those
         that run. length: tokens in their caches on average."""
         if self._times is None:
-            return Chosen(self.rungs[-1], WHOLE if self.rungs[-1] else NOTHING)
+            drafted = any(each.drafted != NOTHING for each in drafts)
+            return Chosen(self.rungs[-1 if drafted else 0], WHOLE if self.rungs[-1] else NOTHING)
         self._steps += 1
         if self._still and all(each.drafted == NOTHING and not each.new for each in drafts):
             self._still -= 1
@@ -213,17 +214,17 @@ class RowDrafts:
 
 def make_ladder(session: Session, nodes: int | str, identity: str, report: Callable[[str], None]) -> Ladder:
     """The ladder that a user asks for (see `engine.load`) over an idle session. Raises InputError."""
-    most = session.spec.nodes
+    most, least = session.spec.nodes, [0] if session.any_nodes else []
     if nodes == "auto":
         fixed = most == 0 or not session.any_nodes or session.spec.config.get("forced_acceptance") is not None
         if fixed:
-            return Ladder([most])
+            return Ladder(sorted({*least, most}))
         rungs = rungs_up_to(most)
         return Ladder(rungs, *kept_or_measured(session, rungs, identity, report))
     if nodes == "all":
-        return Ladder([most])
+        return Ladder(sorted({*least, most}))
     if not isinstance(nodes, int) or isinstance(nodes, bool) or not 0 <= nodes <= most:
         raise InputError(f"nodes: expected auto, all, or 0 to the {most} that this engine drafts, got {nodes!r}")
     if nodes != most and not session.any_nodes:
         raise InputError(f"nodes: expected auto, all, or {most}, as an engine of this backend verifies, got {nodes}")
-    return Ladder([nodes])
+    return Ladder(sorted({*least, nodes}))

@@ -45,7 +45,7 @@ def generated(graphs: Graphs) -> dict[str, str]:
         mock.patch.object(GraphLowering, "codegen_with_cpp_wrapper", _generate),
         mock.patch.object(PythonWrapperCodegen, "codegen_inputs", lambda _: None),  # C++ alone knows sizes of 64 * n
     ):
-        exported = {name: export(getattr(graphs, name), graphs.spec) for name in ("step", "prefill")}
+        exported = {name: export(program, graphs.spec) for name, program in graphs.programs.items()}
         inductor.compile_programs(exported, Path(), "cuda", graphs.precision, compile_one)
     return codes
 

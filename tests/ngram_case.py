@@ -2,7 +2,7 @@
 
 import torch
 from specstep.graphs.drafters.ngram_tables import NgramTables, pack
-from specstep.kernels.ngram.learned import WAYS, learn
+from specstep.kernels.ngram.learned import WAYS, learn_text
 
 VOCABULARY, ENTRIES = 6, 3
 
@@ -12,7 +12,7 @@ def random_learned(generator, rows=5):
     table = torch.zeros(rows + 1, WAYS, dtype=torch.int64)
     history = torch.randint(0, VOCABULARY, (2, 240), generator=generator)
     for end in range(3, 240, 3):
-        learn(table, history, torch.full((2,), end), torch.tensor([3, 2]), 3)
+        learn_text(table, history, torch.full((2,), end), torch.tensor([3, 2]), 3)
     return table
 
 

@@ -15,7 +15,7 @@ from ..compile.drafters.ngram_file import save_tables, tokenizer_hash
 from ..compile.source import load_tokenizer
 from ..errors import InputError
 from ..graphs.drafters.ngram_tables import pack
-from ..kernels.ngram.learned import WAYS, learn
+from ..kernels.ngram.learned import WAYS, learn_text
 from ..kernels.ngram.tables import EMPTY
 from ..runtime.learned import header, write_table
 from .data.corpus import Text, read
@@ -88,7 +88,7 @@ def count_learned(
         history = torch.tensor([text.tokens])
         for start in range(max(text.prompt, 1), len(text.tokens), STEP):
             moved = min(STEP, len(text.tokens) - start)
-            learn(table, history, torch.tensor([start + moved - 1]), torch.tensor([moved]), STEP)
+            learn_text(table, history, torch.tensor([start + moved - 1]), torch.tensor([moved]), STEP)
         counts.sequences, counts.tokens = counts.sequences + 1, counts.tokens + len(text.tokens) - text.prompt
     if not counts.tokens:
         raise InputError(f"data: expected sequences of at least two tokens, got none in {', '.join(data)}")

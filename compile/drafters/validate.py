@@ -107,7 +107,9 @@ class _Trial:
 
     def _step(self, state: State, caches: tuple[list[Tensor], list[Tensor]], own: Mapping[str, StateTensor]) -> None:
         moved = torch.ones(ROWS, dtype=torch.int64, device=self.device)
+        verified = torch.zeros(ROWS, 1 + self.shape.nodes, 3, dtype=torch.int64, device=self.device)
         near = state | {"history": state["history"][:, : self.slots], "moved": moved, "catch_up": moved[:1] - 1}
+        near["verified"] = verified
         path = torch.zeros(ROWS, self.shape.depth + 1, dtype=torch.int64, device=self.device)
         more = self._call("commit", near, path, self._features(ROWS, self.shape.nodes + 1))
         kept = self._kept(own, more)
@@ -135,7 +137,7 @@ class _Trial:
         return own
 
     def _check_names(self, method: str, given: Mapping[str, Any]) -> None:
-        taken = sorted(set(given) & {*row_state(0, 0, 0), "moved", "catch_up", "report", "tokens", "count"})
+        taken = sorted(set(given) & {*row_state(0, 0, 0), "moved", "verified", "catch_up", "report", "tokens", "count"})
         if taken:
             raise self._error(method, "names that the step does not use itself", ", ".join(taken))
 

@@ -76,7 +76,8 @@ class Scorer(nn.Module):
     def commit(self, state: State, path: Tensor, features: Tensor | None) -> State:
         """After acceptance -> own next state, and what `begin` needs beside it.
 
-        state: as in `begin`, but for the scorer's own, which is not to be read; path [B, P] int64: accepted nodes, the
+        state: as in `begin`, but for the scorer's own, which is not to be read; state["verified"] [B, T, 3]: of each
+        node that the step verified, accepted or not, see `tree.what_follows`; path [B, P] int64: accepted nodes, the
         root first, P = min(T, D + 1); features [B, T, layers * hidden] of the T nodes that the step verified, 1 to N +
         1 of them, None without feature layers.
         """

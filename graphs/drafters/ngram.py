@@ -110,7 +110,8 @@ class Ngram(Scorer):
         return children, expand, {"prediction_offset": places[:, 0] - lengths}
 
     def commit(self, state: State, path: Tensor, features: Tensor | None) -> State:
-        if self.learned_rows:  # a step brings no more tokens than its path has places
-            new = state["moved"] * state["learning"]
-            learn(state["learned"], state["history"], state["lengths"], new, path.shape[1])
+        if self.learned_rows:
+            previous, last, token = state["verified"].unbind(2)
+            counts = (state["moved"] * state["learning"] > 0)[:, None]
+            learn(state["learned"], previous, last, token, counts & (token >= 0))
         return {}

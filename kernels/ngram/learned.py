@@ -7,6 +7,9 @@ in 2**31. A new entry takes the place of the rarest of its row once it has worn 
 frequent-items summary of Misra and Gries (1982); a count that reaches its greatest halves its row. The row after the
 last is always empty: updates that are none go there.
 
+What a target says after the nodes of a tree that it does not accept is counted, too, as Token Recycling does (arXiv
+2408.08696): it would say so, should the text come there.
+
 Letters: R rows, W WAYS, B batch, M tokens, F frontier nodes.
 """
 
@@ -31,25 +34,32 @@ def contexts(previous: Tensor, last: Tensor, rows: int) -> tuple[Tensor, Tensor]
     return (mix(before, after) % rows).where(there, rows), 1 + mix(after, before)  # an empty entry has no tag
 
 
-def learn(table: Tensor, history: Tensor, lengths: Tensor, moved: Tensor, most: int) -> None:
-    """Count the newest tokens of each row, in place.
+def learn(table: Tensor, previous: Tensor, last: Tensor, token: Tensor, new: Tensor) -> None:
+    """Count tokens by what was ahead of them, in place. Of those that would write the same row of the table the first
+    alone is counted.
 
     Args:
         table: int64 [R + 1, W], written.
-        history: int64 [B, S], tokens up to the root at lengths[b].
-        moved: int64 [B], how many of them are new, at most `most`.
+        previous, last, token: int64 [B, M], tokens and the two ahead of each, negative where there is none.
+        new: bool [B, M], which of them count.
     """
-    back = torch.arange(most, device=history.device)
-    place = lengths[:, None] - back  # [B, M], the newest first
-    token, last, previous = (history.gather(1, (place - n).clamp(min=0)).where(place >= n, -1) for n in (0, 1, 2))
     rows, tags = contexts(previous, last, table.shape[0] - 1)
-    row = rows.where((back < moved[:, None])[:, :, None], table.shape[0] - 1).flatten()  # [B * M * CONTEXTS]
+    row = rows.where(new[:, :, None], table.shape[0] - 1).flatten()  # [B * M * CONTEXTS]
     index = torch.arange(row.shape[0], device=row.device)
-    again = ((row[:, None] == row) & (index < index[:, None])).any(1)  # a row is written once
+    again = ((row[:, None] == row) & (index < index[:, None])).any(1)
     row = row.where(~again, table.shape[0] - 1)
     key = (tags * MOST_TOKENS + token[:, :, None]).flatten()
     held = table[row]
     table.index_put_((row,), counted(held, key).where((row < table.shape[0] - 1)[:, None], held))
+
+
+def learn_text(table: Tensor, history: Tensor, lengths: Tensor, moved: Tensor, most: int) -> None:
+    """Count the newest tokens of texts, in place: history int64 [B, S], of which moved [B] tokens up to the one at
+    lengths [B] are new, at most `most`."""
+    back = torch.arange(most, device=history.device)
+    place = lengths[:, None] - back  # [B, M], the newest first
+    token, last, previous = (history.gather(1, (place - n).clamp(min=0)).where(place >= n, -1) for n in (0, 1, 2))
+    learn(table, previous, last, token, back < moved[:, None])
 
 
 def counted(held: Tensor, key: Tensor) -> Tensor:

@@ -131,15 +131,16 @@ class TorchSession(Session):
 
     def _make_replay(self, rows: int, slots: int, nodes: int | None, catch_up: int) -> Callable[[], Tensor]:
         """One step of this size: the call, and the small state copied back into its buffers."""
-        spec, program = self.spec.step, self.step_program
-        if nodes is None and self.spec.plain and self._plain:
-            spec, program = self.spec.plain, self._plain
+        spec, plain = self.spec.step, self._plain if nodes is None else None
+        if plain is not None:
+            assert self.spec.plain is not None
+            spec = self.spec.plain
         given = self._views(slice(rows), slots) | {"nodes": self._nodes[: 1 + (nodes or 0)]}
         given["catch_up"] = self._positions[1 : 1 + catch_up] if catch_up else self._positions[:1]
         inputs, kept = [given[name] for name in spec.inputs], [given[name] for name in spec.outputs[1:]]
 
         def replay() -> Tensor:
-            report, *state = program(inputs)
+            report, *state = (plain or self.step_program)(inputs)
             for buffer, value in zip(kept, state, strict=True):
                 buffer.copy_(value)
             return report

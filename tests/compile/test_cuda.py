@@ -31,6 +31,7 @@ CASES = [  # drafter, rows, dtype, compute capability, the most launches of a st
     ({"drafter": "{model}", "tree": "chain", "nodes": 2}, 1, "bfloat16", "10.0", 90),
     ({"drafter": "ngram,{head}", "nodes": 4, "depth": 2, "top_k": 2}, 8, "bfloat16", "9.0", 91),
 ]
+PLAIN = 20  # the same of a plain step
 COMMAND = "import sys; from specstep.cli import main; sys.exit(main(sys.argv[1:]))"
 PER_LAYER = 10  # norm, QKV, rope and cache write, attention and its merge, output, norm, gate and up, product, down
 
@@ -65,16 +66,18 @@ def test_programs_become_code_that_launches_little_and_copies_no_cache(
         "a kernel that the compiler cannot read: it copies all"
     )
     found = json.loads(ended.stdout)
-    assert set(found) == {"step", "prefill"}
+    assert set(found) == {"step", "prefill"} | ({"plain"} if drafter["drafter"] != "none" else set())
     for name, program in found.items():
         assert program["kernels"] > 10
         caches = [shape for shape in program["allocated"] if re.search(r"64\*s\d+, \d+\)$", shape)]
         assert caches == [], f"{name}: a copy of a whole cache"
-    launches = found["step"]["launches"]
-    layers = [place for place, name in enumerate(launches) if name.startswith("attend_split_kernel")][:LAYERS]
-    assert {after - before for before, after in pairwise(layers)} == {PER_LAYER}
-    assert len(launches) - LAYERS * PER_LAYER <= rest
-    print(f"{options['drafter']}: {PER_LAYER} a layer, {len(launches) - LAYERS * PER_LAYER} besides")
+    for name, most in (("step", rest), ("plain", PLAIN)):
+        launches = found.get(name, found["step"])["launches"]
+        layers = [place for place, kernel in enumerate(launches) if kernel.startswith("attend_split_kernel")][:LAYERS]
+        assert {after - before for before, after in pairwise(layers)} == {PER_LAYER}
+        besides = len(launches) - LAYERS * PER_LAYER
+        print(f"{options['drafter']}: {name}: {PER_LAYER} a layer, {besides} besides")
+        assert besides <= most
 
 
 @pytest.mark.slow
@@ -86,7 +89,7 @@ def test_an_engine_for_a_gpu_that_is_not_there(tmp_path, tools, capability="9.0"
     manifest = read_manifest(engine)
     assert manifest.spec.device == "cuda" and manifest.requires["cuda_capability"] == capability
     weights = load_file(engine / "weights.safetensors")
-    for program in (manifest.spec.prefill, manifest.spec.step):
+    for program in manifest.spec.programs.values():
         check_package(engine / program.file, capability, tmp_path / program.file)
         assert set(program.constants.values()) <= set(weights)
     layer, named = tiny_model("Llama").model.layers[0], "module.target.model.model.layers.0."

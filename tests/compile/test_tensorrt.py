@@ -83,8 +83,8 @@ def test_engine_of_a_plan_for_two_gpus(model: Path, tmp_path: Path) -> None:
     folder = build(str(model), tmp_path / "engine", drafter="ngram", report=lines.append, **OPTIONS)
     step, prefill = plan_of(folder, "step"), plan_of(folder, "prefill")
     assert step["plugins"] == expected(1, 0, 0, True)
-    # The last layer's attention is nobody's: its output is not read. The last chunk drafts the first tree.
-    assert prefill["plugins"] == {"cache_write": 2, "rank": 14}
+    # The last layer's attention is nobody's: its output is not read.
+    assert prefill["plugins"] == {"cache_write": 2}
     assert step["layers"] > 100
     assert sorted(path.name for path in folder.iterdir()) == [
         "chat_template.jinja", "manifest.json", "prefill.plan", "step.plan", "tokenizer.json"

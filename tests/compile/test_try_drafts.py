@@ -36,7 +36,7 @@ def test_a_drafter_that_is_never_right_is_warned_of(tmp_path):
 
 @pytest.mark.parametrize("drafter", ["ngram", "ngram,ngram"])
 def test_drafts_of_history_are_never_warned_of(drafter):
-    assert lines(drafter, max_seq_len=8) == ["drafts: 1.0 tokens per step over 4 steps"]
+    assert lines(drafter, max_seq_len=8) == ["drafts: 1.0 tokens per step over 3 steps"]
 
 
 def test_without_drafts_nothing_is_said():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specstep.kernels.ngram.learned import CONTEXTS, COUNTS, WAYS, counted, learn, remembered
+from specstep.kernels.ngram.learned import CONTEXTS, COUNTS, WAYS, counted, learn_text, remembered
 
 
 def empty(rows):
@@ -38,7 +38,7 @@ def test_it_counts_what_rows_move_by(texts, most, data):
         if not any(moved):
             moved = [min(left, 1) for left in room]
         ends = [end + by for end, by in zip(ends, moved, strict=True)]
-        learn(table, history, torch.tensor(ends), torch.tensor(moved), most)
+        learn_text(table, history, torch.tensor(ends), torch.tensor(moved), most)
         # A table's row is written once in a step: of several updates the first row's newest token counts.
         step = [(text[at - n : at], text[at]) for text, end, by in zip(texts, ends, moved, strict=True)
                 for at in range(end, end - by, -1) for n in (1, 2) if at >= n]  # fmt: skip
@@ -55,16 +55,16 @@ def test_it_counts_what_rows_move_by(texts, most, data):
 
 def test_rows_that_stand_still_and_requests_that_do_not_learn_leave_it_alone():
     table = empty(8)
-    learn(table, torch.tensor([[1, 2, 3, 4]]), torch.tensor([3]), torch.tensor([0]), 3)
+    learn_text(table, torch.tensor([[1, 2, 3, 4]]), torch.tensor([3]), torch.tensor([0]), 3)
     assert not table.any()
 
 
 def test_the_rarest_gives_way_and_the_frequent_stays():
     table, history = empty(1), torch.tensor([[1, 2, 0]])
     for _ in range(9):
-        learn(table, history, torch.tensor([1]), torch.tensor([1]), 1)
+        learn_text(table, history, torch.tensor([1]), torch.tensor([1]), 1)
     for token in range(10, 90):  # as many contexts as come
-        learn(table, torch.tensor([[token, token + 1]]), torch.tensor([1]), torch.tensor([1]), 1)
+        learn_text(table, torch.tensor([[token, token + 1]]), torch.tensor([1]), torch.tensor([1]), 1)
     assert found(table, 1) == {2: 9}
     assert found(table, 89) == {90: 1}
     assert found(table, 11) == {12: 1}  # the others that came first still hold their places
@@ -83,7 +83,7 @@ def test_a_count_at_its_greatest_halves_its_row():
 
 def test_contexts_of_two_need_two():
     table = empty(64)
-    learn(table, torch.tensor([[5, 6, 7]]), torch.tensor([2]), torch.tensor([2]), 2)
+    learn_text(table, torch.tensor([[5, 6, 7]]), torch.tensor([2]), torch.tensor([2]), 2)
     assert found(table, 5) == {6: 1}
     assert found(table, 5, 6) == {7: 1}
     tokens, counts = remembered(table, torch.tensor([[-1]]), torch.tensor([[6]]))
@@ -96,7 +96,7 @@ def test_written_rows_are_inside(rows):
     table = empty(rows)
     history = torch.randint(0, 2**20, (4, 50), generator=torch.Generator().manual_seed(rows))
     for end in range(5, 50, 5):
-        learn(table, history, torch.full((4,), end), torch.full((4,), 5), 5)
+        learn_text(table, history, torch.full((4,), end), torch.full((4,), 5), 5)
     assert table[:-1].any()
     assert not table[-1].any()
     assert (table >= 0).all()

@@ -249,7 +249,9 @@ def test_what_a_step_verifies(nodes, monkeypatch, tmp_path):
     for result in results:
         verified = {int(rung): steps for rung, steps in result.stats["verified"].items()}
         assert sum(verified.values()) == result.stats["steps"]
-        assert nodes == "auto" or set(verified) == {2 if nodes == "all" else nodes}
+        if nodes != "auto":  # but for first steps, for which nothing was drafted
+            fixed = 2 if nodes == "all" else nodes
+            assert set(verified) <= {0, fixed} and verified[fixed] >= result.stats["steps"] - 2
 
 
 @pytest.mark.parametrize("nodes", [-1, 3, "some", 1.0, True, None])

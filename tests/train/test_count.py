@@ -17,7 +17,7 @@ from specstep.cli import main
 from specstep.compile.drafters import ngram_file
 from specstep.compile.drafters.ngram_file import load_tables, tokenizer_hash
 from specstep.compile.source import load_source
-from specstep.kernels.ngram.learned import WAYS, learn
+from specstep.kernels.ngram.learned import WAYS, learn_text
 from specstep.kernels.ngram.tables import LEVELS, LEVELS_PER_NAT
 from specstep.train import count as module
 from specstep.train.count import BIGRAM_DISCOUNT, TRIGRAM_DISCOUNT, Counts, make_tables
@@ -226,7 +226,7 @@ def test_an_engine_starts_from_what_was_counted(model_folder, tmp_path, capsys):
     for ids, cut in texts:
         for start in range(max(cut, 1), len(ids), 8):
             end = min(start + 8, len(ids))
-            learn(table, torch.tensor([ids]), torch.tensor([end - 1]), torch.tensor([end - start]), 8)
+            learn_text(table, torch.tensor([ids]), torch.tensor([end - 1]), torch.tensor([end - start]), 8)
     assert torch.equal(load_file(out)["learned"], table) and table.any()
     options = {"drafter": "ngram", "dtype": "float32", "max_seq_len": 64, "learned_rows": 64}
     with specstep.eager(str(model_folder), **options) as made:
