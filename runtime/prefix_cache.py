@@ -57,7 +57,7 @@ class PrefixCache:
 
     def recall(self, row: int, scope: str, prompt: Sequence[int]) -> int:
         """Fill the caches of a row that was begun with what is kept of its prompt -> how many of its tokens need no
-        prefill. The last token is no part of a prefill, and one more is left to it: it drafts the first tree."""
+        prefill. The last token is no part of a prefill, and one more is left to it: what else a drafter keeps."""
         found = self._find(scope, prompt)
         cached = min(BLOCK * len(found), len(prompt) - 1) - 1
         if cached < 1:
