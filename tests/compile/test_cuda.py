@@ -31,7 +31,7 @@ CASES = [  # drafter, rows, dtype, compute capability, the most launches of a st
     ({"drafter": "{model}", "tree": "chain", "nodes": 2}, 1, "bfloat16", "10.0", 90),
     ({"drafter": "ngram,{head}", "nodes": 4, "depth": 2, "top_k": 2}, 8, "bfloat16", "9.0", 91),
 ]
-PLAIN = 24  # the same of a plain step
+PLAIN = 24  # the same of a plain step, some of whose layers take one launch more where there is one row
 COMMAND = "import sys; from specstep.cli import main; sys.exit(main(sys.argv[1:]))"
 PER_LAYER = 10  # norm, QKV, rope and cache write, attention and its merge, output, norm, gate and up, product, down
 
@@ -71,10 +71,10 @@ def test_programs_become_code_that_launches_little_and_copies_no_cache(
         assert program["kernels"] > 10
         caches = [shape for shape in program["allocated"] if re.search(r"64\*s\d+, \d+\)$", shape)]
         assert caches == [], f"{name}: a copy of a whole cache"
-    for name, most in (("step", rest), ("plain", PLAIN)):
+    for name, most, layer in (("step", rest, PER_LAYER), ("plain", PLAIN, PER_LAYER + 1)):
         launches = found.get(name, found["step"])["launches"]
         layers = [place for place, kernel in enumerate(launches) if kernel.startswith("attend_split_kernel")][:LAYERS]
-        assert {after - before for before, after in pairwise(layers)} == {PER_LAYER}
+        assert {after - before for before, after in pairwise(layers)} in ({PER_LAYER}, {PER_LAYER, layer})
         besides = len(launches) - LAYERS * PER_LAYER
         print(f"{options['drafter']}: {name}: {PER_LAYER} a layer, {besides} besides")
         assert besides <= most
