@@ -167,8 +167,9 @@ def test_prompt_streams_text(engine_folder, capsys):
     assert "drafted tokens verified per step" in err and "from first to last step |" in err
 
 
-@pytest.mark.parametrize(("nodes", "shares"), [("0", "0: 100%"), ("2", "2: 100%"), ("all", "7: 100%")])
+@pytest.mark.parametrize(("nodes", "shares"), [("0", "0: 100%"), ("2", "0: 33%, 2: 67%"), ("all", "0: 33%, 7: 67%")])
 def test_the_number_of_nodes_can_be_fixed(nodes, shares, engine_folder, capsys):
+    """But for a row's first step, for which nothing was drafted."""
     both = []
     for given in (nodes, "auto"):
         options = ["--prompt", "hi", "--max-new-tokens", "8", "--stats", "--nodes", given]
