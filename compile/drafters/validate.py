@@ -107,9 +107,8 @@ class _Trial:
 
     def _step(self, state: State, caches: tuple[list[Tensor], list[Tensor]], own: Mapping[str, StateTensor]) -> None:
         moved = torch.ones(ROWS, dtype=torch.int64, device=self.device)
-        verified = torch.zeros(ROWS, 1 + self.shape.nodes, 3, dtype=torch.int64, device=self.device)
         near = state | {"history": state["history"][:, : self.slots], "moved": moved, "catch_up": moved[:1] - 1}
-        near["verified"] = verified
+        near["verified"] = torch.zeros(ROWS, 1 + self.shape.nodes, 3, dtype=torch.int64, device=self.device)
         path = torch.zeros(ROWS, self.shape.depth + 1, dtype=torch.int64, device=self.device)
         more = self._call("commit", near, path, self._features(ROWS, self.shape.nodes + 1))
         kept = self._kept(own, more)

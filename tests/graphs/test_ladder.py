@@ -8,8 +8,10 @@ import specstep
 import torch
 from models import save_eagle3
 from specstep.graphs.attention import Pass
+from specstep.graphs.drafters.ngram import Ngram
 from specstep.graphs.step import with_missed
-from specstep.graphs.tree import DraftTree, first_nodes, missed_node
+from specstep.graphs.tree import DraftTree, first_nodes, missed_node, what_follows
+from specstep.kernels.ngram.learned import learn_text
 from specstep.runtime.session import CHEAP, NOTHING, WHOLE
 
 OPTIONS = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
@@ -192,6 +194,27 @@ def test_reports_the_node_that_it_missed(model_folder):
         report = session.step(nodes)[row]
         assert (len(report.path), report.missed) == (nodes, nodes + 1 if nodes < 3 else 0)
     assert session.tree(row, 1) == ([session.tree(row).tokens[0], session.tree(row).tokens[1]], [-1, 0])
+
+
+def test_what_the_target_says_after_each_node_is_learned():
+    """After rejected nodes, too; not after places without a node, nor of a row that stands still or keeps to itself."""
+    parents, valid = (
+        torch.tensor([[-1, 0, 0, 1]]).expand(4, -1),
+        torch.tensor([[True, True, True, False]]).expand(4, -1),
+    )
+    rows = 10 * torch.arange(4)[:, None]  # each row's tokens are its own
+    tree = DraftTree(rows + torch.tensor([9, 4, 5, 6]), parents, valid)
+    state = {"history": torch.tensor([[8, 9, 0, 0]] * 3 + [[9, 0, 0, 0]]), "lengths": torch.tensor([1, 1, 1, 0])}
+    verified = what_follows(state, tree, torch.tensor([[4, 7, 3, 2]]).expand(4, -1))
+    assert verified[0].tolist() == [[8, 9, 4], [9, 4, 7], [9, 5, 3], [4, 6, -1]]
+    assert verified[3, 0].tolist() == [-1, 39, 4], "nothing is ahead of a prompt of one token"
+    scorer = Ngram(learned_rows=4096)
+    told = {"verified": verified, "moved": torch.tensor([1, 0, 1, 1]), "learning": torch.tensor([1, 1, 0, 0])}
+    told["learned"] = torch.zeros(scorer.shared()["learned"].shape, dtype=torch.int64)
+    scorer.commit(told, torch.zeros(4, 2, dtype=torch.int64), None)
+    expected = torch.zeros_like(told["learned"])
+    learn_text(expected, torch.tensor([[8, 9, 4], [9, 4, 7], [9, 5, 3]]), torch.full((3,), 2), torch.ones(3).long(), 1)
+    assert expected.any() and torch.equal(told["learned"], expected)
 
 
 def test_missed_node_of_a_tree():
