@@ -18,12 +18,16 @@ from .tree import DraftTree
 
 class Choice(Protocol):
     """The target's token after each node: logits [B, T, V], the tree, its ancestors and depths as `tree_layout` says,
-    the step's state -> [B, T] int64."""
+    how deep a tree can be at most, the step's state -> [B, T] int64."""
 
-    def __call__(self, logits: Tensor, tree: DraftTree, ancestors: Tensor, depths: Tensor, state: State) -> Tensor: ...
+    def __call__(
+        self, logits: Tensor, tree: DraftTree, ancestors: Tensor, depths: Tensor, depth: int, state: State
+    ) -> Tensor: ...
 
 
-def sampled_choice(logits: Tensor, tree: DraftTree, ancestors: Tensor, depths: Tensor, state: State) -> Tensor:
+def sampled_choice(
+    logits: Tensor, tree: DraftTree, ancestors: Tensor, depths: Tensor, depth: int, state: State
+) -> Tensor:
     """A sample with position-keyed noise, greedy at temperature 0: what plain decoding would say. See `Choice`."""
     return choose(
         logits,
@@ -37,18 +41,18 @@ def sampled_choice(logits: Tensor, tree: DraftTree, ancestors: Tensor, depths: T
         state["seeds"],
         state["bias_ids"],
         state["bias"],
-        banned_tokens(tree, depths, state),
+        banned_tokens(tree, depths, depth, state),
         state["allowed"],
         state["masked"],
     )
 
 
-def banned_tokens(tree: DraftTree, depths: Tensor, state: State) -> Tensor:
+def banned_tokens(tree: DraftTree, depths: Tensor, depth: int, state: State) -> Tensor:
     """What may not follow each node, -1 for none: the last token of a banned word whose others precede, and stop tokens
     of a row that has to go on. -> [B, T, words + stop_ids] int64."""
     *context, last = state["banned_words"].unbind(2)  # [B, W] each
     words = last[:, None].expand(-1, tree.tokens.shape[1], -1)
-    before = preceding_tokens(tree, state, len(context))  # [B, T, words' tokens - 1]
+    before = preceding_tokens(tree, depths, depth, state, len(context))  # [B, T, words' tokens - 1]
     for place, token in enumerate(context):
         agrees = (token[:, None] == before[:, :, place, None]) | (token < 0)[:, None]
         words = words.where(agrees, -1)
@@ -57,22 +61,23 @@ def banned_tokens(tree: DraftTree, depths: Tensor, state: State) -> Tensor:
     return torch.cat([words, stops], 2)
 
 
-def preceding_tokens(tree: DraftTree, state: State, count: int) -> Tensor:
+def preceding_tokens(tree: DraftTree, depths: Tensor, depth: int, state: State, count: int) -> Tensor:
     """The `count` tokens that end with each node, in their order, -1 ahead of the row's first. -> [B, T, count]
     int64."""
-    node, tokens = torch.zeros_like(tree.tokens), []
-    node = node + torch.arange(node.shape[1], device=node.device)
-    index = node  # of the node, for look-ups; TensorRT clamps no constant
-    place = state["lengths"][:, None].expand_as(node)  # in the history, once a path has passed the root
-    for _ in range(count):
-        inside = node >= 0
-        drafted = tree.tokens.gather(1, index)
-        earlier = state["history"].gather(1, place.clamp(min=0)).where(place >= 0, -1)
-        tokens.append(drafted.where(inside, earlier))
-        node = tree.parents.gather(1, index).where(inside, -1)
-        index = node.clamp(min=0)
-        place = place - (node < 0).long()  # the root's own place is taken by node 0
-    return torch.stack(tokens[::-1], 2)
+    back = torch.arange(count - 1, -1, -1, device=depths.device)
+    level = depths[:, :, None] - back  # [B, T, count] of each token; the root's is 0, and the history has the others
+    place = state["lengths"][:, None, None] + level.clamp(max=0)
+    earlier = state["history"].gather(1, place.clamp(min=0).flatten(1)).view(place.shape).where(place >= 0, -1)
+
+    node, drafted = torch.zeros_like(tree.tokens) + torch.arange(depths.shape[1], device=depths.device), []
+    for _ in range(min(count, depth)):
+        drafted.append(tree.tokens.gather(1, node))
+        node = tree.parents.gather(1, node).clamp(min=0)
+    if not drafted:
+        return earlier
+    known = count - len(drafted)
+    recent = torch.stack(drafted[::-1], 2).where(level[:, :, known:] > 0, earlier[:, :, known:])
+    return torch.cat([earlier[:, :, :known], recent], 2)
 
 
 def reported_log_probs(logits: Tensor, path: Tensor, tokens: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,8 +17,8 @@ def forced_choice(count: int) -> Choice:
     """A choice under which the first path of `count` drafted nodes is accepted, or the deepest where none is as deep,
     and nothing below it. The target's own choice is computed all the same: it costs what it costs."""
 
-    def choice(logits: Tensor, tree: DraftTree, ancestors: Tensor, depths: Tensor, state: State) -> Tensor:
-        own = sampled_choice(logits, tree, ancestors, depths, state)
+    def choice(logits: Tensor, tree: DraftTree, ancestors: Tensor, depths: Tensor, depth: int, state: State) -> Tensor:
+        own = sampled_choice(logits, tree, ancestors, depths, depth, state)
         size = own.shape[1]
         node = torch.arange(size, device=own.device)
         reached = depths.where(tree.valid & (depths <= count), -1)  # [B, T]

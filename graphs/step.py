@@ -2,6 +2,7 @@
 step, which decodes one token of each row with the target alone."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +12,23 @@ from ..kernels.compact.op import compact
 from ..kernels.tree_layout.op import tree_layout
 from ..kernels.tree_layout.reference import BITS
 from ..report import SCALARS, Report
-from .attention import Pass
+from .attention import Pass, chain_pass
 from .choice import Choice, reported_log_probs, sampled_choice
 from .drafters.drafter import Drafter
 from .emit import emit
 from .state import State, near
 from .target import CausalLM
-from .tree import DraftTree, drafted_tree, first_nodes, missed_node, sibling_ranks, what_follows
+from .tree import DraftTree, bare_root, drafted_tree, first_nodes, missed_node, sibling_ranks, what_follows
+
+
+class Verified(NamedTuple):
+    """A tree and what the target says of it: logits [B, T, V], features [B, T, F] if the drafter wants some, and the
+    choice [B, T] after each node."""
+
+    tree: DraftTree
+    logits: Tensor
+    features: Tensor | None
+    choice: Tensor
 
 
 class SpeculativeStep(nn.Module):
@@ -41,31 +52,30 @@ class SpeculativeStep(nn.Module):
         keys, values: one [B, H_kv, S, D] per layer, the target's first, written in place, as are state["history"] and
         what all rows share."""
         layers, state = self.target.layers, near(state, keys[0].shape[2])
-        report, after, moved = self.verify(nodes, state, keys[:layers], values[:layers])
-        return report, after | self.drafter(moved, keys[layers:], values[layers:])
-
-    def verify(
-        self, nodes: Tensor, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
-    ) -> tuple[Tensor, State, State]:
-        """Verify, accept and commit: arguments as of `forward`, the state cut by `near`, the layers the target's alone
-        -> the report, what became of the state, and the whole state as the draft of the next tree finds it."""
         drafted = drafted_tree(state)
         tree = first_nodes(drafted, nodes)
         ancestors, depths = (part.index_select(1, nodes) for part in self._layout(drafted))
         where = Pass(state["lengths"], depths, ancestors, depths)
-        logits, features = self.target(tree.tokens, where, keys, values)
+        logits, features = self.target(tree.tokens, where, keys[:layers], values[:layers])
         allowed = {"allowed": state["allowed"].index_select(1, nodes)}
-        choice = self.choice(logits, tree, ancestors, depths, state | allowed)
+        choice = self.choice(logits, tree, ancestors, depths, self.drafter.depth, state | allowed)
 
         path, accepted = accept(*tree, ancestors, depths, choice, self.drafter.depth)
+        compact([*keys[:layers], *values[:layers]], state["lengths"], path, accepted)
+        report, after, moved = self._commit(Verified(tree, logits, features, choice), path, accepted, state)
+        return report, after | self.drafter(moved, keys[layers:], values[layers:])
+
+    def _commit(self, verified: Verified, path: Tensor, accepted: Tensor, state: State) -> tuple[Tensor, State, State]:
+        """Commit the first `accepted` [B] nodes below the root on the path [B, D + 1], and the target's choice after
+        them -> the report, what became of the state, and the whole state as the draft of the next tree finds it."""
+        tree, logits, features, choice = verified
+        drafted = drafted_tree(state)
         tokens, count, finish = emit(state, path, accepted, choice)
         log_probs = reported_log_probs(logits, path, tokens, state)
-
-        compact([*keys, *values], state["lengths"], path, accepted)
         put(state["history"], state["lengths"] + 1, tokens)
         after = {"lengths": state["lengths"] + count, "finish": finish}
         moved = state | after | {"moved": count, "verified": what_follows(state, tree, choice)}
-        committed = self.drafter.scorer.commit(moved, first_of(path, nodes), features)
+        committed = self.drafter.scorer.commit(moved, first_of(path, tree), features)
 
         ranks = sibling_ranks(tree).gather(1, path)
         path = with_missed(
@@ -91,15 +101,22 @@ class PlainStep(SpeculativeStep):
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> tuple[Tensor, State]:
         """As `SpeculativeStep.forward`, without the scorer's own state and layers."""
-        root = torch.zeros(1, dtype=torch.int64, device=state["lengths"].device)
-        report, after, _ = self.verify(root, near(state, keys[0].shape[2]), keys, values)
+        state = near(state, keys[0].shape[2])
+        tree = bare_root(drafted_tree(state).tokens[:, 0])
+        where = chain_pass(state["lengths"], 1, 1)
+        logits, features = self.target(tree.tokens, where, keys, values)
+        allowed = {"allowed": state["allowed"][:, :1]}
+        choice = self.choice(logits, tree, where.ancestors, where.depths, 0, state | allowed)
+
+        path = torch.zeros_like(tree.tokens).expand(-1, self.drafter.depth + 1)
+        report, after, _ = self._commit(Verified(tree, logits, features, choice), path, path[:, 0], state)
         return report, after
 
 
-def first_of(path: Tensor, nodes: Tensor) -> Tensor:
+def first_of(path: Tensor, tree: DraftTree) -> Tensor:
     """The places of a path [B, D + 1] that a tree of T nodes can fill: [B, min(T, D + 1)]."""
     # Not min(T, D + 1): torch.export cannot prove that this is more than 1, and guards on it where the batch is static.
-    drafted = torch.sym_min(nodes.shape[0] - 1, path.shape[1] - 1)
+    drafted = torch.sym_min(tree.tokens.shape[1] - 1, path.shape[1] - 1)
     return path.index_select(1, torch.arange(1 + drafted, device=path.device))
 
 

@@ -95,7 +95,7 @@ def test_every_node_is_plain_decoding_of_its_path(situation):
     tree, state, paths = laid_out(rows)
     logits = 3 * torch.randn(*tree.tokens.shape, VOCABULARY, generator=torch.Generator().manual_seed(draw))
     layout = tree_layout(tree.parents, tree.valid)
-    got = sampled_choice(logits, tree, *layout, state)
+    got = sampled_choice(logits, tree, *layout, int(layout[1].max()), state)
     scores = scaled_by_the_reference(logits, tree, layout, state)
     for row, (asked, prompt, output, _, forbidden) in enumerate(rows):
         for node, path in enumerate(paths[row]):
@@ -127,7 +127,7 @@ def scaled_by_the_reference(logits, tree, layout, state):
 
     reference.filtered, op, module.choose = watched, module.choose, reference.choose
     try:
-        sampled_choice(logits, tree, *layout, state)
+        sampled_choice(logits, tree, *layout, int(layout[1].max()), state)
     finally:
         reference.filtered, module.choose = filtered, op
     return seen[0]
@@ -137,7 +137,8 @@ def scaled_by_the_reference(logits, tree, layout, state):
 @given(situations(), st.integers(1, 9))
 def test_preceding_tokens_are_those_of_the_path(situation, count):
     tree, state, paths = laid_out(situation[0])
-    got = preceding_tokens(tree, state, count)
+    _, depths = tree_layout(tree.parents, tree.valid)
+    got = preceding_tokens(tree, depths, int(depths.max()), state, count)
     for row, (_, prompt, output, *_) in enumerate(situation[0]):
         for node, path in enumerate(paths[row]):
             if path is not None:
@@ -147,4 +148,4 @@ def test_preceding_tokens_are_those_of_the_path(situation, count):
 
 def test_nothing_is_banned_where_nothing_is_asked():
     tree, state, _ = laid_out([(Asked(stop_ids=(1, 2)), [1, 2], [], [(0, 1, True)], None)])
-    assert (banned_tokens(tree, torch.tensor([[0, 1]]), state) == -1).all()
+    assert (banned_tokens(tree, torch.tensor([[0, 1]]), 1, state) == -1).all()
