@@ -4,9 +4,10 @@
     python bench/bench_ladder.py engines/smol --plain engines/plain --rows 1,8 --prompts FILE.jsonl
 
 All answer the same prompts in turn, in another order each time: greedy ones of each category, hopeless ones (sampled
-at a temperature of 2, where next to no draft hits), and both mixed. The best fixed number is the one that was best in
-the other repeats: the best of several noisy figures would flatter itself. --plain: an engine of the same model without
-a drafter. bench/results/ladder.json has all figures.
+at a temperature of 2, where next to no draft hits), and both mixed. After two repeats the two best fixed numbers of a
+group go on alone, beside auto, all nodes and plain. The best is the one that was best in the other repeats: the best of
+several noisy figures would flatter itself. --plain: an engine of the same model without a drafter.
+bench/results/ladder.json has all figures.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from script import run_script, write_json
 
 BENCH = Path(__file__).parent
 RUNGS = (0, 1, 2, 3, 5, 7)
+SIFTED, FINALISTS = 2, 2  # after how many repeats how many fixed numbers are left
 HOPELESS = {"temperature": 2.0}
 Figures = dict[str, dict[str, list[float]]]  # group of prompts -> contender -> tokens per second of each repeat
 
@@ -34,12 +36,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, default=BENCH / "side_by_side" / "questions.jsonl")
     parser.add_argument("--rows", default="1,2,4,8,16", help="prompts at a time")
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3, help="2 or more")
+    parser.add_argument("--repeats", type=int, default=8, help="2 or more")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=BENCH / "results" / "ladder.json")
     given = parser.parse_args(arguments)
-    if given.repeats < 2:
-        parser.error(f"--repeats: expected 2 or more, got {given.repeats}")
+    if given.repeats < SIFTED:
+        parser.error(f"--repeats: expected {SIFTED} or more, got {given.repeats}")
     return given
 
 
@@ -75,7 +77,8 @@ def measure(given: argparse.Namespace, report: Callable[[str], None]) -> Iterato
         for repeat in range(-1, given.repeats):  # the first one warms up
             for group, asked in groups(given.prompts, rows).items():
                 report(f"{rows} rows, {group}")
-                for name in order.sample(list(engines), len(engines)):
+                asking = finalists(figures[group]) if repeat >= SIFTED else list(engines)
+                for name in order.sample(asking, len(asking)):
                     speed = _generate(engines[name], asked, given.max_new_tokens)
                     if repeat >= 0:
                         figures[group][name].append(speed)
@@ -95,11 +98,23 @@ def _generate(engine, asked, most):  # type: ignore[no-untyped-def]
     return sum(len(request.tokens) for request in requests) / (time.perf_counter() - begin)
 
 
+def fixed(of: dict[str, list[float]]) -> list[str]:
+    """The contenders of fixed numbers of nodes, the fewest first."""
+    return sorted((name for name in of if name not in ("auto", "plain")), key=int)
+
+
+def finalists(of: dict[str, list[float]]) -> list[str]:
+    """Who goes on after the first repeats."""
+    best = sorted(fixed(of), key=lambda name: sum(of[name][:SIFTED]))[-FINALISTS:]
+    return [name for name in of if name in (*best, fixed(of)[-1], "auto", "plain")]
+
+
 def best_fixed(of: dict[str, list[float]]) -> tuple[list[str], list[float]]:
     """The fixed numbers that were best in all other repeats, one for each repeat, and their speed in it."""
-    fixed = {name: speeds for name, speeds in of.items() if name not in ("auto", "plain")}
-    names = [max(fixed, key=lambda name: sum(fixed[name]) - fixed[name][repeat]) for repeat in range(len(of["auto"]))]
-    return names, [fixed[name][repeat] for repeat, name in enumerate(names)]
+    repeats = len(of["auto"])
+    last = [name for name in fixed(of) if len(of[name]) == repeats]
+    names = [max(last, key=lambda name: sum(of[name]) - of[name][repeat]) for repeat in range(repeats)]
+    return names, [of[name][repeat] for repeat, name in enumerate(names)]
 
 
 def table(rows: int, figures: Figures) -> str:
@@ -108,10 +123,9 @@ def table(rows: int, figures: Figures) -> str:
     ratios = defaultdict(list)
     for group, of in figures.items():
         names, best = best_fixed(of)
-        every = max((name for name in of if name not in ("auto", "plain")), key=int)
-        beside = {"best": best, "all": of[every], "plain": of.get("plain", of["0"])}
+        beside = {"best": best, "all": of[fixed(of)[-1]], "plain": of.get("plain", of["0"])}
         cells = {
-            name: median(a / b for a, b in zip(of["auto"], speeds, strict=True)) for name, speeds in beside.items()
+            name: median(a / b for a, b in zip(of["auto"], speeds, strict=False)) for name, speeds in beside.items()
         }
         for name, ratio in cells.items():
             ratios[name].append(ratio)

@@ -35,6 +35,7 @@ LONG = (
     "test_tune.py",
     "test_packed_weights.py",
     "test_cubin.py",
+    "test_instruction_sets.py",
     "test_faithful.py",
 )
 ENGINE = {"drafter": "ngram", "dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}

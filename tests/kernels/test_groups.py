@@ -1,9 +1,6 @@
 """Weights in groups of 32: their layout, how they are quantised, and products with them, which depend on nothing but
 their own row and column."""
 
-import subprocess
-import sys
-
 import gguf
 import pytest
 import torch
@@ -20,7 +17,7 @@ from specstep.kernels.linear.groups import (
     unpack_groups,
 )
 from specstep.kernels.linear.op import packed_embedding, packed_expert_linear, packed_linear
-from specstep.kernels.native import INSTRUCTION_SETS, build_library, detect_instruction_set, load_library
+from specstep.kernels.native import load_library
 from torch import Tensor
 
 CLOSE = {"rtol": 2**-7, "atol": 1e-3}  # fp32 sums that differ in their last bits may be rounded to neighbours
@@ -170,34 +167,3 @@ def test_opcheck() -> None:
         torch.library.opcheck(ops.packed_linear.default, (x, packed, None, 19))
         torch.library.opcheck(ops.packed_embedding.default, (packed, torch.arange(19).view(1, 19), 19, 70))
         torch.library.opcheck(ops.packed_expert_linear.default, (x, experts, torch.arange(4) % 3, 19))
-
-
-CHECK_LIBRARY = """
-import sys, torch
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_groups import CLOSE, KINDS, groups_of, pack_groups, packed_embedding, packed_linear, reference, x_of
-from specstep.kernels.native import load_library
-load_library(Path(sys.argv[1]))
-for kind in KINDS:
-    for columns, depth in ((5, 7), (65, 577), (33, 1536)):
-        groups, x, bias = groups_of(kind, columns, depth), x_of(70, depth), torch.randn(columns).bfloat16()
-        packed = pack_groups(groups)
-        result, expected = packed_linear(x, packed, bias, columns), reference.packed_linear(x, packed, bias, columns)
-        torch.testing.assert_close(result, expected, **CLOSE)
-        assert sys.argv[3] != "portable" or torch.equal(result, expected)
-        for rows in range(1, 40):
-            assert torch.equal(packed_linear(x[:rows], packed, bias, columns), result[:rows]), (kind, columns, rows)
-        ids = torch.arange(columns)
-        assert torch.equal(packed_embedding(packed, ids, columns, depth), groups.values(depth).bfloat16())
-"""
-
-
-@pytest.mark.parametrize("name", list(INSTRUCTION_SETS))
-def test_every_instruction_set_of_this_machine(name: str, request: pytest.FixtureRequest) -> None:
-    """Those without fused multiply-add say what the reference says, bit for bit."""
-    names = list(INSTRUCTION_SETS)
-    if names.index(name) < names.index(detect_instruction_set()):
-        pytest.skip(f"needs {name}")
-    command = [sys.executable, "-c", CHECK_LIBRARY, str(build_library(instruction_set=name)), str(request.path.parent)]
-    subprocess.run([*command, name], check=True)

@@ -1,9 +1,6 @@
 """Packed linear layers: they mean what the reference says, and the bits of an output depend on nothing but its own row
 and column."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +8,7 @@ from hypothesis import strategies as st
 from specstep.kernels.linear import reference
 from specstep.kernels.linear.op import packed_embedding, packed_expert_linear, packed_linear
 from specstep.kernels.linear.packing import pack
-from specstep.kernels.native import INSTRUCTION_SETS, build_library, detect_instruction_set, load_library
+from specstep.kernels.native import load_library
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -220,41 +217,3 @@ def test_experts_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises((ValueError, IndexError), match=message):
         packed_expert_linear(torch.zeros(x), pack(torch.zeros(weight)), torch.tensor(experts), 4)
-
-
-CHECK_LIBRARY = """
-import sys, torch
-from pathlib import Path
-from specstep.kernels.linear import reference
-from specstep.kernels.linear.op import packed_embedding, packed_linear
-from specstep.kernels.linear.packing import pack
-from specstep.kernels.native import load_library
-load_library(Path(sys.argv[1]))
-for dtype in (torch.float32, torch.bfloat16):
-    for columns, depth in ((5, 7), (65, 577), (33, 1536), (16, 0)):
-        weight = torch.randn(columns, depth).div(max(depth, 1) ** 0.5).to(dtype)
-        x, bias, packed = torch.randn(300, depth).to(dtype), torch.randn(columns).to(dtype), pack(weight)
-        whole = packed_linear(x, packed, bias, columns)
-        expected = reference.packed_linear(x, packed, bias, columns)
-        torch.testing.assert_close(whole, expected, rtol=2**-7, atol=1e-3)
-        half = depth // 2  # products that cancel: what is left is how a sum was rounded
-        x[:, half : 2 * half], weight[:, half : 2 * half], weight[:, 2 * half :] = x[:, :half], -weight[:, :half], 0
-        packed = pack(weight)
-        whole = packed_linear(x, packed, None, columns)
-        for rows in (*range(1, 40), 64):
-            assert torch.equal(packed_linear(x[:rows], packed, None, columns), whole[:rows]), (dtype, columns, rows)
-        assert torch.equal(packed_embedding(packed, torch.arange(columns), columns, depth), weight)
-spoilt = torch.ones(3, 3).bfloat16()
-spoilt[1] = float("nan")
-result = packed_linear(spoilt, pack(torch.ones(2, 3).bfloat16()), None, 2)
-assert result[1].isnan().all() and torch.equal(result[[0, 2]], torch.full((2, 2), 3.0).bfloat16())
-"""
-
-
-@pytest.mark.parametrize("name", list(INSTRUCTION_SETS))
-def test_every_instruction_set_of_this_machine(name: str) -> None:
-    names = list(INSTRUCTION_SETS)
-    if names.index(name) < names.index(detect_instruction_set()):
-        pytest.skip(f"needs {name}")
-    library = build_library(instruction_set=name)
-    subprocess.run([sys.executable, "-c", CHECK_LIBRARY, str(library)], check=True)

@@ -1,16 +1,12 @@
 """The bits of tree attention on a CPU: each query has those that it has when it is decoded alone."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from attention_case import Case, brute_force, make_case
-from specstep.kernels.native import INSTRUCTION_SETS, build_library, detect_instruction_set
 from specstep.kernels.tree_attention import reference
 from specstep.kernels.tree_attention.op import tree_attention
 from specstep.kernels.tree_layout.reference import chain_bits, pack_bits, unpack_bits
@@ -162,37 +158,3 @@ def test_half_precision_is_as_accurate_as_the_reference(random_trees: Any, dtype
         (run(op, case).double() - exact).square().mean().sqrt() for op in (tree_attention, reference.tree_attention)
     ]
     assert errors[0] <= errors[1]
-
-
-NARROWER = """
-import sys
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-import pytest, torch
-from specstep.kernels.native import load_library
-load_library(Path(sys.argv[1]))
-import conftest, test_tree_attention_exact as tests
-from attention_case import brute_force, make_case
-for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 4e-2), (torch.float16, 5e-3)):
-    for size, options in (((64, 64), "plain"), ((40, 80), "all"), ((33, 17), "window")):
-        case = make_case(conftest._random_trees, 9, 8, 2, size[0], (0, 70, 260), dtype, value_dim=size[1])
-        case = tests.with_garbage(tests.replace(case, **tests.OPTIONS[options]))
-        got = tests.run(tests.tree_attention, case).double()
-        torch.testing.assert_close(got, brute_force(case), rtol=tolerance, atol=tolerance)
-        tests.check(tests.tree_attention, case)
-    tests.test_chunks_of_a_prompt(conftest._random_trees, "window", dtype, 1)
-"""
-
-
-def test_narrower_instruction_sets() -> None:
-    names, here = list(INSTRUCTION_SETS), Path(__file__).parent
-    for name in names[names.index(detect_instruction_set()) + 1 :]:
-        command = [
-            sys.executable,
-            "-c",
-            NARROWER,
-            str(build_library(instruction_set=name)),
-            str(here),
-            str(here.parent),
-        ]
-        subprocess.run(command, check=True)
