@@ -3,9 +3,9 @@
     python bench/bench_ladder.py engines/smol                      # an engine with 16 rows shows most
     python bench/bench_ladder.py engines/smol --plain engines/plain --rows 1,8 --prompts FILE.jsonl
 
-All answer the same prompts in turn, in another order each time: greedy ones of each category, hopeless ones (sampled
-at a temperature of 2, where next to no draft hits), and both mixed. After two repeats the two best fixed numbers of a
-group go on alone, beside auto, all nodes and plain. The best is the one that was best in the other repeats: the best of
+All answer the same prompts: greedy ones of each category, hopeless ones (sampled at a temperature of 2, where next to
+no draft hits), and both mixed. They take turns, each a step and the prompts ahead of it, in another order each time: a
+busy moment is the same for all. The best fixed number is the one that was best in the other repeats: the best of
 several noisy figures would flatter itself. --plain: an engine of the same model without a drafter.
 bench/results/ladder.json has all figures.
 """
@@ -13,7 +13,6 @@ bench/results/ladder.json has all figures.
 import argparse
 import json
 import random
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,8 +22,8 @@ from script import run_script, write_json
 
 BENCH = Path(__file__).parent
 RUNGS = (0, 1, 2, 3, 5, 7)
-SIFTED, FINALISTS = 2, 2  # after how many repeats how many fixed numbers are left
 HOPELESS = {"temperature": 2.0}
+PROMPTS = 4  # at least, of a group
 Figures = dict[str, dict[str, list[float]]]  # group of prompts -> contender -> tokens per second of each repeat
 
 
@@ -36,18 +35,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, default=BENCH / "side_by_side" / "questions.jsonl")
     parser.add_argument("--rows", default="1,2,4,8,16", help="prompts at a time")
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=8, help="2 or more")
+    parser.add_argument("--repeats", type=int, default=3, help="2 or more")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=BENCH / "results" / "ladder.json")
     given = parser.parse_args(arguments)
-    if given.repeats < SIFTED:
-        parser.error(f"--repeats: expected {SIFTED} or more, got {given.repeats}")
+    if given.repeats < 2:
+        parser.error(f"--repeats: expected 2 or more, got {given.repeats}")
     return given
 
 
 def groups(file: Path, rows: int) -> dict[str, list[tuple[str, dict[str, float]]]]:
-    """As many prompts with their sampling for each category, for hopeless ones, and for a mix; prompts come again where
-    there are fewer."""
+    """As many prompts with their sampling for each category, for hopeless ones, and for a mix, and no fewer than
+    PROMPTS: a number of nodes may happen to fit a single one. Prompts come again where there are fewer."""
     prompts = defaultdict(list)
     for line in file.read_text().splitlines():
         entry = json.loads(line)
@@ -55,7 +54,7 @@ def groups(file: Path, rows: int) -> dict[str, list[tuple[str, dict[str, float]]
     every = [prompt for several in prompts.values() for prompt in several]
 
     def some(of: Sequence[str], sampling: Callable[[int], dict[str, float]]) -> list[tuple[str, dict[str, float]]]:
-        return [(of[place % len(of)], sampling(place)) for place in range(rows)]
+        return [(of[place % len(of)], sampling(place)) for place in range(max(rows, PROMPTS))]
 
     found = {category: some(several, lambda _: {}) for category, several in prompts.items()}
     found["hopeless"] = some(every, lambda place: HOPELESS | {"seed": place})
@@ -64,57 +63,33 @@ def groups(file: Path, rows: int) -> dict[str, list[tuple[str, dict[str, float]]
 
 def measure(given: argparse.Namespace, report: Callable[[str], None]) -> Iterator[tuple[int, Figures]]:
     """Rows and their figures, as they come."""
-    import specstep
+    from contender import Contender, seconds_of_each
 
-    engines = {"auto": specstep.load(given.engine, nodes="auto", learning=False, report=report)}
-    rungs = [rung for rung in RUNGS if rung < engines["auto"].spec.nodes] + [engines["auto"].spec.nodes]
-    engines |= {str(rung): specstep.load(given.engine, nodes=rung, learning=False) for rung in rungs}
+    contenders = {"auto": Contender(given.engine, "auto", report)}
+    nodes = contenders["auto"].engine.spec.nodes
+    rungs = [*(rung for rung in RUNGS if rung < nodes), nodes]
+    contenders |= {str(rung): Contender(given.engine, rung, report) for rung in rungs}
     if given.plain:
-        engines["plain"] = specstep.load(given.plain)
+        contenders["plain"] = Contender(given.plain, "all", report)
     order = random.Random(0)
     for rows in map(int, given.rows.split(",")):
         figures: Figures = defaultdict(lambda: defaultdict(list))
         for repeat in range(-1, given.repeats):  # the first one warms up
             for group, asked in groups(given.prompts, rows).items():
                 report(f"{rows} rows, {group}")
-                asking = finalists(figures[group]) if repeat >= SIFTED else list(engines)
-                for name in order.sample(asking, len(asking)):
-                    speed = _generate(engines[name], asked, given.max_new_tokens)
+                answers = {name: each.answers(asked, rows, given.max_new_tokens) for name, each in contenders.items()}
+                for name, seconds in seconds_of_each(answers, order).items():
                     if repeat >= 0:
-                        figures[group][name].append(speed)
+                        figures[group][name].append(answers[name].tokens / seconds)
         print(table(rows, figures), flush=True)
         yield rows, figures
 
 
-def _generate(engine, asked, most):  # type: ignore[no-untyped-def]
-    """Tokens per second of all answers, from the first prompt that is prefilled to the end."""
-    chat = engine.has_chat_template
-    requests = [
-        engine.request(prompt, most, chat=chat, sampling=sampling, ignore_eos=True) for prompt, sampling in asked
-    ]
-    begin = time.perf_counter()
-    for _ in engine.run(requests):
-        pass
-    return sum(len(request.tokens) for request in requests) / (time.perf_counter() - begin)
-
-
-def fixed(of: dict[str, list[float]]) -> list[str]:
-    """The contenders of fixed numbers of nodes, the fewest first."""
-    return sorted((name for name in of if name not in ("auto", "plain")), key=int)
-
-
-def finalists(of: dict[str, list[float]]) -> list[str]:
-    """Who goes on after the first repeats."""
-    best = sorted(fixed(of), key=lambda name: sum(of[name][:SIFTED]))[-FINALISTS:]
-    return [name for name in of if name in (*best, fixed(of)[-1], "auto", "plain")]
-
-
 def best_fixed(of: dict[str, list[float]]) -> tuple[list[str], list[float]]:
     """The fixed numbers that were best in all other repeats, one for each repeat, and their speed in it."""
-    repeats = len(of["auto"])
-    last = [name for name in fixed(of) if len(of[name]) == repeats]
-    names = [max(last, key=lambda name: sum(of[name]) - of[name][repeat]) for repeat in range(repeats)]
-    return names, [of[name][repeat] for repeat, name in enumerate(names)]
+    fixed = {name: speeds for name, speeds in of.items() if name not in ("auto", "plain")}
+    names = [max(fixed, key=lambda name: sum(fixed[name]) - fixed[name][repeat]) for repeat in range(len(of["auto"]))]
+    return names, [fixed[name][repeat] for repeat, name in enumerate(names)]
 
 
 def table(rows: int, figures: Figures) -> str:
@@ -123,9 +98,10 @@ def table(rows: int, figures: Figures) -> str:
     ratios = defaultdict(list)
     for group, of in figures.items():
         names, best = best_fixed(of)
-        beside = {"best": best, "all": of[fixed(of)[-1]], "plain": of.get("plain", of["0"])}
+        every = max((name for name in of if name not in ("auto", "plain")), key=int)
+        beside = {"best": best, "all": of[every], "plain": of.get("plain", of["0"])}
         cells = {
-            name: median(a / b for a, b in zip(of["auto"], speeds, strict=False)) for name, speeds in beside.items()
+            name: median(a / b for a, b in zip(of["auto"], speeds, strict=True)) for name, speeds in beside.items()
         }
         for name, ratio in cells.items():
             ratios[name].append(ratio)

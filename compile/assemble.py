@@ -1,4 +1,4 @@
-"""From loaded models and a config to the two graphs of an engine and the layout of its state."""
+"""From loaded models and a config to the graphs of an engine and the layout of its state."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -140,6 +140,23 @@ def onnx_folder(model_folder, once):
 
 
 @pytest.fixture(scope="session")
+def head_folder(once):
+    """An EAGLE-3 head for the tiny Llama."""
+    from models import save_eagle3
+
+    return once("head", save_eagle3)
+
+
+@pytest.fixture(scope="session")
+def onnx_head_folder(model_folder, head_folder, once):
+    """An engine for ONNX Runtime: two rows, drafts of the head."""
+    import specstep
+
+    options = ENGINE | {"backend": "onnx", "drafter": str(head_folder)}
+    return once("onnx-head", lambda folder: specstep.build(str(model_folder), folder, **options))
+
+
+@pytest.fixture(scope="session")
 def engine_folder(model_folder, once):
     """A compiled engine of the tiny model: two rows, n-gram drafts."""
     import specstep

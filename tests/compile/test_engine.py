@@ -25,15 +25,15 @@ def test_eager_and_engine_agree_on_every_integer(model_folder, engine_folder):
 
 
 def test_eager_and_jit_agree_on_every_integer(tmp_path):
-    """On one layer: what is compiled is the same over again for each."""
-    folder = save_model(tmp_path / "model", num_hidden_layers=1)
-    agree([make(str(folder), drafter="ngram", **OPTIONS) for make in (specstep.eager, specstep.jit)])
+    """On one layer and a small tree: what is compiled is the same over again for each."""
+    folder, tree = save_model(tmp_path / "model", num_hidden_layers=1), {"depth": 2, "top_k": 2, "nodes": 3}
+    agree([make(str(folder), drafter="ngram", **tree, **OPTIONS) for make in (specstep.eager, specstep.jit)])
 
 
 @pytest.mark.parametrize(
     ("drafter", "tree"),
     [
-        ("model", {"tree": "static", "depth": 3, "top_k": 2, "nodes": 6}),
+        pytest.param("model", {"tree": "static", "depth": 3, "top_k": 2, "nodes": 6}, marks=pytest.mark.slow),
         ("eagle3", {"tree": "dynamic", "depth": 3, "top_k": 3, "nodes": 8}),
     ],
 )  # the slow tests of tests/compile/test_onnx.py have each drafter with each kind of tree

@@ -14,7 +14,7 @@ import onnx_ir
 import pytest
 import specstep
 import torch
-from models import greedy, save_eagle3, save_model, tiny_model
+from models import greedy, save_model, tiny_model
 from polygraphy.json import load_json
 from sessions import PROMPTS, agree
 from specstep.compile.assemble import FlatProgram, assemble, example_inputs
@@ -46,21 +46,17 @@ def test_engine_equals_inductor_and_transformers(onnx_folder, engine_folder):
     assert [engine.generate(prompt, 60).token_ids for prompt in PROMPTS] == [result.token_ids for result in results]
 
 
-def agrees(backends, drafter, tree, batch, model_folder, drafter_folder, tmp_path):
-    """Every integer of every step, with one row and with all of them, is eager torch's; every token transformers'."""
-    head = str(save_eagle3(tmp_path / "head"))
-    name = drafter.replace("eagle3", head).replace("model", str(drafter_folder))
-    options = OPTIONS | TREES.get(tree, {}) | {"max_batch": batch, "drafter": name, "dtype": "float32"}
-    engines = [specstep.load(build(str(model_folder), tmp_path / b, backend=b, **options)) for b in backends]
-    engines.append(specstep.eager(str(model_folder), **options))
-    for rows in {1, batch}:
-        agree(engines, rows)
+def all_agree(engines, rows):
+    """Every integer of every step, with one row and with all of them, is the same; every token transformers'."""
+    for count in {1, rows}:
+        agree(engines, count)
     model = tiny_model("Llama")
     assert [r.token_ids for r in engines[0].generate(PROMPTS, 40)] == [greedy(model, p, 40, [1]) for p in PROMPTS]
 
 
-def test_head_equals_torch_and_transformers(model_folder, drafter_folder, tmp_path):
-    agrees(["onnx"], "eagle3", "dynamic", 4, model_folder, drafter_folder, tmp_path)
+def test_head_equals_torch_and_transformers(onnx_head_folder, model_folder, head_folder):
+    expected = specstep.eager(str(model_folder), drafter=str(head_folder), dtype="float32", **OPTIONS)
+    all_agree([specstep.load(onnx_head_folder), expected], 2)
 
 
 @pytest.mark.slow
@@ -72,8 +68,14 @@ def test_head_equals_torch_and_transformers(model_folder, drafter_folder, tmp_pa
         ("ngram,eagle3", "dynamic", 4),
     ],
 )  # fmt: skip
-def test_engine_equals_inductor_torch_and_transformers(drafter, tree, batch, model_folder, drafter_folder, tmp_path):
-    agrees(["onnx", "inductor"], drafter, tree, batch, model_folder, drafter_folder, tmp_path)
+def test_engine_equals_inductor_torch_and_transformers(
+    drafter, tree, batch, model_folder, drafter_folder, head_folder, tmp_path
+):
+    name = drafter.replace("eagle3", str(head_folder)).replace("model", str(drafter_folder))
+    options = OPTIONS | TREES.get(tree, {}) | {"max_batch": batch, "drafter": name, "dtype": "float32"}
+    backends = "onnx", "inductor"
+    engines = [specstep.load(build(str(model_folder), tmp_path / b, backend=b, **options)) for b in backends]
+    all_agree([*engines, specstep.eager(str(model_folder), **options)], batch)
 
 
 def test_caches_are_those_of_torch(onnx_folder, model_folder):

@@ -7,7 +7,6 @@ import pytest
 import specstep
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from models import save_eagle3
 from specstep.runtime.engine import Engine
 from specstep.runtime.inductor.aoti import LoadedProgram
 from specstep.runtime.inductor.torch_session import TorchSession
@@ -23,18 +22,14 @@ LOGPROB_ERROR, CACHE_ERROR = 2e-5, 5e-5
 @pytest.fixture(
     scope="module", params=["none", "ngram", "draft model", "eagle3", "ngram,eagle3", "onnx", "onnx eagle3", "inductor"]
 )
-def engines(request, model_folder, drafter_folder, tmp_path_factory):
+def engines(request, model_folder, drafter_folder, head_folder):
     """An engine, and one with the same programs that keeps prefixes."""
     options = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
-    head = str(save_eagle3(tmp_path_factory.mktemp("head")))
+    head = str(head_folder)
     names = {"draft model": str(drafter_folder), "eagle3": head, "ngram,eagle3": f"ngram,{head}"}
-    if request.param in ("onnx", "inductor"):
-        folders = {"onnx": "onnx_folder", "inductor": "engine_folder"}
+    folders = {"onnx": "onnx_folder", "onnx eagle3": "onnx_head_folder", "inductor": "engine_folder"}
+    if request.param in folders:
         plain = specstep.load(request.getfixturevalue(folders[request.param]), nodes="all")
-    elif request.param == "onnx eagle3":
-        folder = tmp_path_factory.mktemp("engines") / "onnx"
-        specstep.build(str(model_folder), folder, drafter=head, backend="onnx", **options)
-        plain = specstep.load(folder, nodes="all")
     else:
         plain = specstep.eager(str(model_folder), drafter=names.get(request.param, request.param), **options)
     plain.learning = False  # what one learned the other has not
@@ -111,10 +106,9 @@ def test_choices_and_identical_prompts(engines):
 
 
 @pytest.fixture(scope="module")
-def small(model_folder, tmp_path_factory):
+def small(model_folder, head_folder):
     """An engine with a head, and what it says alone."""
-    head = str(save_eagle3(tmp_path_factory.mktemp("head")))
-    options = {"drafter": head, "dtype": "float32", "max_batch": 3, "max_seq_len": 128, "prefill_chunk": 16}
+    options = {"drafter": str(head_folder), "dtype": "float32", "max_batch": 3, "max_seq_len": 128, "prefill_chunk": 16}
     engine, answers = specstep.eager(str(model_folder), **options), {}
 
     def alone(prompt, count):

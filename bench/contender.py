@@ -1,0 +1,78 @@
+"""Engines that answer the same prompts turn by turn, one after the other: so a busy moment is the same for all."""
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from specstep.runtime.engine import Engine
+from specstep.runtime.ladder import make_ladder
+from specstep.runtime.open_directory import open_directory
+from specstep.runtime.request import Request
+from specstep.runtime.rows import Rows, Taken
+from specstep.runtime.submission import Caller, Submission
+
+Asked = Sequence[tuple[str, dict[str, float]]]  # prompts, each with its sampling
+
+
+class Contender:
+    """An engine that is opened once, with its own session and what it knows of its steps."""
+
+    def __init__(self, directory: str, nodes: int | str, report: Callable[[str], None]):
+        """nodes: as for `specstep.load`."""
+        opened = open_directory(Path(directory), False, None, report)
+        self.ladder = make_ladder(opened.session, nodes, opened.identity, report)
+        self.engine = Engine(opened.session, opened.text, learning=False, ladder=self.ladder)
+
+    def answers(self, asked: Asked, rows: int, most: int) -> "Answers":
+        """What is to be done: prompts, how many at a time, and the tokens of each answer."""
+        chat = self.engine.has_chat_template
+        requests = [
+            self.engine.request(prompt, most, chat=chat, sampling=sampling, ignore_eos=True)
+            for prompt, sampling in asked
+        ]
+        return Answers(self, requests, rows)
+
+
+class Answers:
+    """Requests that a contender answers: what the scheduler's worker does with them, in this thread."""
+
+    def __init__(self, contender: Contender, requests: Sequence[Request], most: int):
+        """most: rows that answer at a time."""
+        session, self._ladder, self._most = contender.engine.session, contender.ladder, most
+        self._rows = Rows(session, session.spec.prefill_chunk, None, self._ladder)
+        self._requests, self._waiting, self._caller = requests, deque(requests), Caller(requests)
+
+    def turn(self) -> bool:
+        """Prefill, and step once -> whether anything is left to do."""
+        self._rows.prefill(self._take)
+        self._rows.step(awaited=False)
+        return bool(self._rows.taken or self._waiting)
+
+    def _take(self) -> Taken | None:
+        if not self._waiting or len(self._rows.running) == self._most:
+            return None
+        request = self._waiting.popleft()
+        self._rows.filling = Taken(self._caller, request, self._ladder.row(request.temperature))
+        return self._rows.filling
+
+    @property
+    def tokens(self) -> int:
+        """Of all answers, once they are done. Raises what a prefill or a step raised."""
+        for _ in Submission(self._caller, [each for each in self._requests if not each.finish_reason]):
+            pass
+        return sum(len(request.tokens) for request in self._requests)
+
+
+def seconds_of_each(answers: dict[str, Answers], order: random.Random) -> dict[str, float]:
+    """Have all answered, in turns -> the seconds that each took."""
+    seconds, left = dict.fromkeys(answers, 0.0), list(answers)
+    while left:
+        for name in order.sample(left, len(left)):
+            begin = time.perf_counter()
+            more = answers[name].turn()
+            seconds[name] += time.perf_counter() - begin
+            if not more:
+                left.remove(name)
+    return seconds
