@@ -5,8 +5,9 @@
 
 All answer the same prompts: greedy ones of each category, hopeless ones (sampled at a temperature of 2, where next to
 no draft hits), and both mixed. They take turns, each a step and the prompts ahead of it, in another order each time: a
-busy moment is the same for all. The best fixed number is the one that was best in the other repeats: the best of
-several noisy figures would flatter itself. --plain: an engine of the same model without a drafter.
+busy moment is the same for all. Tokens and time count while all rows are taken. The best fixed number is the one that
+was best in the other repeats: the best of several noisy figures would flatter itself. --plain: an engine of the same
+model without a drafter.
 bench/results/ladder.json has all figures.
 """
 
@@ -24,6 +25,7 @@ BENCH = Path(__file__).parent
 RUNGS = (0, 1, 2, 3, 5, 7)
 HOPELESS = {"temperature": 2.0}
 PROMPTS = 4  # at least, of a group
+FOR_A_ROW = 2  # of them, so that rows are free again and again
 Figures = dict[str, dict[str, list[float]]]  # group of prompts -> contender -> tokens per second of each repeat
 
 
@@ -45,7 +47,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def groups(file: Path, rows: int) -> dict[str, list[tuple[str, dict[str, float]]]]:
-    """As many prompts with their sampling for each category, for hopeless ones, and for a mix, and no fewer than
+    """Prompts with their sampling, FOR_A_ROW for each row, of each category, hopeless ones, and a mix, and no fewer than
     PROMPTS: a number of nodes may happen to fit a single one. Prompts come again where there are fewer."""
     prompts = defaultdict(list)
     for line in file.read_text().splitlines():
@@ -54,7 +56,7 @@ def groups(file: Path, rows: int) -> dict[str, list[tuple[str, dict[str, float]]
     every = [prompt for several in prompts.values() for prompt in several]
 
     def some(of: Sequence[str], sampling: Callable[[int], dict[str, float]]) -> list[tuple[str, dict[str, float]]]:
-        return [(of[place % len(of)], sampling(place)) for place in range(max(rows, PROMPTS))]
+        return [(of[place % len(of)], sampling(place)) for place in range(max(FOR_A_ROW * rows, PROMPTS))]
 
     found = {category: some(several, lambda _: {}) for category, several in prompts.items()}
     found["hopeless"] = some(every, lambda place: HOPELESS | {"seed": place})

@@ -36,19 +36,31 @@ class Contender:
 
 
 class Answers:
-    """Requests that a contender answers: what the scheduler's worker does with them, in this thread."""
+    """Requests that a contender answers: what the scheduler's worker does with them, in this thread. It is over once a
+    row is free for which no request waits: a batch that empties is one of fewer rows, and would be measured by its
+    slowest answers. tokens: of all answers so far."""
 
     def __init__(self, contender: Contender, requests: Sequence[Request], most: int):
         """most: rows that answer at a time."""
         session, self._ladder, self._most = contender.engine.session, contender.ladder, most
         self._rows = Rows(session, session.spec.prefill_chunk, None, self._ladder)
-        self._requests, self._waiting, self._caller = requests, deque(requests), Caller(requests)
+        self._caller, self._waiting, self.tokens = Caller(requests), deque(requests), 0
+        self._told = Submission(self._caller, requests)
 
     def turn(self) -> bool:
-        """Prefill, and step once -> whether anything is left to do."""
+        """Prefill, and step once -> whether it goes on. Raises what a prefill or a step raised."""
         self._rows.prefill(self._take)
         self._rows.step(awaited=False)
-        return bool(self._rows.taken or self._waiting)
+        try:
+            while told := self._told.poll():
+                self.tokens += len(told[1])
+        except StopIteration:  # all have ended
+            return False
+        if self._waiting or len(self._rows.taken) == self._most:
+            return True
+        self._told.cancel()
+        self._rows.release_ended()
+        return False
 
     def _take(self) -> Taken | None:
         if not self._waiting or len(self._rows.running) == self._most:
@@ -57,16 +69,9 @@ class Answers:
         self._rows.filling = Taken(self._caller, request, self._ladder.row(request.temperature))
         return self._rows.filling
 
-    @property
-    def tokens(self) -> int:
-        """Of all answers, once they are done. Raises what a prefill or a step raised."""
-        for _ in Submission(self._caller, [each for each in self._requests if not each.finish_reason]):
-            pass
-        return sum(len(request.tokens) for request in self._requests)
-
 
 def seconds_of_each(answers: dict[str, Answers], order: random.Random) -> dict[str, float]:
-    """Have all answered, in turns -> the seconds that each took."""
+    """Have all answer, in turns -> the seconds that each took."""
     seconds, left = dict.fromkeys(answers, 0.0), list(answers)
     while left:
         for name in order.sample(left, len(left)):

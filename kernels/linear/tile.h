@@ -9,8 +9,7 @@
 
 namespace specstep {
 
-// Where memory is the limit, with up to four rows, the processor's own prefetching is the fastest there is.
-constexpr int PREFETCH_ROWS = 5;
+// How far ahead weights are fetched into the first-level cache (bench/LOG.md).
 constexpr int64_t PREFETCH_BYTES = 8 * 1024;
 
 // A sum of short sums is off by less than one long sum: float32 is as accurate as BLAS has it. And 8 KB of a panel stay
@@ -26,8 +25,7 @@ __attribute__((noinline)) void tile(const typename Block::Term* x, const char* p
   for (int r = 0; r < ROWS; r++) sum[r] = Floats{};
   for (int64_t step = 0; step < steps; step++, x += ROWS, panel += Block::BYTES) {
     const typename Block::Weights w = Block::weights(panel);
-    if (ROWS >= PREFETCH_ROWS)
-      for (int64_t line = 0; line < Block::BYTES; line += 64) __builtin_prefetch(panel + PREFETCH_BYTES + line, 0, 2);
+    for (int64_t line = 0; line < Block::BYTES; line += 64) __builtin_prefetch(panel + PREFETCH_BYTES + line, 0, 3);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) Block::multiply(sum[r], x[r], w);
   }
