@@ -21,7 +21,8 @@ from .session import WHOLE, Session
 BUDGET_S = 3.0  # of a first measurement, but for the first step, which maps the weights
 SHORT = 32  # tokens in the cache of rows that are measured
 ROUNDS = 8  # most times that each size is measured
-FAST, SLOW = 0.1, 0.05  # shares of a surprise in what all rungs have in common, and in one rung's own
+COMMON = 0.2  # share of a surprise in what all rungs have in common
+OWN = 0.1  # and in the rung's own, at the first step of it; the longer it runs, the more likely the machine has changed
 FORGET = 0.999  # a rung that is no longer chosen gets another chance
 WRONG = 0.1  # a correction, as a logarithm, that is worth keeping
 
@@ -46,6 +47,7 @@ class StepTimes:
         # Logarithms of what steps took against the table: those of so many rows alike, and each rung beyond that.
         self._common = dict.fromkeys(self.table, 0.0)
         self._own = {rows: [0.0] * len(self.rungs) for rows in self.table}
+        self._last, self._alike = (0, 0), 0  # rows and rung of the last step, and how many ran so since another did
         self._places = {rung: place for place, rung in enumerate(self.rungs)}
         self._holding = {rows: rows for rows in self.table}  # rows of a step -> those in the table that hold them
 
@@ -65,9 +67,11 @@ class StepTimes:
         rows, place = self._known(rows), self._places[rung]
         off = math.log(min(max(seconds / self._expected(rows, length, drafted)[place], 0.25), 4.0))
         own = self._own[rows] = [FORGET * each for each in self._own[rows]]
-        surprise = off - self._common[rows] - own[place]  # a busy machine, or this rung alone: some of it goes to each
-        self._common[rows] += FAST * surprise
-        own[place] += SLOW * surprise
+        self._alike = self._alike + 1 if self._last == (rows, rung) else 1
+        self._last = rows, rung
+        surprise = off - self._common[rows] - own[place]
+        self._common[rows] += COMMON * surprise
+        own[place] += OWN / self._alike * surprise
 
     @property
     def wrong(self) -> bool:
