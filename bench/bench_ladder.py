@@ -47,8 +47,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def groups(file: Path, rows: int) -> dict[str, list[tuple[str, dict[str, float]]]]:
-    """Prompts with their sampling, FOR_A_ROW for each row, of each category, hopeless ones, and a mix, and no fewer than
-    PROMPTS: a number of nodes may happen to fit a single one. Prompts come again where there are fewer."""
+    """Prompts with their sampling, FOR_A_ROW for each row, of each category, hopeless ones, and a mix; no fewer than
+    PROMPTS, for a number of nodes may happen to fit a single one. Prompts come again where there are fewer."""
     prompts = defaultdict(list)
     for line in file.read_text().splitlines():
         entry = json.loads(line)

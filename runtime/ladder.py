@@ -15,14 +15,16 @@ from typing import NamedTuple
 
 from ..errors import InputError
 from ..report import RowReport
+from .measure_steps import keep_times, kept_or_measured
 from .session import CHEAP, NOTHING, WHOLE, Session
-from .step_times import StepTimes, keep_times, kept_or_measured
+from .step_times import StepTimes
 
 RUNGS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 RECENT = 1 / 16  # share of a step in what is expected of its row, and more in the row's first steps
 MANY = 1 / 256  # and in what is expected of a new row
 BELIEF = 4.0  # steps that outweigh what is assumed before anything was seen
 NEIGHBOUR = 32  # at most one step in so many is of the next rung up or down, in turn, to see how long it takes
+HOLD = 4  # steps for which it is settled what drafts, while the rows stay: the choice takes time, too
 PROBE = 8  # at most one step in so many drafts with more, or less, than seems best, to compare
 SPENT = 1 / 400  # share of the tokens per second that each of these may cost
 STALE = 1 / 4  # most of what the first step of its kind after a while counts
@@ -83,7 +85,7 @@ class Ladder:
         self._new = {0: RowDrafts({WHOLE: whole, CHEAP: [0.8 * each for each in whole], NOTHING: nothing}, MANY)}
         self._followers = Followers(nodes)
         self._up = True  # the next neighbour is the rung above
-        self._still = 0  # steps left for which a choice to draft nothing holds, while no row has drafts
+        self._draft, self._rows, self._left = NOTHING, list[RowDrafts](), 0  # what drafts, for whom, and for how long
 
     def row(self, temperature: float = 0.0) -> "RowDrafts":
         """What is known of a new row: what those of about its temperature accepted."""
@@ -100,26 +102,26 @@ class Ladder:
             drafted = any(each.drafted != NOTHING for each in drafts)
             return Chosen(self.rungs[-1 if drafted else 0], WHOLE if self.rungs[-1] else NOTHING)
         self._steps += 1
-        if self._still and all(each.drafted == NOTHING and not each.new for each in drafts):
-            self._still -= 1
-            return Chosen(0, NOTHING)
-        seconds = {draft: self._times.seconds(rows, length, draft) for draft in self._times.drafts}
-        draft = self._drafts(drafts, seconds)
-        if draft == NOTHING:
-            self._still = PROBE - 1
-            return Chosen(0, NOTHING)
+        if self._left == 0 or self._rows != drafts:
+            self._draft, self._left = self._drafts(rows, drafts, length)
+            self._rows = [*drafts]
+        draft = self._draft
+        self._left -= 1
+        self._last[draft] = self._steps
+        if draft == NOTHING or all(each.drafted == NOTHING for each in drafts):
+            return Chosen(0, draft)
         tokens = self._tokens([each.expected[each.drafted] for each in drafts])
-        speed = [*map(truediv, tokens, seconds[draft])]
+        speed = [*map(truediv, tokens, self._times.seconds(rows, length, draft))]
         best = speed.index(max(speed))
         beside = best + (1 if best == 0 or (self._up and best + 1 < len(self.rungs)) else -1)
-        if tokens[-1] > tokens[0] and self._due("neighbour", NEIGHBOUR, speed[best], speed[beside]):
+        if self._due("neighbour", NEIGHBOUR, speed[best], speed[beside]):
             self._last["neighbour"], self._up, best = self._steps, not self._up, beside
-        self._still = 0
         return Chosen(self.rungs[best], draft)
 
-    def _drafts(self, drafts: "Sequence[RowDrafts]", seconds: dict[str, list[float]]) -> str:
-        """What would get the rows on fastest if it drafted all of their trees; every now and then something else that
-        tells more. seconds: of each rung."""
+    def _drafts(self, rows: int, drafts: "Sequence[RowDrafts]", length: float) -> tuple[str, int]:
+        """What would get the rows on fastest if it drafted all of their trees, every now and then something else that
+        tells more; and for how many steps."""
+        seconds = {draft: self._times.seconds(rows, length, draft) for draft in self._times.drafts}
         most = (1 - WORTH) * seconds[WHOLE][0]
         speed = {
             draft: max(map(truediv, self._tokens([each.expected[draft] for each in drafts]), its))
@@ -128,9 +130,7 @@ class Ladder:
         }
         best = max(speed, key=lambda draft: speed[draft])
         due = [draft for draft in speed.keys() - {best, NOTHING} if self._due(draft, PROBE, speed[best], speed[draft])]
-        draft = min(due, key=lambda draft: self._last[draft], default=best)
-        self._last[draft] = self._steps
-        return draft
+        return (min(due, key=lambda draft: self._last[draft]), 1) if due else (best, PROBE if best == NOTHING else HOLD)
 
     def _due(self, what: str, least: int, best: float, other: float) -> bool:
         """Whether it is time for a step that is not expected to be the best, given the speeds of both: the more it

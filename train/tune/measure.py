@@ -24,8 +24,8 @@ from ...runtime.engine import Engine
 from ...runtime.inductor.profile import profile
 from ...runtime.inductor.torch_session import TorchSession
 from ...runtime.ladder import rungs_up_to
+from ...runtime.measure_steps import measure
 from ...runtime.session import Session
-from ...runtime.step_times import measure
 from .choose import DEPTH, NODES, TOP_K, Choice, Drafted, Steps, label
 
 Report = Callable[[str], None]
