@@ -13,6 +13,7 @@ from specstep.runtime.request import Request
 from specstep.runtime.rows import Rows, Taken
 from specstep.runtime.submission import Caller, Submission
 
+STEPS = 8  # of a turn: in the first one caches are full of the others' weights, and what is run by few is slower
 Asked = Sequence[tuple[str, dict[str, float]]]  # prompts, each with its sampling
 
 
@@ -47,7 +48,7 @@ class Answers:
         self._caller, self._waiting, self.tokens = Caller(requests), deque(requests), 0
         self._told = Submission(self._caller, requests)
 
-    def turn(self) -> bool:
+    def step(self) -> bool:
         """Prefill, and step once -> whether it goes on. Raises what a prefill or a step raised."""
         self._rows.prefill(self._take)
         self._rows.step(awaited=False)
@@ -71,12 +72,12 @@ class Answers:
 
 
 def seconds_of_each(answers: dict[str, Answers], order: random.Random) -> dict[str, float]:
-    """Have all answer, in turns -> the seconds that each took."""
+    """Have all answer, in turns of STEPS steps -> the seconds that each took."""
     seconds, left = dict.fromkeys(answers, 0.0), list(answers)
     while left:
         for name in order.sample(left, len(left)):
             begin = time.perf_counter()
-            more = answers[name].turn()
+            more = all(answers[name].step() for _ in range(STEPS))
             seconds[name] += time.perf_counter() - begin
             if not more:
                 left.remove(name)
