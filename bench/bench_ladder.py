@@ -4,7 +4,7 @@
     python bench/bench_ladder.py engines/smol --plain engines/plain --rows 1,8 --prompts FILE.jsonl
 
 All answer the same prompts: greedy ones of each category, hopeless ones (sampled at a temperature of 2, where next to
-no draft hits), and both mixed. They take turns of a few steps and the prompts ahead of them, in another order each time:
+no draft hits), and both mixed. They take turns, a few steps and the prompts ahead of them, in another order each time:
 a busy moment is the same for all. Tokens and time count while all rows are taken. The best fixed number is the one that
 was best in the other repeats: the best of several noisy figures would flatter itself. --plain: an engine of the same
 model without a drafter.
