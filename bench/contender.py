@@ -59,9 +59,13 @@ class Answers:
             return False
         if self._waiting or len(self._rows.taken) == self._most:
             return True
+        self.end()
+        return False
+
+    def end(self) -> None:
+        """Free the rows of answers that still run."""
         self._told.cancel()
         self._rows.release_ended()
-        return False
 
     def _take(self) -> Taken | None:
         if not self._waiting or len(self._rows.running) == self._most:
