@@ -103,7 +103,8 @@ class Ladder:
             return Chosen(self.rungs[-1 if drafted else 0], WHOLE if self.rungs[-1] else NOTHING)
         self._steps += 1
         if self._left == 0 or self._rows != drafts:
-            self._draft, self._left = self._drafts(rows, drafts, length)
+            seconds = {draft: self._times.seconds(rows, length, draft) for draft in self._times.drafts}
+            self._draft, self._left = self._drafts(drafts, seconds)
             self._rows = [*drafts]
         draft = self._draft
         self._left -= 1
@@ -118,10 +119,9 @@ class Ladder:
             self._last["neighbour"], self._up, best = self._steps, not self._up, beside
         return Chosen(self.rungs[best], draft)
 
-    def _drafts(self, rows: int, drafts: "Sequence[RowDrafts]", length: float) -> tuple[str, int]:
+    def _drafts(self, drafts: "Sequence[RowDrafts]", seconds: dict[str, list[float]]) -> tuple[str, int]:
         """What would get the rows on fastest if it drafted all of their trees, every now and then something else that
-        tells more; and for how many steps."""
-        seconds = {draft: self._times.seconds(rows, length, draft) for draft in self._times.drafts}
+        tells more; and for how many steps. seconds: of each rung."""
         most = (1 - WORTH) * seconds[WHOLE][0]
         speed = {
             draft: max(map(truediv, self._tokens([each.expected[draft] for each in drafts]), its))
