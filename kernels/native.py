@@ -30,7 +30,8 @@ SOURCES = (
 HEADERS = (
     "tensor.h", "record.h", "parallel.h", "noise.h", "row.h", "exact/element.h", "linear/linear.h", "linear/block.h",
     "linear/groups.h", "linear/tile.h", "linear/plan.h", "choose/filter.h", "tree_attention/vector.h",
-    "tree_attention/element.h", "tree_attention/block.h", "tree_attention/seen.h", "tree_attention/parts.h",
+    "tree_attention/element.h", "tree_attention/coming.h", "tree_attention/block.h", "tree_attention/seen.h",
+    "tree_attention/call.h", "tree_attention/parts.h",
 )  # fmt: skip
 # The oldest PyTorch whose stable C interface the library uses; it then loads in that version and every later one.
 STABLE_INTERFACE = "0x020b000000000000"
@@ -48,24 +49,43 @@ class CompilerError(RuntimeError):
     """No C++ compiler, or one that failed."""
 
 
-def detect_instruction_set() -> str:
-    """The widest of INSTRUCTION_SETS that this machine runs."""
+def supported_instruction_sets() -> list[str]:
+    """Those of INSTRUCTION_SETS that this machine runs, the widest first."""
     if platform.machine() not in ("x86_64", "AMD64"):
-        return "portable"
-    if torch.cpu._is_avx512_bf16_supported():
-        return "avx512_bf16"
-    if torch.cpu._is_vnni_supported():
-        return "avx512_vnni"
-    if torch.cpu._is_avx512_supported():
-        return "avx512"
-    return "avx2" if torch.cpu._is_avx2_supported() else "portable"
+        return ["portable"]
+    support = {
+        "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
+        "avx512_vnni": torch.cpu._is_vnni_supported(),
+        "avx512": torch.cpu._is_avx512_supported(),
+        "avx2": torch.cpu._is_avx2_supported(),
+        "portable": True,
+    }
+    return [name for name in INSTRUCTION_SETS if support[name]]
+
+
+def detect_instruction_set() -> str:
+    """The one of INSTRUCTION_SETS that our kernels are fastest with on this machine.
+
+    That is the widest, but for Intel's processors: they multiply pairs of bfloat16 at half the rate of floats
+    (bench/LOG.md).
+    """
+    sets = supported_instruction_sets()
+    return sets[1] if sets[0] == "avx512_bf16" and _is_intel() else sets[0]
+
+
+def _is_intel() -> bool:
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return False
 
 
 def build_library(instruction_set: str | None = None, compiler: str | None = None, cache: Path | None = None) -> Path:
     """Compiles the library, or finds it in the cache, and returns its path.
 
-    instruction_set: one of INSTRUCTION_SETS; by default what this machine has. compiler: a g++ (11 or later) or clang++
-    command; by default the first of g++, clang++, c++ on the path. cache: by default the user's (see `user_cache`).
+    instruction_set: one of INSTRUCTION_SETS; by default the fastest of this machine. compiler: a g++ (11 or later) or
+    clang++ command; by default the first of g++, clang++, c++ on the path. cache: by default the user's (see
+    `user_cache`).
     Raises ValueError for an unknown instruction set, CompilerError without a compiler or when compilation fails.
     """
     chosen = detect_instruction_set() if instruction_set is None else instruction_set

@@ -83,8 +83,16 @@ inline Lanes multiply_add(Lanes sum, Lanes x, Lanes w) {
 #endif
 }
 
-// A kind of block says what one step takes of x (STEP elements, kept as a Term), how many BYTES of a panel, how the two
-// are multiplied, and which elements of K a step holds for one of its outputs.
+// sum[r] += x[r] times what a step of a panel holds, with the weights of it in registers.
+template <class Block, int ROWS>
+inline void multiply_rows(Floats* sum, const typename Block::Term* x, const char* from) {
+  const typename Block::Weights w = Block::weights(from);
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++) Block::multiply_one(sum[r], x[r], w);
+}
+
+// A kind of block says what one step takes of x (STEP elements, kept as a Term), how many BYTES of a panel, how some
+// rows of the one are multiplied with the other, and which elements of K a step holds for one of its outputs.
 struct Float32Block {
   using Element = float;
   using Term = float;
@@ -93,8 +101,12 @@ struct Float32Block {
   static constexpr int64_t BYTES = OUTPUTS * sizeof(float);
   static Term term(const Element* x, int64_t) { return *x; }
   static Weights weights(const char* from) { return load<Floats>(from); }
-  static void multiply(Floats& sum, Term x, const Weights& w) {
+  static void multiply_one(Floats& sum, Term x, const Weights& w) {
     for (int part = 0; part < PARTS; part++) sum.part[part] = multiply_add(sum.part[part], all(x), w.part[part]);
+  }
+  template <int ROWS>
+  static void multiply(Floats* sum, const Term* x, const char* from) {
+    multiply_rows<Float32Block, ROWS>(sum, x, from);
   }
   static void elements(const char* from, int lane, float* out) { *out = load<float>(from + lane * sizeof(float)); }
 };
@@ -115,9 +127,13 @@ struct Bfloat16Block : Bfloat16Pairs {  // two elements of K in one instruction
   using Weights = __m512i;
   static Term term(const Element* x, int64_t count) { return count > 1 ? load<Term>(x) : x->bits; }
   static Weights weights(const char* from) { return _mm512_loadu_si512(from); }
-  static void multiply(Floats& sum, Term x, const Weights& w) {
+  static void multiply_one(Floats& sum, Term x, const Weights& w) {
     const __m512i both = _mm512_set1_epi32(x);
     sum.part[0] = _mm512_dpbf16_ps(sum.part[0], reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(both));
+  }
+  template <int ROWS>
+  static void multiply(Floats* sum, const Term* x, const char* from) {
+    multiply_rows<Bfloat16Block, ROWS>(sum, x, from);
   }
 };
 #else
@@ -138,11 +154,15 @@ struct Bfloat16Block : Bfloat16Pairs {  // widened in registers: the upper half 
     }
     return w;
   }
-  static void multiply(Floats& sum, Term x, const Weights& w) {
+  static void multiply_one(Floats& sum, Term x, const Weights& w) {
     for (int part = 0; part < PARTS; part++) {
       sum.part[part] = multiply_add(sum.part[part], all(x.even), w.even.part[part]);
       sum.part[part] = multiply_add(sum.part[part], all(x.odd), w.odd.part[part]);
     }
+  }
+  template <int ROWS>
+  static void multiply(Floats* sum, const Term* x, const char* from) {
+    multiply_rows<Bfloat16Block, ROWS>(sum, x, from);
   }
 };
 #endif

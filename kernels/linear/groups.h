@@ -18,6 +18,9 @@ constexpr int WORDS = REGISTERS;  // of x: four signed bytes each
 constexpr int WORDS = 2 * REGISTERS;  // of x: two signed halves each, of even bytes and of odd ones
 #endif
 
+// Rows whose sums of integers run side by side: as many as there are registers for.
+constexpr int CHAINS = LANES == 16 ? 12 : 1;
+
 struct GroupTerm {  // what a group takes of one row of x
   int32_t words[WORDS];
   int32_t start;  // of the sum of integers: takes away what the weights' bytes are more than their values
@@ -68,19 +71,55 @@ inline Floats widen(const char* from) {
 
 inline float lane_of(const Floats& values, int lane) { return values.part[lane / LANES][lane % LANES]; }
 
-// Quantises up to 32 elements of a row: the largest becomes 127 or -127. NaN and infinities make the scale so.
-inline void quantize(const Bfloat16* x, int64_t count, int offset, GroupTerm& term) {
-  uint16_t bits[GROUP] = {};
-  std::memcpy(bits, x, std::min<int64_t>(count, GROUP) * sizeof *bits);
+// A group of a row of x as signed bytes: the largest becomes 127 or -127.
+struct Quantized {
+  float range;  // of x; that bytes stand for 127 times what they do
+  int32_t sum;  // of the bytes
+  int8_t bytes[GROUP];
+};
+
+inline float quantizing_factor(float range) { return range > 1e-30f ? 127.0f / range : 0.0f; }
+
+inline void quantize(const uint16_t* bits, Quantized& to) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+  const auto both = load<__m512i>(bits);
+  const __m512i sizes = _mm512_and_si512(both, _mm512_set1_epi16(0x7fff));
+  const __m256i most = _mm256_max_epu16(_mm512_castsi512_si256(sizes), _mm512_extracti64x4_epi64(sizes, 1));
+  const __m128i greatest = _mm_max_epu16(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+  const __m128i least = _mm_minpos_epu16(_mm_xor_si128(greatest, _mm_set1_epi16(-1)));
+  to.range = to_float(Bfloat16{static_cast<uint16_t>(~_mm_cvtsi128_si32(least))});
+  const __m512 factor = _mm512_set1_ps(quantizing_factor(to.range));
+  const auto rounded = [&](__m256i half) {
+    const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
+    return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(wide), factor));
+  };
+  const __m512i low = rounded(_mm512_castsi512_si256(both)), high = rounded(_mm512_extracti64x4_epi64(both, 1));
+  to.sum = _mm512_reduce_add_epi32(_mm512_add_epi32(low, high));
+  const __m128i bytes[2] = {_mm512_cvtepi32_epi8(low), _mm512_cvtepi32_epi8(high)};
+  std::memcpy(to.bytes, bytes, sizeof bytes);
+#else
   uint16_t largest = 0;
   for (int i = 0; i < GROUP; i++) largest = std::max<uint16_t>(largest, bits[i] & 0x7fff);
-  const float range = to_float(Bfloat16{largest}), factor = range > 1e-30f ? 127.0f / range : 0.0f;
-  int8_t bytes[GROUP];
-  int32_t sum = 0;
+  to.range = to_float(Bfloat16{largest}), to.sum = 0;
+  const float factor = quantizing_factor(to.range);
   for (int i = 0; i < GROUP; i++) {
-    bytes[i] = static_cast<int8_t>(__builtin_rintf(to_float(Bfloat16{bits[i]}) * factor));
-    sum += bytes[i];
+    to.bytes[i] = static_cast<int8_t>(__builtin_rintf(to_float(Bfloat16{bits[i]}) * factor));
+    to.sum += to.bytes[i];
   }
+#endif
+}
+
+// Quantises up to 32 elements of a row. NaN and infinities make the scale so.
+inline void quantize(const Bfloat16* x, int64_t count, int offset, GroupTerm& term) {
+  Quantized quantized;
+  if (count >= GROUP) {
+    quantize(&x->bits, quantized);
+  } else {
+    uint16_t bits[GROUP] = {};
+    std::memcpy(bits, x, count * sizeof *bits);
+    quantize(bits, quantized);
+  }
+  const auto& bytes = quantized.bytes;
 #if defined(__AVX512VNNI__)
   std::memcpy(term.words, bytes, sizeof bytes);
 #else
@@ -90,9 +129,9 @@ inline void quantize(const Bfloat16* x, int64_t count, int offset, GroupTerm& te
     term.words[i] = static_cast<int32_t>(low | high << 16);
   }
 #endif
-  term.start = -offset * sum;
-  term.scale = range / 127.0f;
-  term.shift = term.scale * static_cast<float>(sum);
+  term.start = -offset * quantized.sum;
+  term.scale = quantized.range / 127.0f;
+  term.shift = term.scale * static_cast<float>(quantized.sum);
 }
 
 // How a group's quants lie: BYTES of them, OFFSET more than the values they stand for.
@@ -126,10 +165,6 @@ template <class Quants, bool LEAST>
 struct GroupBlock {
   using Element = Bfloat16;
   using Term = GroupTerm;
-  struct Weights {
-    Words words[REGISTERS][PARTS];
-    Floats scale, least;
-  };
   static constexpr int STEP = GROUP;
   static constexpr int64_t SCALES = OUTPUTS * sizeof(uint16_t), BYTES = Quants::BYTES + (LEAST ? 2 : 1) * SCALES;
 
@@ -138,24 +173,30 @@ struct GroupBlock {
     quantize(x, count, Quants::OFFSET, term);
     return term;
   }
-  static Weights weights(const char* from) {
-    Weights w;
-#pragma GCC unroll 8
-    for (int number = 0; number < REGISTERS; number++)
-      for (int part = 0; part < PARTS; part++) w.words[number][part] = Quants::word(from, number, part);
-    w.scale = widen(from + Quants::BYTES);
-    if (LEAST) w.least = widen(from + Quants::BYTES + SCALES);
-    return w;
-  }
-  static void multiply(Floats& sum, const Term& x, const Weights& w) {
+  // Word by word of the weights, so that the sums of rows, each a chain of additions, run side by side.
+  template <int ROWS>
+  static void multiply(Floats* sum, const Term* x, const char* from) {
+    if constexpr (ROWS > CHAINS) {
+      multiply<ROWS / 2>(sum, x, from);
+      return multiply<ROWS - ROWS / 2>(sum + ROWS / 2, x + ROWS / 2, from);
+    }
+    const Floats scale = widen(from + Quants::BYTES), least = LEAST ? widen(from + Quants::BYTES + SCALES) : Floats{};
     for (int part = 0; part < PARTS; part++) {
-      Integers products = Integers{} + x.start;
+      Integers products[ROWS];
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; r++) products[r] = Integers{} + x[r].start;
 #pragma GCC unroll 8
-      for (int number = 0; number < REGISTERS; number++)
-        products = multiply_bytes(products, w.words[number][part], x, number);
-      const Lanes scale = w.scale.part[part] * x.scale;
-      sum.part[part] = multiply_add(sum.part[part], __builtin_convertvector(products, Lanes), scale);
-      if (LEAST) sum.part[part] = multiply_add(sum.part[part], Lanes{} + x.shift, w.least.part[part]);
+      for (int number = 0; number < REGISTERS; number++) {
+        const Words word = Quants::word(from, number, part);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) products[r] = multiply_bytes(products[r], word, x[r], number);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; r++) {
+        Lanes& to = sum[r].part[part];
+        to = multiply_add(to, __builtin_convertvector(products[r], Lanes), scale.part[part] * x[r].scale);
+        if (LEAST) to = multiply_add(to, Lanes{} + x[r].shift, least.part[part]);
+      }
     }
   }
   static void elements(const char* from, int lane, float* out) {

@@ -24,10 +24,8 @@ __attribute__((noinline)) void tile(const typename Block::Term* x, const char* p
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) sum[r] = Floats{};
   for (int64_t step = 0; step < steps; step++, x += ROWS, panel += Block::BYTES) {
-    const typename Block::Weights w = Block::weights(panel);
     for (int64_t line = 0; line < Block::BYTES; line += 64) __builtin_prefetch(panel + PREFETCH_BYTES + line, 0, 3);
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++) Block::multiply(sum[r], x[r], w);
+    Block::template multiply<ROWS>(sum, x, panel);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) add(sums + r * OUTPUTS, sum[r]);

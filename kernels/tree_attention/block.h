@@ -6,6 +6,7 @@
 
 #include <limits>
 
+#include "coming.h"
 #include "element.h"
 
 namespace specstep::attention {
@@ -13,10 +14,8 @@ namespace specstep::attention {
 constexpr int64_t BLOCK = 64;  // positions
 constexpr int64_t ROWS = 6;    // queries whose sums are in registers at a time
 constexpr int64_t MOST_SIZE = 256;
-constexpr float LOWEST = -3e38f;  // below every score; finite, so that differences are
-
-inline int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
-inline int64_t round_up(int64_t value, int64_t by) { return divide_up(value, by) * by; }
+constexpr int64_t VALUES_PER_SHARE = 8;  // positions that are packed between two fetches
+constexpr float LOWEST = -3e38f;         // below every score; finite, so that differences are
 
 // What the score of a query and a key means: exp of it is 2 ** (factor * score), after what `capped` does to it.
 struct Scores {
@@ -47,6 +46,15 @@ struct Partial {
     std::fill_n(total, rows, 0.0f);
     std::fill_n(out, rows * stride, 0.0f);
   }
+};
+
+// How some queries weigh the positions of a block, a row of words each: relative to the greatest score; their sums.
+struct Weights {
+  float *greatest, *total;
+  uint32_t* words;
+
+  uint32_t* of(int64_t row) const { return words + row * BLOCK; }
+  Weights from(int64_t row) const { return {greatest + row, total + row, of(row)}; }
 };
 
 // Adds later results to earlier ones. One that saw nothing changes no bit.
@@ -132,99 +140,93 @@ inline float weigh(const float* given, uint64_t seen, const Scores& scores, floa
   return Values::pack_weights(each, weights)[0];
 }
 
-// Keys and values of a block that comes next, brought into the cache a few rows at a time between other work: all at
-// once they are more than a core can wait for while it computes.
-class Coming {
- public:
-  Coming() = default;
-  Coming(int64_t rows, int64_t queries) : rows_(rows), step_(divide_up(rows, queries)) {}
-  void add(int which, const void* rows, int64_t stride, int64_t bytes) {
-    lines_[which] = {static_cast<const char*>(rows), stride, bytes};
-  }
-  // The share of one query.
-  void fetch() {
-    const int64_t end = std::min(next_ + step_, rows_);
-    for (; next_ < end; next_++)
-      for (const Lines& lines : lines_)
-        for (int64_t at = 0; at < lines.bytes; at += 64) __builtin_prefetch(lines.rows + next_ * lines.stride + at);
-  }
-
- private:
-  struct Lines {
-    const char* rows;
-    int64_t stride, bytes;
-  };
-  Lines lines_[2] = {};
-  int64_t rows_ = 0, step_ = 0, next_ = 0;
-};
-
 // The sizes of heads, and how they are packed. Keys are packed [word][position], values [positions of a word][column].
 template <class Keys, class Values>
 struct Sizes {
   using Element = typename Keys::Element;
   int64_t key, value;
 
+  static constexpr int64_t RAW = 4 / sizeof(Element);           // elements in 32 bits of memory
+  static constexpr int64_t WORDS_OF_RAW = RAW / Keys::PER_WORD;  // as they are packed
+
   int64_t key_words() const { return divide_up(key, Keys::PER_WORD); }
-  int64_t key_stride() const { return round_up(key_words(), LANES); }
+  int64_t key_stride() const { return round_up(key_words(), LANES * WORDS_OF_RAW); }
   int64_t columns() const { return round_up(value, LANES); }
   int64_t value_stride() const { return round_up(value, LANES * Values::PER_WORD); }
+  // How often the packing of a block fetches a share of what comes.
+  int64_t shares() const { return BLOCK / LANES * divide_up(key, RAW * LANES) + BLOCK / VALUES_PER_SHARE; }
 
-  // Words `first` to `first + LANES` of a key or a query, zeros beyond its end.
-  Words words(const Element* from, int64_t first) const {
-    const int64_t at = first * Keys::PER_WORD, count = key - at;
-    if (count >= LANES * Keys::PER_WORD) return Keys::words(from + at);
-    Element padded[LANES * Keys::PER_WORD] = {};
-    std::copy_n(from + at, count, padded);
-    return Keys::words(padded);
-  }
   void pack_query(const Element* from, uint32_t* to) const {
-    for (int64_t word = 0; word < key_stride(); word += LANES) store(to + word, words(from, word));
+    constexpr int64_t STEP = LANES * Keys::PER_WORD;
+    for (int64_t at = 0; at < key_stride() * Keys::PER_WORD; at += STEP, to += LANES) {
+      Element padded[STEP] = {};
+      if (at + STEP > key) std::copy_n(from + at, key - at, padded);
+      store(to, Keys::words(at + STEP > key ? padded : from + at));
+    }
   }
   // The keys of positions `first` to `end` of a block and those that share a vector with them; row(i) is position i's.
   template <class Row>
-  void pack_keys(int64_t first, int64_t end, const Row& row, uint32_t* to) const {
+  void pack_keys(int64_t first, int64_t end, Row row, Coming& coming, uint32_t* to) const {
+    constexpr int64_t STEP = LANES * RAW;
     for (int64_t lane = first / LANES * LANES; lane < end; lane += LANES) {
-      for (int64_t word = 0; word < key_stride(); word += LANES) {
+      const Element* rows[LANES];
+      for (int64_t i = 0; i < LANES; i++) rows[i] = row(std::min(lane + i, end - 1));
+      uint32_t* packed = to + lane;
+      for (int64_t at = 0; at < key; at += STEP) {
+        coming.fetch();
         Words group[LANES];
 #pragma GCC unroll 16
-        for (int64_t i = 0; i < LANES; i++) group[i] = words(row(std::min(lane + i, end - 1)), word);
+        for (int64_t i = 0; i < LANES; i++) group[i] = raw(rows[i] + at, key - at);
         transpose(group);
 #pragma GCC unroll 16
-        for (int64_t i = 0; i < LANES; i++) store(to + (word + i) * BLOCK + lane, group[i]);
+        for (int64_t i = 0; i < LANES; i++)
+          for (int word = 0; word < WORDS_OF_RAW; word++, packed += BLOCK) store(packed, Keys::word(group[i], word));
       }
     }
   }
   template <class Row>
-  void pack_values(int64_t first, int64_t end, const Row& row, uint32_t* to) const {
+  void pack_values(int64_t first, int64_t end, Row row, Coming& coming, uint32_t* to) const {
     constexpr int64_t PER_WORD = Values::PER_WORD, STEP = LANES * PER_WORD;
-    const Element zeros[STEP] = {};
+    static constexpr Element ZEROS[MOST_SIZE] = {};
+    const int64_t count = value, whole = count / STEP * STEP, stride = value_stride();
     for (int64_t position = first / PER_WORD * PER_WORD; position < end; position += PER_WORD) {
-      const bool pair = position + PER_WORD <= end;
-      const Element *a = row(position), *b = pair ? row(position + PER_WORD - 1) : a;
-      uint32_t* packed = to + position / PER_WORD * value_stride();
-      for (int64_t column = 0; column < value; column += STEP) {
-        Element last[2][STEP] = {};
-        const bool whole = column + STEP <= value;
-        if (!whole) std::copy_n(a + column, value - column, last[0]), std::copy_n(b + column, value - column, last[1]);
-        Values::pack_values(whole ? a + column : last[0], !pair ? zeros : whole ? b + column : last[1],
-                            packed + column);
-      }
+      if (position % VALUES_PER_SHARE == 0) coming.fetch();
+      const Element *a = row(position), *b = position + PER_WORD <= end ? row(position + PER_WORD - 1) : ZEROS;
+      uint32_t* packed = to + position / PER_WORD * stride;
+#pragma GCC unroll 4
+      for (int64_t at = 0; at < whole; at += STEP) Values::pack_values(a + at, b + at, packed + at);
+      if (whole == count) continue;
+      Element last[2][STEP] = {};
+      std::copy_n(a + whole, count - whole, last[0]), std::copy_n(b + whole, count - whole, last[1]);
+      Values::pack_values(last[0], last[1], packed + whole);
     }
   }
+  // 32 bits for each lane of the `count` elements from `from` on, zeros beyond their end.
+  static Words raw(const Element* from, int64_t count) {
+    if (count >= LANES * RAW) return load<Words>(from);
+    Element padded[LANES * RAW] = {};
+    std::copy_n(from, count, padded);
+    return load<Words>(padded);
+  }
 
-  // At most ROWS queries over the first `end` positions of a packed block, merged into `sum`.
-  void attend(int64_t rows, const uint32_t* queries, const uint32_t* keys, const uint32_t* values, int64_t end,
-              const uint64_t* seen, const Scores& scores, Coming& coming, const Partial& sum) const {
-    alignas(64) float score[ROWS * BLOCK], out[ROWS * MOST_SIZE], greatest[ROWS], total[ROWS];
-    alignas(64) uint32_t weights[ROWS * BLOCK];
+  // What at most ROWS queries weigh the first `end` positions of a packed block with.
+  void weigh_keys(int64_t rows, const uint32_t* queries, const uint32_t* keys, int64_t end, const uint64_t* seen,
+                  const Scores& scores, Coming& coming, const Weights& weights) const {
+    alignas(64) float score[ROWS * BLOCK];
     multiply<Keys>(rows, queries, key_stride(), keys, BLOCK, key_words(), round_up(end, LANES), score, BLOCK);
     for (int64_t row = 0; row < rows; row++) {
       coming.fetch();
-      total[row] = weigh<Values>(score + row * BLOCK, seen[row], scores, greatest + row, weights + row * BLOCK);
+      weights.total[row] =
+          weigh<Values>(score + row * BLOCK, seen[row], scores, weights.greatest + row, weights.of(row));
     }
-    multiply<Values>(rows, weights, BLOCK, values, value_stride(), divide_up(end, Values::PER_WORD), columns(), out,
-                     MOST_SIZE);
-    merge(rows, columns(), scores, {greatest, total, out, MOST_SIZE}, sum);
+  }
+  // The values of the same positions, so weighed, merged into `sum`.
+  void add_values(int64_t rows, const Weights& weights, const uint32_t* values, int64_t end, const Scores& scores,
+                  const Partial& sum) const {
+    alignas(64) float out[ROWS * MOST_SIZE];
+    multiply<Values>(rows, weights.words, BLOCK, values, value_stride(), divide_up(end, Values::PER_WORD), columns(),
+                     out, MOST_SIZE);
+    merge(rows, columns(), scores, {weights.greatest, weights.total, out, MOST_SIZE}, sum);
   }
 };
 

@@ -15,14 +15,22 @@ struct Float16 {
   uint16_t bits;
 };
 
-inline Words widened(const uint16_t* from) { return __builtin_convertvector(load<Halves>(from), Words); }
+inline Words widened(const uint16_t* from) {
+#ifdef __AVX512F__  // g++ 12 converts halves of a vector and joins them
+  return reinterpret_cast<Words>(_mm512_cvtepu16_epi32(load<__m256i>(from)));
+#else
+  return __builtin_convertvector(load<Halves>(from), Words);
+#endif
+}
 
-inline Floats floats(const float* from) { return load<Floats>(from); }
-inline Floats floats(const Bfloat16* from) { return as_floats(widened(&from->bits) << 16); }
-inline Floats floats(const Float16* from) {
-  const Words half = widened(&from->bits), special = reinterpret_cast<Words>((half & 0x7c00) == 0x7c00);
-  const Floats finite = as_floats((half & 0x7fff) << 13) * 0x1p112f;  // the exponent's other bias; exact
-  return as_floats(as_words(finite) | ((half & 0x8000) << 16) | (special & 0x7f800000));
+// Floats as words, of the elements in the lower 16 bits of words, what is above them zero; a float is its own.
+template <class Element>
+inline Words float_words(Words given) {
+  if constexpr (std::is_same_v<Element, float>) return given;
+  if constexpr (std::is_same_v<Element, Bfloat16>) return given << 16;
+  const Words special = reinterpret_cast<Words>((given & 0x7c00) == 0x7c00);
+  const Floats finite = as_floats((given & 0x7fff) << 13) * 0x1p112f;  // the exponent's other bias; exact
+  return as_words(finite) | ((given & 0x8000) << 16) | (special & 0x7f800000);
 }
 
 // Floats rounded to nearest, ties to even; NaN stays NaN.
@@ -50,7 +58,16 @@ template <class Given>
 struct Wide {
   using Element = Given;
   static constexpr int PER_WORD = 1;
-  static Words words(const Element* from) { return as_words(floats(from)); }
+  static Words words(const Element* from) {
+    if constexpr (sizeof(Element) == 2) return float_words<Element>(widened(&from->bits));
+    return float_words<Element>(load<Words>(from));
+  }
+  // Word `i` of those that 32 bits of memory are.
+  static Words word(Words raw, int i) {
+    if constexpr (std::is_same_v<Element, Bfloat16>) return i ? raw & 0xffff0000 : raw << 16;
+    if constexpr (std::is_same_v<Element, Float16>) return float_words<Element>(i ? raw >> 16 : raw & 0xffff);
+    return raw;
+  }
   static Floats multiply_add(Floats sum, Words x, Words y) {
     return attention::multiply_add(as_floats(x), as_floats(y), sum);
   }
@@ -75,6 +92,7 @@ struct Pairs {
   using Element = Bfloat16;
   static constexpr int PER_WORD = 2;
   static Words words(const Element* from) { return load<Words>(from); }
+  static Words word(Words raw, int) { return raw; }
   static Floats multiply_add(Floats sum, Words x, Words y) {
     return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(x),
                                                      reinterpret_cast<__m512bh>(y)));

@@ -9,52 +9,13 @@
 #include <stdexcept>
 
 #include "../parallel.h"
-#include "../tensor.h"
-#include "seen.h"
+#include "call.h"
 
 namespace specstep::attention {
 
 constexpr int64_t SPAN = 2 * BLOCK;   // positions
 constexpr int64_t TILE_ROWS = 96;     // queries that share a packed block
 constexpr int64_t ENOUGH_PARTS = 16;  // with fewer, spans are parts of their own
-
-// Memory of a thread, aligned and kept from call to call.
-template <class Value>
-Value* scratch(int which, int64_t count) {
-  static thread_local std::vector<uint32_t> buffers[6];
-  const auto most = static_cast<size_t>(count) + 16;
-  if (buffers[which].size() < most) buffers[which].resize(most);
-  const auto address = reinterpret_cast<uintptr_t>(buffers[which].data());
-  return reinterpret_cast<Value*>((address + 63) / 64 * 64);
-}
-enum Buffer { QUERIES, KEYS, VALUES, SPAN_RESULT, RESULT, RESULTS };
-
-// A tensor [B, heads, N, size].
-struct Heads {
-  Tensor held;
-  const void* data;
-  int64_t strides[3], batch, heads, count, size;
-
-  explicit Heads(const Tensor& given) : held(given) {
-    if (given.dim() != 4) throw std::invalid_argument("specstep::tree_attention: expected q, k and v of 4 dimensions");
-    if (given.stride(3) != 1) held = dense(given);
-    data = held.data_ptr();
-    for (int d = 0; d < 3; d++) strides[d] = held.stride(d);
-    batch = held.size(0), heads = held.size(1), count = held.size(2), size = held.size(3);
-  }
-  template <class Element>
-  const Element* at(int64_t row, int64_t head, int64_t index) const {
-    return static_cast<const Element*>(data) + row * strides[0] + head * strides[1] + index * strides[2];
-  }
-};
-
-struct Call {
-  Heads q, k, v;
-  std::vector<Row> rows;
-  Scores scores;
-  const float* sinks;  // [H], or none
-  void* out;
-};
 
 // Some nodes of one row and one key head, and the spans that they see.
 struct Tile {
@@ -83,20 +44,19 @@ class Attention {
 
   void run() {
     const bool split = static_cast<int64_t>(tiles_.size()) < ENOUGH_PARTS;
-    std::vector<Part> parts;
     int64_t results = 0;
     for (size_t i = 0; i < tiles_.size(); i++) {
       const int64_t step = split ? 1 : tiles_[i].end - tiles_[i].begin;
       tiles_[i].results = results;
       if (step < tiles_[i].end - tiles_[i].begin) results += (tiles_[i].end - tiles_[i].begin) * floats(tiles_[i]);
       for (int64_t span = tiles_[i].begin; span < tiles_[i].end; span += step)
-        parts.push_back({static_cast<int64_t>(i), span, span + step});
+        parts_.push_back({static_cast<int64_t>(i), span, span + step});
     }
     results_ = scratch<float>(RESULTS, results);
     done_ = std::make_unique<std::atomic<int64_t>[]>(tiles_.size());
     for (size_t i = 0; i < tiles_.size(); i++) done_[i] = 0;
-    parallel_for(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i++) run(parts[i]);
+    parallel_for(static_cast<int64_t>(parts_.size()), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++) run(i);
     });
   }
 
@@ -105,6 +65,7 @@ class Attention {
   const Sizes<Keys, Values> sizes_;
   const int64_t group_;
   std::vector<Tile> tiles_;
+  std::vector<Part> parts_;
   float* results_ = nullptr;
   std::unique_ptr<std::atomic<int64_t>[]> done_;  // parts of each tile
 
@@ -126,10 +87,10 @@ class Attention {
     return {row, head, first, last, begin, std::max(begin + 1, divide_up(end, SPAN)), end, 0};
   }
 
-  void run(const Part& part) {
+  void run(int64_t index) {
+    const Part& part = parts_[index];
     const Tile& tile = tiles_[part.tile];
     const int64_t spans = tile.end - tile.begin, size = floats(tile);
-    coming(tile, part.begin * SPAN, 1).fetch();
     auto* queries = scratch<uint32_t>(QUERIES, rows(tile) * sizes_.key_stride());
     for (int64_t row = 0; row < rows(tile); row++) {
       const int64_t head = tile.head * group_ + row % group_;
@@ -141,13 +102,13 @@ class Attention {
       const Partial one = partial(tile, scratch<float>(SPAN_RESULT, size));
       sum.clear(rows(tile));
       for (int64_t span = part.begin; span < part.end; span++) {
-        attend(tile, span, queries, one);
+        attend(index, span, queries, one);
         merge(rows(tile), sizes_.columns(), call_.scores, one, sum);
       }
       return finish(tile, sum);
     }
     float* results = results_ + tile.results;
-    attend(tile, part.begin, queries, partial(tile, results + (part.begin - tile.begin) * size));
+    attend(index, part.begin, queries, partial(tile, results + (part.begin - tile.begin) * size));
     if (++done_[part.tile] < spans) return;
     sum.clear(rows(tile));
     for (int64_t i = 0; i < spans; i++)
@@ -155,69 +116,63 @@ class Attention {
     finish(tile, sum);
   }
 
-  // One span.
-  void attend(const Tile& tile, int64_t span, const uint32_t* queries, const Partial& sum) const {
-    const Row& row = call_.rows[tile.row];
-    sum.clear(rows(tile));
+  // One span of a part. Of each block the keys are packed and weighed, then the values in their place: both together
+  // would be more than the first-level cache holds.
+  void attend(int64_t index, int64_t span, const uint32_t* queries, const Partial& sum) const {
+    const Tile& tile = tiles_[parts_[index].tile];
+    const auto most = rows(tile);
+    auto* held = scratch<float>(WEIGHTS, most * (BLOCK + 2));
+    const Weights weights{held + most * BLOCK, held + most * (BLOCK + 1), reinterpret_cast<uint32_t*>(held)};
+    auto* packed = scratch<uint32_t>(PACKED, std::max(sizes_.key_stride(), sizes_.value_stride()) * BLOCK);
+    sum.clear(most);
     for (int64_t start = span * SPAN; start < (span + 1) * SPAN; start += BLOCK) {
-      int64_t shared = 0, own = start + BLOCK;  // positions that lie in the cache as they are; the first that do not
-      for (int64_t i = tile.first; i < tile.last; i++) {
-        const Node& node = row.nodes[i];
-        if (!node.sees(start)) continue;
-        shared = std::max(shared, std::min({node.direct, node.end, start + BLOCK}) - start);
-        if (node.mixed(start)) own = std::min(own, node.direct);
-      }
-      if (shared > 0) pack(tile, start, 0, shared, [](int64_t position) { return position; });
-      attend_direct(tile, start, queries, sum);
-      for (int64_t i = tile.first; own < start + BLOCK && i < tile.last; i++) {
-        const Node& node = row.nodes[i];
-        if (!node.mixed(start)) continue;
-        const int64_t first = std::max(own, start) - start, end = std::min(node.end, start + BLOCK) - start;
-        pack(tile, start, first, end, [&](int64_t position) { return row.slot(node, position); });
-        Coming none;
-        attend(tile, start, i, i + 1, queries, none, sum);
-      }
+      Coming next = coming(index, start);
+      visit(
+          tile, start, call_.k, [&](auto... rows) { sizes_.pack_keys(rows..., next, packed); },
+          [&](int64_t row, int64_t count, int64_t end, const uint64_t* seen) {
+            sizes_.weigh_keys(count, queries + row * sizes_.key_stride(), packed, end, seen, call_.scores, next,
+                              weights.from(row));
+          });
+      visit(
+          tile, start, call_.v, [&](auto... rows) { sizes_.pack_values(rows..., next, packed); },
+          [&](int64_t row, int64_t count, int64_t end, const uint64_t*) {
+            sizes_.add_values(count, weights.from(row), packed, end, call_.scores, sum.from(row));
+          });
     }
   }
 
-  // The nodes all of whose positions in the block lie in the cache as they are, whole runs of them at a time.
-  void attend_direct(const Tile& tile, int64_t start, const uint32_t* queries, const Partial& sum) const {
-    const std::vector<Node>& nodes = call_.rows[tile.row].nodes;
-    const auto fits = [&](int64_t i) { return nodes[i].sees(start) && !nodes[i].mixed(start); };
-    Coming next = coming(tile, start + BLOCK, rows(tile));
+  // Keys or values of a block: calls `pack` with positions and where they lie, then `use` for the queries that see what
+  // is packed. First come the nodes all of whose positions lie in the cache as they are, then each other one.
+  template <class Pack, class Use>
+  void visit(const Tile& tile, int64_t start, const Heads& heads, const Pack& pack, const Use& use) const {
+    const Row& row = call_.rows[tile.row];
+    const auto* slots = heads.template at<Element>(tile.row, tile.head, 0);
+    const int64_t stride = heads.strides[2];
+    int64_t shared = 0, own = start + BLOCK;  // positions that lie in the cache as they are; the first that do not
+    for (int64_t i = tile.first; i < tile.last; i++) {
+      const Node& node = row.nodes[i];
+      if (!node.sees(start)) continue;
+      shared = std::max(shared, std::min({node.direct, node.end, start + BLOCK}) - start);
+      if (node.mixed(start)) own = std::min(own, node.direct);
+    }
+    if (shared > 0) pack(int64_t{0}, shared, [=](int64_t i) { return slots + (start + i) * stride; });
+    const auto direct = [&](int64_t i) { return row.nodes[i].sees(start) && !row.nodes[i].mixed(start); };
     for (int64_t i = tile.first, last; i < tile.last; i = last + 1) {
-      for (last = i; last < tile.last && fits(last);) last++;
-      if (last > i) attend(tile, start, i, last, queries, next, sum);
+      for (last = i; last < tile.last && direct(last);) last++;
+      use_queries(tile, start, i, last, use);
+    }
+    for (int64_t i = tile.first; own < start + BLOCK && i < tile.last; i++) {
+      const Node& node = row.nodes[i];
+      if (!node.mixed(start)) continue;
+      const int64_t first = std::max(own, start) - start, end = std::min(node.end, start + BLOCK) - start;
+      pack(first, end, [&](int64_t i) { return slots + row.slot(node, start + i) * stride; });
+      use_queries(tile, start, i, i + 1, use);
     }
   }
 
-  template <class Slot>
-  void pack(const Tile& tile, int64_t start, int64_t first, int64_t end, const Slot& slot) const {
-    const auto row_of = [&](const Heads& heads) {
-      return [&](int64_t i) { return heads.template at<Element>(tile.row, tile.head, slot(start + i)); };
-    };
-    sizes_.pack_keys(first, end, row_of(call_.k), keys());
-    sizes_.pack_values(first, end, row_of(call_.v), values());
-  }
-  // What a tile sees of the block from `start` on, to be fetched by so many queries.
-  Coming coming(const Tile& tile, int64_t start, int64_t queries) const {
-    const int64_t positions = std::min({BLOCK, tile.stop - start, call_.k.count - start});
-    if (positions <= 0) return {};
-    Coming found(positions, queries);
-    const auto add = [&](int which, const Heads& heads) {
-      constexpr auto ELEMENT = static_cast<int64_t>(sizeof(Element));
-      found.add(which, heads.template at<Element>(tile.row, tile.head, start), heads.strides[2] * ELEMENT,
-                 heads.size * ELEMENT);
-    };
-    add(0, call_.k), add(1, call_.v);
-    return found;
-  }
-  uint32_t* keys() const { return scratch<uint32_t>(KEYS, sizes_.key_stride() * BLOCK); }
-  uint32_t* values() const { return scratch<uint32_t>(VALUES, sizes_.value_stride() * BLOCK); }
-
-  // The nodes `first` to `last` over the packed block.
-  void attend(const Tile& tile, int64_t start, int64_t first, int64_t last, const uint32_t* queries, Coming& coming,
-              const Partial& sum) const {
+  // Calls use(first query, count, the first position that none sees, what each sees) for the nodes `first` to `last`.
+  template <class Use>
+  void use_queries(const Tile& tile, int64_t start, int64_t first, int64_t last, const Use& use) const {
     const Row& row = call_.rows[tile.row];
     const int64_t end_row = (last - tile.first) * group_;
     for (int64_t at = (first - tile.first) * group_; at < end_row; at += ROWS) {
@@ -229,9 +184,29 @@ class Attention {
         seen[i] = row.seen(node, start);
         end = std::max(end, std::min(node.end - start, BLOCK));
       }
-      sizes_.attend(count, queries + at * sizes_.key_stride(), keys(), values(), end, seen, call_.scores, coming,
-                    sum.from(at));
+      use(at, count, end, seen);
     }
+  }
+
+  // What comes after a part's block from `start` on: its next one, or the next part's first.
+  Coming coming(int64_t index, int64_t start) const {
+    const Tile* tile = &tiles_[parts_[index].tile];
+    const int64_t queries = rows(*tile);
+    start += BLOCK;
+    if (start >= std::min(parts_[index].end * SPAN, tile->stop)) {
+      if (++index == static_cast<int64_t>(parts_.size())) return {};
+      tile = &tiles_[parts_[index].tile], start = parts_[index].begin * SPAN;
+    }
+    const int64_t positions = std::min({BLOCK, tile->stop - start, call_.k.count - start});
+    if (positions <= 0) return {};
+    Coming found(positions, sizes_.shares() + queries);
+    const auto add = [&](int which, const Heads& heads) {
+      constexpr auto ELEMENT = static_cast<int64_t>(sizeof(Element));
+      found.add(which, heads.template at<Element>(tile->row, tile->head, start), heads.strides[2] * ELEMENT,
+                 heads.size * ELEMENT);
+    };
+    add(0, call_.k), add(1, call_.v);
+    return found;
   }
 
   void finish(const Tile& tile, const Partial& sum) const {
