@@ -80,15 +80,17 @@ def _replay(target, drafter, texts, starts, dtype, temperature, seeds):
         state["history"][row, :start] = torch.tensor(text[:start])
         state["limits"][row], state["finish"][row] = len(text), RUNNING
         state["prompt_lengths"][row] = start
+        if start == 1:  # the step itself processes a prompt's last token
+            continue
         views = ([k[rows] for k in keys], [v[rows] for v in values])
-        tokens, count = torch.tensor([text[: max(start - 1, 1)]]), torch.tensor([start - 1])
+        tokens, count = torch.tensor([text[: start - 1]]), torch.tensor([start - 1])
         after = prefill(tokens, count, {n: t[rows] for n, t in state.items()} | shared, *views)
         for name, value in after.items():
             state[name][rows] = value
     target.rows, counts = slice(None), [[] for _ in texts]
     while (state["finish"] == RUNNING).any():
         given = state | shared | {"catch_up": torch.arange(drafter.depth + 2)}
-        report, after = step(torch.arange(drafter.nodes + 1), torch.arange(batch), given, keys, values)
+        report, after = step(torch.arange(drafter.nodes + 1), given, keys, values)
         state |= {name: after[name] for name in after.keys() & state.keys()}
         for row, count in enumerate(report[:, 0].tolist()):
             counts[row] += [count] if count else []

@@ -10,6 +10,7 @@ EXAMPLES = """examples:
   specstep collect smollm2-135m -o data/own --tokens 2000000
   specstep collect smollm2-135m -o data/answers --prompts questions.jsonl --hidden-states
   specstep collect ./Qwen3-0.6B -o data/dialogues --prompts dialogues.jsonl.gz
+  specstep collect ./Qwen3-0.6B -o data/documents --documents articles.jsonl
 
 A run that was interrupted goes on when the same command is run again."""
 
@@ -22,7 +23,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         'JSON lines, plain or .gz: "prompt" is answered; "prompt" and "response", or "token_ids", are taken as they are'
     )
     add("--prompts", metavar="FILE", help=f"{lines} (default: the model asks itself)")
-    add("--tokens", type=int, metavar="N", help="stop at N tokens in all (default: all prompts, or 1000000 of its own)")
+    text = 'JSON lines with "text": the model summarizes it, lists its points, answers a question about it, and so on'
+    add("--documents", metavar="FILE", help=text)
+    add("--tokens", type=int, metavar="N", help="stop at N tokens in all (default: all of FILE, or 1000000 of its own)")
     add(
         "--hidden-states",
         action="store_true",

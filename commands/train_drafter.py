@@ -10,6 +10,7 @@ EXAMPLES = """examples:
   specstep train-drafter smollm2-135m dialogues.jsonl.gz -o heads/smol
   specstep collect ./Qwen3-0.6B -o data/qwen --tokens 20000000 --hidden-states
   specstep train-drafter ./Qwen3-0.6B data/qwen -o heads/qwen --device cuda --batch 32
+  specstep train-drafter ./Qwen3-0.6B data/support -o heads/support --start heads/qwen --learning-rate 0.002 --epochs 1
   specstep build ./Qwen3-0.6B -o engines/qwen --drafter heads/qwen"""
 
 
@@ -20,6 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "data", metavar="DATA", nargs="+", help="directories of `specstep collect`, or JSON lines as `count` takes them"
     )
     add("-o", "--output", metavar="HEAD", required=True, help="folder to write; an interrupted run there goes on")
+    add("--start", metavar="HEAD", help="a head to go on from; its sizes and vocabulary stay (default: a new one)")
     add(
         "--levels",
         type=int,

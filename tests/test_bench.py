@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 BENCH = Path(__file__).parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
-from models import save_model  # noqa: E402
+import specstep  # noqa: E402
+from models import save_eagle3, save_model, tiny_model  # noqa: E402
+from replay import replay  # noqa: E402
 from side_by_side import other_work, ours, parts, peer_llama_cpp, peer_openvino  # noqa: E402
 from side_by_side.batches import ask_batches, batches_table  # noqa: E402
 from side_by_side.engines import CONTENDERS, Answer, Contender, Settings, Skip  # noqa: E402
@@ -28,6 +31,9 @@ from side_by_side.summary import baseline, summarize, table  # noqa: E402
 from side_by_side.turns import Measured, ask_in_turns  # noqa: E402
 from side_by_side.worker import WorkerFailed  # noqa: E402
 from specstep.commands.prompts import read_prompts  # noqa: E402
+from specstep.compile.config import EngineConfig  # noqa: E402
+from specstep.compile.drafters.choose import make_drafter  # noqa: E402
+from specstep.compile.source import load_source  # noqa: E402
 
 import bench  # noqa: E402
 
@@ -289,6 +295,32 @@ def test_a_run_from_end_to_end(tmp_path, capsys):
     assert result["conditions"]["versions"]["transformers"] and (out / "engines.png").is_file()
     assert "| transformers | bf16 | prompt lookup |" in (out / "README.md").read_text()
     assert capsys.readouterr().err.count("warning: left out") == 4  # they read GGUF files, if they are installed
+
+
+def test_a_replay_takes_the_steps_that_an_engine_takes(tmp_path):
+    """Of answers of several lengths, two at a time; a head takes part in bfloat16, which its features are kept in."""
+    repeats = tiny_model("Llama")  # a text that depends on its last token alone, so n-grams hit
+    for layer in repeats.model.layers:
+        for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
+            torch.nn.init.zeros_(weight)
+    repeats.save_pretrained(tmp_path / "model")
+    model, head = tmp_path / "model", save_eagle3(tmp_path / "head")
+    tree = {"drafter": "ngram", "tree": "dynamic", "depth": 4, "top_k": 2, "nodes": 6, "dtype": "float32"}
+    engine = specstep.eager(str(model), max_seq_len=128, **tree)
+    asked = [([5, 6, 5, 6, 5], 40), ([9], 24), ([7, 8] * 10, 33)]
+    results = [engine.generate(prompt, count, ignore_eos=True, learning=False) for prompt, count in asked]
+    answers = [
+        {"id": number, "prompt_token_ids": prompt, "token_ids": result.token_ids}
+        for number, ((prompt, _), result) in enumerate(zip(asked, results, strict=True))
+    ]
+    mixed = tree | {"drafter": f"ngram,{head}", "dtype": "bfloat16"}
+    for options in (tree, mixed):
+        source, config = load_source(str(model), options["dtype"], "cpu"), EngineConfig(**options)
+        found = replay(source, make_drafter(source, config), answers, rows=2)
+        assert {number: sum(counts) for number, counts in found.items()} == {0: 40, 1: 24, 2: 33}
+        assert any(len(counts) < sum(counts) for counts in found.values()), "some drafts are right"
+        if options is tree:
+            assert [len(found[number]) for number in range(3)] == [result.stats["steps"] for result in results]
 
 
 def test_a_load_counts_all_clients_tokens_and_their_waits(tmp_path):

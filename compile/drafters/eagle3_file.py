@@ -34,28 +34,27 @@ def is_eagle3(name: str) -> bool:
 def load_eagle3(name: str, target: Source, config: EngineConfig) -> Eagle3:
     """A head from a directory, or from a weights file with config.json beside it -> its scorer, in the engine's
     dtype and on its device. Raises BuildError naming every field or tensor that does not fit."""
-    check_target(name, target)
-    text = target.model.config.get_text_config()
-    head_config = read_config(
-        _folder(name) / "config.json",
-        text.hidden_size,
-        text.num_hidden_layers,
-        target.model.get_input_embeddings().num_embeddings,
-    )
-    tensors = read_tensors(name)
-    embed: Any = target.model.get_input_embeddings()
-    own = tensors.pop("embed_tokens.weight", None)
-    if own is not None:
-        embed = nn.Embedding.from_pretrained(own)
+    head, own = read_head(name, target)
+    embed: Any = target.model.get_input_embeddings() if own is None else nn.Embedding.from_pretrained(own)
     width: int = embed.embedding_dim
-    size = head_config.layer.hidden_size
+    size = head.config.layer.hidden_size
     if width != size:
         raise BuildError(f"drafter: {name}: hidden_size: expected {width}, that of the embeddings, got {size}")
-    head = Eagle3Head(head_config)
-    _fill(name, head, tensors, target.model.get_input_embeddings().num_embeddings)
     head = head.to(device=config.build_device, dtype=getattr(torch, config.dtype))
-    head.rotary = LlamaRotaryEmbedding(head_config.layer).to(config.build_device)  # its frequencies stay float32
+    head.rotary = LlamaRotaryEmbedding(head.config.layer).to(config.build_device)  # its frequencies stay float32
     return Eagle3(head, embed.to(head.fc.weight)).eval().requires_grad_(False)
+
+
+def read_head(name: str, target: Source) -> tuple[Eagle3Head, Tensor | None]:
+    """A head for the target, in float32 on the CPU, and its own embeddings where it has some. Raises BuildError."""
+    check_target(name, target)
+    text, vocabulary = target.model.config.get_text_config(), target.model.get_input_embeddings().num_embeddings
+    config = read_config(_folder(name) / "config.json", text.hidden_size, text.num_hidden_layers, vocabulary)
+    tensors = read_tensors(name)
+    own = tensors.pop("embed_tokens.weight", None)
+    head = Eagle3Head(config)
+    _fill(name, head, tensors, vocabulary)
+    return head, own
 
 
 def describe_target(target: Source) -> dict[str, Any]:

@@ -12,14 +12,15 @@ OWN_TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)
 class CollectOptions:
     """What a user may choose, validated. Raises InputError.
 
-    prompts: a file of JSON lines; None lets the model ask itself. tokens: when to stop, what earlier runs collected
-    included; None takes all prompts, or OWN_TOKENS. temperatures: answers take them in turn, 0 is greedy; None stands
-    for greedy where prompts are given, else for OWN_TEMPERATURES. max_length: most tokens of a sequence; longer
-    dialogues are cut. engine: a directory to answer greedily with; None builds one in the data directory when it is
-    first needed.
+    prompts: a file of JSON lines; documents: one with a "text" each, over which prompts are made; without both the
+    model asks itself. tokens: when to stop, what earlier runs collected included; None takes all of the file, or
+    OWN_TOKENS. temperatures: answers take them in turn, 0 is greedy; None stands for greedy where a file is given, else
+    for OWN_TEMPERATURES. max_length: most tokens of a sequence; longer dialogues are cut. engine: a directory to answer
+    greedily with; None builds one in the data directory when it is first needed.
     """
 
     prompts: str | None = None
+    documents: str | None = None
     tokens: int | None = None
     hidden_states: bool = False
     temperatures: tuple[float, ...] | None = None
@@ -31,16 +32,23 @@ class CollectOptions:
     device: str = "cpu"
 
     @property
+    def asks_itself(self) -> bool:
+        """Whether the model makes up its prompts from nothing."""
+        return self.prompts is None and self.documents is None
+
+    @property
     def most_tokens(self) -> int | None:
-        """When to stop, None at the end of the prompts."""
-        return self.tokens or (OWN_TOKENS if self.prompts is None else None)
+        """When to stop, None at the end of the file."""
+        return self.tokens or (OWN_TOKENS if self.asks_itself else None)
 
     @property
     def answer_temperatures(self) -> tuple[float, ...]:
         """What answers take in turn."""
-        return self.temperatures or (OWN_TEMPERATURES if self.prompts is None else (0.0,))
+        return self.temperatures or (OWN_TEMPERATURES if self.asks_itself else (0.0,))
 
     def __post_init__(self) -> None:
+        if self.prompts is not None and self.documents is not None:
+            raise InputError("prompts and documents: expected one of them, got both; collect one after the other")
         for field, least in (("tokens", 1), ("max_length", 8), ("max_new_tokens", 1)):
             value = getattr(self, field)
             if value is not None and value < least:

@@ -1,6 +1,7 @@
 """`specstep collect`: what the target writes, as training data for its drafters.
 
-Prompts come from a file or from the model itself (`questions.py`), answers from the model (`answers.py`).
+Prompts come from a file, are made over documents (`documents.py`), or come from the model itself (`questions.py`);
+answers come from the model (`answers.py`).
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from ..data.hidden_states import feature_layers, hidden_states
 from ..data.reader import Data, DataManifest, Example
 from ..data.writer import DataWriter
 from .answers import MOST_SAMPLED, Answers
+from .documents import ask_about, documents_of
 from .options import CollectOptions
 from .progress import Progress, Report
 from .questions import ask
@@ -71,16 +73,20 @@ def describe(source: Source, states: bool) -> DataManifest:
 
 
 def texts_of(source: Source, options: CollectOptions, done: int, progress: Progress) -> Iterator[Text]:
-    """Dialogues and prompts of the file, or the model's own questions without end; a prompt is a text that ends with
-    it."""
+    """Dialogues and prompts of the file, prompts over its documents, or the model's own questions without end; a prompt
+    is a text that ends with it."""
     if options.prompts is not None:
         vocabulary = source.model.get_output_embeddings().weight.shape[0]
         entries = ((place, _with_response(entry)) for place, entry in lines(options.prompts))
         yield from encode_lines(entries, source.tokenizer, vocabulary)
         return
     rows = rows_that_fit(source, options.max_length, MOST_SAMPLED[source.model.device.type])
-    for question in ask(source, rows, options.seed + done, progress.tick):
-        yield from encode([{"prompt": question, "response": ""}], source.tokenizer)
+    if options.documents is not None:
+        prompts = ask_about(source, documents_of(options.documents), rows, options.seed, progress.tick)
+    else:
+        prompts = ask(source, rows, options.seed + done, progress.tick)
+    for prompt in prompts:
+        yield from encode([{"prompt": prompt, "response": ""}], source.tokenizer)
 
 
 def _with_response(entry: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ class TrainOptions:
 
     levels: of the training-time test, as deep as a tree will be; epochs: passes over the data; draft_vocab_size: most
     frequent tokens that the head can draft; intermediate_size: of its MLP, None for the target's; batch: rows of
-    `width` tokens per update; held_out: share of the sequences that is measured on and never trained on.
+    `width` tokens per update; held_out: share of the sequences that is measured on and never trained on; start: a head
+    to go on from, whose sizes and draft vocabulary are kept, None for a new one.
     """
 
     levels: int = 5
@@ -23,6 +24,7 @@ class TrainOptions:
     learning_rate: float = 6e-3
     held_out: float = 0.01
     evaluations: int = 12
+    start: str | None = None
     seed: int = 0
     dtype: str = "bfloat16"
     device: str = "cpu"

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...compile.drafters.eagle3_file import save_eagle3
+from ...compile.drafters.eagle3_file import is_eagle3, read_head, save_eagle3
 from ...compile.drafters.ngram_file import tokenizer_hash
 from ...compile.source import Source, load_source
 from ...errors import InputError
+from ...graphs.drafters.eagle3 import Eagle3Head
 from ..data.hidden_states import feature_layers
 from ..data.reader import MANIFEST, Data
 from .checkpoint import Checkpoint
@@ -42,8 +43,9 @@ def train_drafter(
     target = load_source(model, options.dtype, options.device)
     check_logits(target)
     sources = [open_data(file, target) for file in data]
-    layers = layers_of(sources, target)
-    training = Training(target, sources, layers, options)
+    start = head_to_go_on_from(options.start, target) if options.start else None
+    layers = layers_of(sources, target, start.config.feature_layers if start else None)
+    training = Training(target, sources, layers, options, start)
     report(
         f"{training.tokens:,} tokens in {training.sequences:,} sequences, {len(training.held)} batches held out; "
         f"draft vocabulary of {len(training.vocabulary):,}: {training.coverage:.1%} of what the target wrote"
@@ -87,12 +89,27 @@ def open_data(file: str, target: Source) -> Data | TokensOnly:
     return data
 
 
-def layers_of(sources: Sequence[Data | TokensOnly], target: Source) -> tuple[int, ...]:
-    """Whose inputs are the features: what the data kept, else the usual three. Raises InputError if sources differ."""
+def head_to_go_on_from(name: str, target: Source) -> Eagle3Head:
+    """A trained head for the target, on its device. Raises BuildError, and InputError for what is no head or has
+    embeddings of its own, which nothing here trains."""
+    if not is_eagle3(name):
+        raise InputError(f"start: expected an EAGLE-3 head (a folder with its config.json and weights), got {name}")
+    head, embeddings = read_head(name, target)
+    if embeddings is not None:
+        raise InputError(f"start: {name}: expected a head that reads the target's embeddings, got one with its own")
+    return head.to(target.model.device)
+
+
+def layers_of(
+    sources: Sequence[Data | TokensOnly], target: Source, wanted: tuple[int, ...] | None = None
+) -> tuple[int, ...]:
+    """Whose inputs are the features: what is wanted or the data kept, else the usual three. Raises InputError where
+    sources differ."""
     kept = {s.manifest.hidden_layers for s in sources if isinstance(s, Data) and s.manifest.hidden_size is not None}
-    if len(kept) > 1:
-        raise InputError(f"data: expected hidden states of the same layers in all of it, got {sorted(kept)}")
-    return kept.pop() if kept else feature_layers(target.model.config.get_text_config().num_hidden_layers)
+    found = kept | ({wanted} if wanted else set())
+    if len(found) > 1:
+        raise InputError(f"data: expected hidden states of the same layers in all of it, got {sorted(found)}")
+    return found.pop() if found else feature_layers(target.model.config.get_text_config().num_hidden_layers)
 
 
 def count_written(sources: Sequence[Data | TokensOnly], vocabulary: int) -> Tensor:
@@ -108,14 +125,21 @@ class Training:
     """One run: the data split, the head, and how far it is."""
 
     def __init__(
-        self, target: Source, sources: Sequence[Data | TokensOnly], layers: tuple[int, ...], options: TrainOptions
+        self,
+        target: Source,
+        sources: Sequence[Data | TokensOnly],
+        layers: tuple[int, ...],
+        options: TrainOptions,
+        start: Eagle3Head | None = None,
     ):
+        """start: a head to go on from."""
         self.target, self.sources, self.layers, self.options = target, sources, layers, options
         order = torch.randperm(sum(len(source) for source in sources), generator=self._generator(0))
         held = max(1, round(len(order) * options.held_out))
         self._learned, kept = order[held:], order[:held]
-        counts = count_written(sources, target.model.get_output_embeddings().weight.shape[0])
-        self.vocabulary = draft_vocabulary(counts, options.draft_vocab_size)
+        rows = target.model.get_output_embeddings().weight.detach()
+        counts = count_written(sources, len(rows))
+        self.vocabulary = start.target_ids().cpu() if start else draft_vocabulary(counts, options.draft_vocab_size)
         self.coverage = float(counts[self.vocabulary].sum() / counts.sum().clamp(min=1))
         self._drafted = torch.zeros(len(counts), dtype=torch.bool).index_fill(0, self.vocabulary, True)
         self.held = self._rows(kept)
@@ -124,8 +148,9 @@ class Training:
                 f"data: expected over {options.batch * options.width} tokens to learn from and as many held out, got "
                 f"{self.tokens} in all; collect more, or lower --batch and --width"
             )
-        self.head = new_head(target, layers, self.vocabulary, options.intermediate_size)
-        self._target_rows = self.head.lm_head.weight.detach().to(target.model.dtype, copy=True)
+        self.head = start or new_head(target, layers, self.vocabulary, options.intermediate_size)
+        self._fitted = start is not None
+        self._target_rows = rows[self.vocabulary.to(rows.device)]
         self.steps = options.epochs * len(self._rows(self._learned))
         self.history: list[dict[str, Any]] = []
         self._unroll = torch.compile(unroll, dynamic=False)
@@ -168,9 +193,10 @@ class Training:
                 checkpoint.save(self.head, optimizer, self.history, step)
 
     def _start(self, report: Report) -> None:
-        rows = self._rows(self._learned)
-        report("fitting the linear start")
-        fit_features(self.head, (rows[index] for index in range(min(FIT_BATCHES, len(rows)))))
+        if not self._fitted:
+            rows = self._rows(self._learned)
+            report("fitting the linear start")
+            fit_features(self.head, (rows[index] for index in range(min(FIT_BATCHES, len(rows)))))
         self._evaluate(0, report)
 
     def _update(self, rows: Rows, index: int, optimizer: Optimizer, step: int) -> float:

@@ -10,7 +10,7 @@ from specstep.cli import main
 from specstep.compile.source import load_source
 from specstep.errors import InputError
 from specstep.runtime.engine import Engine
-from specstep.train.collect import answers, run
+from specstep.train.collect import answers, documents, run
 from specstep.train.collect.options import CollectOptions
 from specstep.train.collect.questions import ask, user_prefix
 from specstep.train.data.reader import Data
@@ -88,6 +88,39 @@ def test_a_model_asks_and_answers_itself(model_folder, tmp_path):
     assert shared == got[: len(shared)]
 
 
+def test_a_model_answers_over_documents(model_folder, engine_folder, source, tmp_path):
+    """Orders and questions of its own over texts of many lengths, in their order; a second run adds nothing."""
+    texts = [f"{number} " * (1 + 7 * number) for number in range(7)]
+    file = write(tmp_path / "documents.jsonl", *({"text": text} for text in texts))
+    options = CollectOptions(documents=file, engine=str(engine_folder), **TINY)
+    for _ in range(2):
+        run.collect(str(model_folder), tmp_path / "data", options)
+        got = [source.tokenizer.decode(tokens[:prompt]) for tokens, prompt in sequences(tmp_path / "data")]
+        assert len(got) == len(texts)
+    assert any(f"Summarize: {texts[0].strip()}" in prompt for prompt in got)
+    assert all(sum(text.strip() in prompt for prompt in got) >= 1 for text in texts)
+
+
+def test_prompts_over_documents_ask_and_order(source, monkeypatch):
+    """Each third is a question where the model ended one; an order stands in where it did not."""
+    asked = iter([["Who came?", ""]])
+    monkeypatch.setattr(documents, "questions", lambda *_: next(asked))
+    prompts = list(documents.ask_about(source, "abcdef", 2, seed=0))
+    assert prompts[2] == "c\nWho came?" and prompts[5] == documents.ORDERS[4].format("f")
+    assert prompts[:2] == [documents.ORDERS[0].format("a"), documents.ORDERS[1].format("b")]
+    monkeypatch.undo()
+    once, again, other = (list(documents.ask_about(source, "abcdef", 2, seed=seed)) for seed in (1, 1, 2))
+    assert once == again and len(other) == 6
+    assert list(documents.ask_about(source, [], 2, seed=0)) == []
+
+
+def test_documents_without_text_are_named(tmp_path):
+    for bad in ({"prompt": "hello"}, {"text": 5}, {"text": " "}):
+        file = write(tmp_path / "documents.jsonl", {"text": "fine"}, bad)
+        with pytest.raises(InputError, match=r'documents.jsonl: line 2: expected "text", a document, got'):
+            list(documents.documents_of(file))
+
+
 def test_questions_follow_the_template(source):
     prefix, stop_ids = user_prefix(source)
     assert prefix == "<s>user: " and stop_ids == [1, source.tokenizer("\n")["input_ids"][0]]
@@ -150,6 +183,8 @@ def test_a_full_disk_is_one_line_and_keeps_what_is_finished(model_folder, tmp_pa
         (["--temperatures", "-1"], "temperatures: expected 0 to 10, got -1.0"),
         (["--max-length", "4"], "max_length: expected at least 8"),
         (["--prompts", "nowhere.jsonl"], "expected a readable file of JSON lines"),
+        (["--documents", "nowhere.jsonl"], "expected a readable file of JSON lines"),
+        (["--documents", "a", "--prompts", "b"], "prompts and documents: expected one of them, got both"),
     ],
 )
 def test_mistakes_are_named(model_folder, tmp_path, capsys, arguments, message):

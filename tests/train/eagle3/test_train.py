@@ -7,7 +7,7 @@ import pytest
 import specstep
 import torch
 from models import greedy, save_model, tiny_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from specstep.cli import main
 from specstep.compile.drafters import eagle3_file
 from specstep.compile.source import load_source
@@ -91,6 +91,35 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(target, data, tmp_path
     assert any("going on after" in line for line in said)
     one, other = (load_file(folder / "model.safetensors") for folder in (whole, tmp_path / "parts"))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_head_goes_on_from_another(target, data, tmp_path):
+    """Its first accuracy is the last one of the other head, its vocabulary that head's; it gets better."""
+    first = train_drafter(str(target), [data], tmp_path / "first", **GIVEN)
+    more = GIVEN | {"start": str(first), "draft_vocab_size": 17, "learning_rate": 0.02}
+    second = train_drafter(str(target), [data], tmp_path / "second", **more)
+    ended, history = (
+        [json.loads(line) for line in (head / "history.jsonl").read_text().splitlines()] for head in (first, second)
+    )
+    assert history[0]["top1"] == pytest.approx(ended[-1]["top1"], abs=0.01)  # it was written in bfloat16
+    assert history[-1]["loss"][0] < history[0]["loss"][0]
+    d2t = [load_file(head / "model.safetensors")["d2t"] for head in (first, second)]
+    assert torch.equal(*d2t) and len(d2t[0]) == 300
+
+
+def test_a_start_that_does_not_fit_is_refused(target, data, collected, tmp_path):
+    head = train_drafter(str(target), [data], tmp_path / "head", **GIVEN | {"epochs": 1})
+    tensors, config = load_file(head / "model.safetensors"), json.loads((head / "config.json").read_text())
+    given = GIVEN | {"start": str(head)}
+    (head / "config.json").write_text(json.dumps(config | {"eagle_aux_hidden_state_layer_ids": [1, 1, 0]}))
+    with pytest.raises(InputError, match="hidden states of the same layers"):
+        train_drafter(str(target), [str(collected)], tmp_path / "other", **given)
+    (head / "config.json").write_text(json.dumps(config))
+    save_file(tensors | {"embed_tokens.weight": torch.zeros(320, 64)}, head / "model.safetensors")
+    with pytest.raises(InputError, match=r"start: .*head: expected a head that reads the target's embeddings"):
+        train_drafter(str(target), [data], tmp_path / "other", **given)
+    with pytest.raises(InputError, match=r"start: expected an EAGLE-3 head .*, got .*nowhere"):
+        train_drafter(str(target), [data], tmp_path / "other", **GIVEN | {"start": str(tmp_path / "nowhere")})
 
 
 def test_a_checkpoint_of_another_run_is_refused(target, data, tmp_path, monkeypatch):
