@@ -161,5 +161,12 @@ def _read_choices(file: str) -> list[list[int]]:
 
 def _dynamic(config: EngineConfig, default: TreeShape) -> TreeShape:
     nodes, top_k = config.nodes or default.nodes, config.top_k or max(default.top_k, 2)
-    depth = config.depth or min(nodes, default.depth if nodes <= default.nodes else max(default.depth, 1 + nodes // 2))
-    return DynamicTree(depth, top_k, nodes)
+    return DynamicTree(config.depth or _depth(nodes, default), top_k, nodes)
+
+
+def _depth(nodes: int, default: TreeShape) -> int:
+    """How deep a dynamic tree of so many nodes grows. Levels of n-grams are cheap, and bring more in a deep tree."""
+    if nodes <= default.nodes:
+        return min(nodes, default.depth)
+    cheap = min(16, nodes - nodes // 4) if default is NGRAM_TREE else 0
+    return max(default.depth, 1 + nodes // 2, cheap)

@@ -55,6 +55,19 @@ def test_what_files_and_objects_give_becomes_a_config():
     assert make_config({"backend": "onnx"}).dtype == "float32"
 
 
+def test_trees_of_more_nodes_grow_deeper(tmp_path):
+    """Those of n-grams, whose levels cost little, more than those of a head; what is given counts."""
+    source, head = load_source(str(save_model(tmp_path / "tiny")), "float32", "cpu"), save_eagle3(tmp_path / "head")
+
+    def depth(drafter, **tree):
+        return make_drafter(source, EngineConfig(drafter=drafter, tree="dynamic", dtype="float32", **tree)).depth
+
+    ngram = {nodes: depth("ngram", nodes=nodes) for nodes in (1, 3, 7, 11, 15, 31, 63)}
+    assert ngram == {1: 1, 3: 3, 7: 7, 11: 9, 15: 12, 31: 16, 63: 32}
+    assert [depth(f"ngram,{head}", nodes=15), depth("ngram", nodes=15, depth=5)] == [12, 5]
+    assert {nodes: depth(str(head), nodes=nodes) for nodes in (3, 12, 15, 31)} == {3: 3, 12: 4, 15: 8, 31: 16}
+
+
 def test_a_head_beside_the_model_is_found(tmp_path):
     """In a folder of the model's or next to it under its name; not one for another target, nor one without weights."""
     source = load_source(str(save_model(tmp_path / "tiny", tokenizer=True)), "float32", "cpu")
