@@ -18,9 +18,9 @@ from ..tree import Candidates, Expand, TreeShape
 from .drafter import Scorer
 from .ngram_tables import NgramTables
 
-# Match length -> concentration c: n matches get weight n / (n + c), the backed-off estimate c / (n + c). Those of 1 and
-# 2 are fitted by likelihood to held-out greedy answers of SmolLM2-135M-Instruct, with the same result with and without
-# tables; the fit gives length 3 an infinite concentration, so it is left out (measurements: compile/drafters/data/*.md).
+# Match length -> concentration c: n matches get weight n / (n + c), the backed-off estimate c / (n + c). Those of 1
+# and 2 are fitted by likelihood to held-out greedy answers of SmolLM2-135M-Instruct, with the same result with and
+# without tables; the fit gives length 3 an infinite concentration, so it is left out (compile/drafters/data/*.md).
 # Those of 4 and 8 bring the most tokens per step (bench/LOG.md).
 CONCENTRATIONS: Mapping[int, float] = {1: 13.0, 2: 2.0, 4: 0.3, 8: 0.1}
 
