@@ -3,7 +3,8 @@
 // OpenMP waits at the end of a region for every thread, also for one that had no core yet: a busy neighbour on one of
 // two cores makes a step four times slower. Here a region ends when its work is done. Each thread takes part after part
 // of a stretch of its own, so that it reads memory in one stream, and then of the others': a slow one does less, and one
-// that comes late finds the region closed. Between regions a thread looks out for work for a short time, and then sleeps.
+// that comes late finds the region closed. Between regions a thread looks out for work for a short time, in which it
+// fetches what the next region is expected to read, and then sleeps.
 #include "parallel.h"
 
 #include <pthread.h>
@@ -26,6 +27,7 @@ namespace {
 
 constexpr int64_t PARTS_PER_THREAD = 8;                            // a late thread holds up an eighth of its share at most
 constexpr std::chrono::microseconds LOOK_OUT{50}, PATIENCE{200};  // for work before sleep; for a thread that has its last part
+constexpr int64_t FETCHED = 256 * 1024, LINES = 4;                 // of a stretch: what caches hold; between two looks
 constexpr int MOST_THREADS = 256;                                  // of a region; a machine with more leaves some idle
 constexpr uint64_t OPEN = 1 << 16, NEXT_REGION = 2 * OPEN;         // of `state`; below OPEN: how many threads are inside
 
@@ -58,11 +60,40 @@ struct alignas(64) Counter {  // on a line of its own
   std::atomic<int64_t> next{0};
 };
 
+// Memory that a region will read, in stretches of as many threads as the last region had. A guess: its parts need not be
+// of one moment.
+struct alignas(64) Expected {
+  std::atomic<const char*> memory{nullptr};
+  std::atomic<int64_t> bytes{0};
+  std::atomic<int> threads{1};
+} expected;
+
+// What one thread fetches of it: the beginning of its own stretch; the second one then that of the first, which has no
+// time to.
+class Fetch {
+ public:
+  void some(int index) {
+    const char* memory = expected.memory.load(std::memory_order_relaxed);
+    const int threads = expected.threads.load(std::memory_order_relaxed);
+    if (memory != memory_) memory_ = memory, at_ = 0;
+    const int64_t stretch = expected.bytes.load(std::memory_order_relaxed) / threads, most = std::min(stretch, FETCHED);
+    if (memory == nullptr || index >= threads || at_ >= (index == 1 ? 2 : 1) * most) return;
+    const char* from = at_ < most ? memory + index * stretch + at_ : memory + at_ - most;
+    for (int64_t line = 0; line < LINES; line++) __builtin_prefetch(from + 64 * line, 0, 2);
+    at_ += 64 * LINES;
+  }
+
+ private:
+  const char* memory_ = nullptr;
+  int64_t at_ = 0;
+};
+
 class Pool {
  public:
   void run(const Region& region) {
     start(region.threads - 1);
     region_ = region;
+    expected.threads.store(region.threads, std::memory_order_relaxed);
     for (int i = 0; i < region.threads; i++) taken_[i].next.store(i ? region.end(i - 1) : 0, std::memory_order_relaxed);
     failure_ = nullptr;
     state_.store((state_.load() & ~(NEXT_REGION - 1)) + NEXT_REGION + OPEN);
@@ -83,9 +114,11 @@ class Pool {
   }
 
   [[noreturn]] void help(int index) {
+    Fetch fetch;
     for (uint64_t served = 0;;) {
       uint64_t state = 0;
       const auto found = [&] {
+        fetch.some(index);
         state = state_.load(std::memory_order_acquire);
         return (state & OPEN) != 0 && state / NEXT_REGION != served;
       };
@@ -146,6 +179,11 @@ struct InUse {
 };
 
 }  // namespace
+
+void expect(const void* memory, int64_t bytes) {
+  expected.bytes.store(bytes, std::memory_order_relaxed);
+  expected.memory.store(static_cast<const char*>(memory), std::memory_order_relaxed);
+}
 
 void run_parts(int64_t count, int64_t grain, Part part, const void* body) {
   if (count <= 0) return;

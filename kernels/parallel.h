@@ -6,6 +6,10 @@ namespace specstep {
 
 using Part = void (*)(const void* body, int64_t begin, int64_t end);
 
+// What the next long region will probably read, in stretches as its threads take them: those that wait for work fetch
+// some of it into their caches. It need not be there when they do.
+void expect(const void* memory, int64_t bytes);
+
 void run_parts(int64_t count, int64_t grain, Part part, const void* body);
 
 // Calls body(begin, end) over parts of [0, count), at least `grain` long but for the last, from as many threads as

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "../parallel.h"
+#include "following.h"
 #include "plan.h"
 
 namespace specstep {
@@ -118,6 +119,7 @@ void multiply(const Layer& layer, int64_t rows, const void* x, void* out) {
   const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(64, bytes), &std::free);
   if (!memory) throw std::bad_alloc();
   auto* packed = static_cast<Term*>(memory.get());
+  expect_after({layer.weight, plan.panels * plan.panel_bytes()});
   pack(plan, from, layer.depth, packed);
   parallel_for(plan.panels, plan.grain(), [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; panel++)

@@ -104,6 +104,17 @@ def test_bits_do_not_depend_on_the_threads(rows: int, dtype: torch.dtype) -> Non
     assert torch.equal(packed_linear(x, packed, None, 1000), alone)
 
 
+def test_weights_may_come_and_go_in_any_order() -> None:
+    """Threads that wait fetch the weight that came next last time, whether it is still there or not."""
+    generator, x = torch.Generator().manual_seed(4), torch.randn(3, 96)
+    sizes = (512, 4096, 64, 1024, 2048)
+    kept = [torch.randn(size, 96, generator=generator) for size in sizes]
+    for number, place in enumerate(torch.randint(0, len(sizes), (60,), generator=generator).tolist()):
+        weight = kept[place] if number % 2 else torch.randn(sizes[place], 96, generator=generator)
+        got = packed_linear(x, pack(weight), None, len(weight))
+        torch.testing.assert_close(got, x @ weight.T, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_leading_dimensions_and_strides(dtype: torch.dtype) -> None:
     x, weight, bias = operands(24, 65, 96, dtype)

@@ -1,0 +1,26 @@
+// Which weight follows which. A model multiplies by its weights in the same order step after step, so that what the last
+// step multiplied by next is worth fetching while its threads wait for work.
+#pragma once
+
+#include <unordered_map>
+
+#include "../parallel.h"
+
+namespace specstep {
+
+struct Weight {
+  const void* memory;
+  int64_t bytes;
+};
+
+// Notes that a weight is multiplied by now, and has idle threads fetch the one that came after it last time.
+inline void expect_after(const Weight& weight) {
+  thread_local std::unordered_map<const void*, Weight> following;  // a few hundred, of all models of this thread
+  thread_local const void* before = nullptr;
+  following[before] = weight;
+  before = weight.memory;
+  const auto next = following.find(before);
+  if (next != following.end()) expect(next->second.memory, next->second.bytes);
+}
+
+}  // namespace specstep
