@@ -10,7 +10,7 @@ EXAMPLES = """examples:
   specstep train-drafter smollm2-135m dialogues.jsonl.gz -o heads/smol
   specstep collect ./Qwen3-0.6B -o data/qwen --tokens 20000000 --hidden-states
   specstep train-drafter ./Qwen3-0.6B data/qwen -o heads/qwen --device cuda --batch 32
-  specstep train-drafter ./Qwen3-0.6B data/support -o heads/support --start heads/qwen --learning-rate 0.002 --epochs 1
+  specstep train-drafter ./Qwen3-0.6B data/support -o heads/support --start heads/qwen --learning-rate 0.0012 --epochs 1
   specstep build ./Qwen3-0.6B -o engines/qwen --drafter heads/qwen"""
 
 

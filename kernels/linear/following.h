@@ -8,6 +8,8 @@
 
 namespace specstep {
 
+constexpr size_t MOST_WEIGHTS = 16384;
+
 struct Weight {
   const void* memory;
   int64_t bytes;
@@ -15,8 +17,9 @@ struct Weight {
 
 // Notes that a weight is multiplied by now, and has idle threads fetch the one that came after it last time.
 inline void expect_after(const Weight& weight) {
-  thread_local std::unordered_map<const void*, Weight> following;  // a few hundred, of all models of this thread
+  thread_local std::unordered_map<const void*, Weight> following;
   thread_local const void* before = nullptr;
+  if (following.size() > MOST_WEIGHTS) following.clear();  // of models that are gone
   following[before] = weight;
   before = weight.memory;
   const auto next = following.find(before);
