@@ -36,10 +36,6 @@ def load_eagle3(name: str, target: Source, config: EngineConfig) -> Eagle3:
     dtype and on its device. Raises BuildError naming every field or tensor that does not fit."""
     head, own = read_head(name, target)
     embed: Any = target.model.get_input_embeddings() if own is None else nn.Embedding.from_pretrained(own)
-    width: int = embed.embedding_dim
-    size = head.config.layer.hidden_size
-    if width != size:
-        raise BuildError(f"drafter: {name}: hidden_size: expected {width}, that of the embeddings, got {size}")
     head = head.to(device=config.build_device, dtype=getattr(torch, config.dtype))
     head.rotary = LlamaRotaryEmbedding(head.config.layer).to(config.build_device)  # its frequencies stay float32
     return Eagle3(head, embed.to(head.fc.weight)).eval().requires_grad_(False)
@@ -52,6 +48,10 @@ def read_head(name: str, target: Source) -> tuple[Eagle3Head, Tensor | None]:
     config = read_config(_folder(name) / "config.json", text.hidden_size, text.num_hidden_layers, vocabulary)
     tensors = read_tensors(name)
     own = tensors.pop("embed_tokens.weight", None)
+    width = (target.model.get_input_embeddings().weight if own is None else own).shape[1]
+    size = config.layer.hidden_size
+    if width != size:
+        raise BuildError(f"drafter: {name}: hidden_size: expected {width}, that of the embeddings, got {size}")
     head = Eagle3Head(config)
     _fill(name, head, tensors, vocabulary)
     return head, own

@@ -17,6 +17,7 @@ from .questions import user_prefix
 from .sampling import sample
 
 READ, LONGEST = 192, 48  # tokens of a document that a question is asked about, and of the question
+TOGETHER = 16  # questions that are sampled at a time: another number gives other questions
 OPENINGS = ("What", "What is", "Who", "When", "Where", "Which", "Why", "How", "How many", "How much", "How did")
 ORDERS = (
     "Summarize: {}",
@@ -44,13 +45,13 @@ def documents_of(file: str) -> Iterator[str]:
 
 
 def ask_about(
-    source: Source, documents: Iterable[str], rows: int, seed: int, tick: Callable[[int], None] = lambda tokens: None
+    source: Source, documents: Iterable[str], seed: int, tick: Callable[[int], None] = lambda tokens: None
 ) -> Iterator[str]:
     """A prompt over each document, in their order; the same seed gives the same ones. An order stands in for a question
-    that the model does not end. `rows` questions are sampled at a time. Raises InputError for a model whose chat
-    template does not say what comes before a user's turn."""
+    that the model does not end. Raises InputError for a model whose chat template does not say what comes before a
+    user's turn."""
     choose, waiting, orders = random.Random(seed), iter(documents), 0
-    while part := list(islice(waiting, 3 * rows)):
+    while part := list(islice(waiting, 3 * TOGETHER)):
         asked = questions(source, part[2::3], choose, tick)
         for place, document in enumerate(part):
             question = asked[place // 3] if place % 3 == 2 else ""

@@ -80,10 +80,10 @@ def texts_of(source: Source, options: CollectOptions, done: int, progress: Progr
         entries = ((place, _with_response(entry)) for place, entry in lines(options.prompts))
         yield from encode_lines(entries, source.tokenizer, vocabulary)
         return
-    rows = rows_that_fit(source, options.max_length, MOST_SAMPLED[source.model.device.type])
     if options.documents is not None:
-        prompts = ask_about(source, documents_of(options.documents), rows, options.seed, progress.tick)
+        prompts = ask_about(source, documents_of(options.documents), options.seed, progress.tick)
     else:
+        rows = rows_that_fit(source, options.max_length, MOST_SAMPLED[source.model.device.type])
         prompts = ask(source, rows, options.seed + done, progress.tick)
     for prompt in prompts:
         yield from encode([{"prompt": prompt, "response": ""}], source.tokenizer)

@@ -103,15 +103,16 @@ def test_a_model_answers_over_documents(model_folder, engine_folder, source, tmp
 
 def test_prompts_over_documents_ask_and_order(source, monkeypatch):
     """Each third is a question where the model ended one; an order stands in where it did not."""
+    monkeypatch.setattr(documents, "TOGETHER", 2)
     asked = iter([["Who came?", ""]])
     monkeypatch.setattr(documents, "questions", lambda *_: next(asked))
-    prompts = list(documents.ask_about(source, "abcdef", 2, seed=0))
+    prompts = list(documents.ask_about(source, "abcdef", seed=0))
     assert prompts[2] == "c\nWho came?" and prompts[5] == documents.ORDERS[4].format("f")
     assert prompts[:2] == [documents.ORDERS[0].format("a"), documents.ORDERS[1].format("b")]
     monkeypatch.undo()
-    once, again, other = (list(documents.ask_about(source, "abcdef", 2, seed=seed)) for seed in (1, 1, 2))
+    once, again, other = (list(documents.ask_about(source, "abcdef", seed=seed)) for seed in (1, 1, 2))
     assert once == again and len(other) == 6
-    assert list(documents.ask_about(source, [], 2, seed=0)) == []
+    assert list(documents.ask_about(source, [], seed=0)) == []
 
 
 def test_documents_without_text_are_named(tmp_path):

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import specstep
 import torch
-from models import greedy, save_model, tiny_model
+from models import greedy, save_eagle3, save_model, tiny_model
 from safetensors.torch import load_file, save_file
 from specstep.cli import main
 from specstep.compile.drafters import eagle3_file
@@ -115,9 +115,12 @@ def test_a_start_that_does_not_fit_is_refused(target, data, collected, tmp_path)
     with pytest.raises(InputError, match="hidden states of the same layers"):
         train_drafter(str(target), [str(collected)], tmp_path / "other", **given)
     (head / "config.json").write_text(json.dumps(config))
-    save_file(tensors | {"embed_tokens.weight": torch.zeros(320, 64)}, head / "model.safetensors")
+    save_file(tensors | {"embed_tokens.weight": torch.zeros(320, 48)}, head / "model.safetensors")
     with pytest.raises(InputError, match=r"start: .*head: expected a head that reads the target's embeddings"):
         train_drafter(str(target), [data], tmp_path / "other", **given)
+    wider = save_eagle3(tmp_path / "wider", hidden_size=64, target_hidden_size=48)
+    with pytest.raises(BuildError, match=r"wider: hidden_size: expected 48, that of the embeddings, got 64"):
+        train_drafter(str(target), [data], tmp_path / "other", **GIVEN | {"start": str(wider)})
     with pytest.raises(InputError, match=r"start: expected an EAGLE-3 head .*, got .*nowhere"):
         train_drafter(str(target), [data], tmp_path / "other", **GIVEN | {"start": str(tmp_path / "nowhere")})
 
