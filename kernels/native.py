@@ -29,9 +29,10 @@ SOURCES = (
 )  # fmt: skip
 HEADERS = (
     "tensor.h", "record.h", "parallel.h", "noise.h", "row.h", "exact/element.h", "linear/linear.h", "linear/block.h",
-    "linear/groups.h", "linear/tile.h", "linear/plan.h", "linear/following.h", "choose/filter.h",
-    "tree_attention/vector.h", "tree_attention/element.h", "tree_attention/coming.h", "tree_attention/block.h",
-    "tree_attention/seen.h", "tree_attention/call.h", "tree_attention/parts.h",
+    "linear/group_term.h", "linear/group_sum.h", "linear/groups.h", "linear/tile.h", "linear/plan.h",
+    "linear/following.h", "choose/filter.h", "tree_attention/vector.h", "tree_attention/element.h",
+    "tree_attention/coming.h", "tree_attention/block.h", "tree_attention/seen.h", "tree_attention/call.h",
+    "tree_attention/parts.h",
 )  # fmt: skip
 # The oldest PyTorch whose stable C interface the library uses; it then loads in that version and every later one.
 STABLE_INTERFACE = "0x020b000000000000"
@@ -40,7 +41,7 @@ INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
     "avx512_bf16": (*AVX512, "-mavx512vnni", "-mavx512bf16"),  # no processor has the latter alone
     "avx512_vnni": (*AVX512, "-mavx512vnni"),
     "avx512": AVX512,
-    "avx2": ("-mavx2", "-mfma"),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "portable": (),
 }
 
