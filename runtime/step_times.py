@@ -11,6 +11,8 @@ from .session import WHOLE
 SHORT = 32  # tokens in the cache of rows that are measured
 COMMON = 0.2  # share of a surprise in what all rungs have in common
 OWN = 0.1  # and in the rung's own, at the first step of it; the longer it runs, the more likely the machine has changed
+SETTLED = 8  # steps of a rung in a row, after which one in SELDOM is looked at: that takes time, too
+SELDOM = 4
 FORGET = 0.995  # at each change of rung: one that is no longer chosen gets another chance
 WRONG = 0.1  # a correction, as a logarithm, that is worth keeping
 
@@ -52,14 +54,15 @@ class StepTimes:
 
     def observe(self, rows: int, rung: int, drafted: str, length: float, seconds: float) -> None:
         """Correct the table by what a step took."""
+        alike = self._last == (rows, rung)
+        self._last, self._alike = (rows, rung), self._alike + 1 if alike else 1
+        if self._alike > SETTLED and self._alike % SELDOM:
+            return
         rows, place = self._known(rows), self._places[rung]
         off = math.log(min(max(seconds / self._expected(rows, length, drafted)[place], 0.25), 4.0))
         own = self._own[rows]
-        if self._last == (rows, rung):
-            self._alike += 1
-        else:
+        if not alike:
             own[:] = [FORGET * each for each in own]
-            self._last, self._alike = (rows, rung), 1
         surprise = off - self._common[rows] - own[place]
         self._common[rows] += COMMON * surprise
         own[place] += OWN / self._alike * surprise

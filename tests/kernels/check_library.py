@@ -42,6 +42,7 @@ def check_linear() -> None:
 def check_groups(instruction_set: str) -> None:
     """The same of weights in groups. Without fused multiply-add the bits are the reference's."""
     for kind in test_groups.KINDS:
+        test_groups.test_the_greatest_sums_of_a_group(kind)
         for columns, depth in ((5, 7), (65, 577), (33, 1536)):
             groups = test_groups.groups_of(kind, columns, depth)
             x, bias = test_groups.x_of(70, depth), torch.randn(columns).bfloat16()

@@ -116,6 +116,19 @@ def test_infinities_and_nan_stay_in_their_row(bad: float) -> None:
         assert not result[2].isfinite().any() and torch.equal(result[[0, 1, 3, 4]], whole[[0, 1, 3, 4]])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_greatest_sums_of_a_group(kind: str) -> None:
+    """Instruction sets without a product of four bytes sum a group's in halves: these hold the most that there is."""
+    most = 2 ** KINDS[kind].bits - 1
+    for quant, sign in ((most, 1), (most, -1), (0, 1), (0, -1)):
+        quants, scale = torch.full((16, 3, GROUP), quant, dtype=torch.uint8), torch.ones(16, 3).half()
+        groups = Groups(kind, quants, scale, scale if KINDS[kind].least else None)
+        for rows in (1, 3, 8, 17):
+            x = torch.full((rows, 3 * GROUP), float(sign)).bfloat16()
+            result = packed_linear(x, pack_groups(groups), None, 16)
+            assert torch.equal(result, (x.float() @ groups.values(3 * GROUP).T).bfloat16())
+
+
 def test_tiny_and_zero_groups() -> None:
     weight = torch.randn(16, 96, generator=torch.Generator().manual_seed(0))
     weight[:, :32], weight[:, 32:64] = 0, weight[:, 32:64] * 1e-9  # too small for a scale of float16
