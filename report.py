@@ -11,6 +11,7 @@ RUNNING, STOPPED, FULL, FREE = range(4)  # values of `finish`: runs on, met a st
 REASONS = {STOPPED: "stop", FULL: "length"}  # what users read of them
 
 SCALARS = 3  # columns ahead of the lists
+SIZES = (1, 1, 1, 1, TOP_LOGPROBS, TOP_LOGPROBS)  # of an entry of each list
 LOGPROB_STEPS = 2**20  # a log-probability is reported as an integer, in steps of 1 / LOGPROB_STEPS
 LEAST_LOGPROB = -1e4  # stands for -inf
 
@@ -39,10 +40,8 @@ class Report(NamedTuple):
     @classmethod
     def split(cls, row: NDArray[int64]) -> "Report":
         """A row of 3 + L * (4 + 2 * N) integers -> its columns; the lists are views of it."""
-        sizes = (1, 1, 1, 1, TOP_LOGPROBS, TOP_LOGPROBS)
-        length = (len(row) - SCALARS) // sum(sizes)
-        lists, start = [], SCALARS
-        for size in sizes:
+        length, lists, start = _most_tokens(row), [], SCALARS
+        for size in SIZES:
             lists.append(row[start : start + size * length])
             start += size * length
         return cls(*row[:SCALARS].tolist(), *lists)
@@ -83,13 +82,18 @@ class RowReport(NamedTuple):
     def read(cls, row: NDArray[int64], alternatives: int = -1) -> "RowReport":
         """A row of the report. alternatives: how many likely tokens are wanted beside each new one, -1 for no
         log-probabilities."""
-        report = Report.split(row)
-        taken = slice(1, report.accepted + 1)
-        path = zip(report.nodes[taken].tolist(), report.ranks[taken].tolist(), strict=True)
-        tokens = report.tokens[: report.count].tolist()
-        logprobs = _logprobs(report, tokens, alternatives) if alternatives >= 0 else []
-        missed = sum(report.nodes[report.accepted + 1 : report.accepted + 2].tolist())  # none below the deepest
-        return cls(tokens, report.finish, tuple(AcceptedNode(*pair) for pair in path), missed, logprobs)
+        length = _most_tokens(row)
+        count, finish, accepted, *lists = row[: SCALARS + 3 * length].tolist()
+        tokens, nodes, ranks = lists[:count], lists[length : 2 * length], lists[2 * length :]
+        path = zip(nodes[1 : accepted + 1], ranks[1 : accepted + 1], strict=True)
+        logprobs = _logprobs(Report.split(row), tokens, alternatives) if alternatives >= 0 else []
+        missed = sum(nodes[accepted + 1 : accepted + 2])  # none below the deepest
+        return cls(tokens, finish, tuple(AcceptedNode(*pair) for pair in path), missed, logprobs)
+
+
+def _most_tokens(row: NDArray[int64]) -> int:
+    """L of a row of the report."""
+    return (len(row) - SCALARS) // sum(SIZES)
 
 
 def _logprobs(report: Report, tokens: list[int], alternatives: int) -> list[TokenLogprobs]:

@@ -40,12 +40,10 @@ class Taken:
 
 
 class Step(NamedTuple):
-    """A step that was begun, and for whom. size: its rows in all; length: tokens in the caches of those that run, on
-    average; begin: when."""
+    """A step that was begun, and for whom. length: tokens in the caches of those that run, on average; begin: when."""
 
     launched: Launched
     running: dict[int, Taken]
-    size: int
     length: float
     begin: float
 
@@ -154,12 +152,13 @@ class Rows:
 
     def _begin_step(self) -> Step | None:
         """Begin a step, if anybody is left for one."""
-        nodes, draft = self.ladder.choose(self._size, [taken.drafts for taken in self.running.values()], self._length)
+        size, length = self.session.next_size()[0], self._length
+        nodes, draft = self.ladder.choose(size, [taken.drafts for taken in self.running.values()], length)
         self._mask(nodes)
         if not self.running:
             return None
-        size, length, begin = self._size, self._length, time.perf_counter()
-        return Step(self.session.begin_step(nodes, draft), dict(self.running), size, length, begin)
+        begin = time.perf_counter()
+        return Step(self.session.begin_step(nodes, draft), dict(self.running), length, begin)
 
     def _may_overlap(self, step: Step, awaited: bool) -> bool:
         """Whether the next step may begin before this one is read: nobody waits for what is done between them, and what
@@ -178,7 +177,7 @@ class Rows:
     def _hand_out(self, step: Step, reports: dict[int, RowReport]) -> None:
         """Learn from a step, and tell those who wait for its tokens."""
         launched, now = step.launched, time.perf_counter()
-        self.ladder.timed(step.size, launched.nodes, launched.draft, step.length, now - max(step.begin, self._read))
+        self.ladder.timed(launched.rows, launched.nodes, launched.draft, step.length, now - max(step.begin, self._read))
         self._read = now
         for row, report in reports.items():
             taken = self.running[row]
@@ -188,11 +187,6 @@ class Rows:
                 self._end(row)
             told = Event(report, taken.admitted, taken.prefilled, now, taken.cached, launched.nodes)
             taken.caller.events.put((taken.request, told))
-
-    @property
-    def _size(self) -> int:
-        """Rows of the next step."""
-        return self.session.next_size()[0]
 
     @property
     def _length(self) -> float:

@@ -29,10 +29,11 @@ class DraftedTree(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A step that was begun: its rows, the nodes that it verifies, what drafts the next trees, and what waits for its
-    report."""
+    """A step that was begun: the rows that take part, how many its size has, the nodes that it verifies, what drafts
+    the next trees, and what waits for its report."""
 
     running: list[int]
+    rows: int
     nodes: int
     draft: str
     report: Callable[[], NDArray[int64]]
@@ -47,6 +48,7 @@ class Session(Buffers):
         self.lengths = [0] * spec.max_batch  # tokens in each row's cache: a host copy, kept from the reports
         self._taken: dict[int, int] = {}  # rows that were admitted and not released -> alternatives asked for, or -1
         self._unfilled: dict[int, list[int]] = {}  # rows of which not all is in the caches -> their prompts
+        self._running: list[int] = []  # the others, in order: those that take part in the next step
         self._predicted = [0] * spec.max_batch  # tokens of each row's prediction
         self._gaps = any(cache.name in spec.drafter for cache in spec.caches)  # what is left out, they lack
         self._pending = [0] * spec.max_batch  # tokens of each row since a drafter that pauses took part
@@ -133,6 +135,7 @@ class Session(Buffers):
             self.release(row)
             raise
         del self._unfilled[row]
+        self._note_running()
         return True
 
     def tree(self, row: int, nodes: int | None = None) -> DraftedTree:
@@ -170,7 +173,7 @@ class Session(Buffers):
         behind = min(max((self._pending[row] for row in running), default=0), LAG)
         catch_up = behind + min(nodes, self.spec.depth) + 1 if draft == WHOLE and self.spec.catch_up else 0
         report = self.begin_replay(rows, slots, None if draft == NOTHING else nodes, catch_up)
-        return Launched(running, nodes, draft, report)
+        return Launched(running, rows, nodes, draft, report)
 
     def end_step(self, launched: Launched, rows: Collection[int] | None = None) -> dict[int, RowReport]:
         """Wait for a step -> the report of each row, without tokens where it has finished. Steps end in the order in
@@ -209,6 +212,7 @@ class Session(Buffers):
         finally:
             self._taken.pop(row, None)
             self._unfilled.pop(row, None)
+            self._note_running()
 
     def compact(self, rows: int) -> dict[int, int]:
         """Move the filled rows from row `rows` on to free rows below -> where each moved row is now. A move costs what
@@ -223,6 +227,7 @@ class Session(Buffers):
                 of_row[target] = of_row[source]
             self._taken[target] = self._taken.pop(source)
             self._reset(source)
+        self._note_running()
         return moves
 
     def next_size(self) -> tuple[int, int]:
@@ -235,10 +240,9 @@ class Session(Buffers):
         longest = max(self.lengths[:rows], default=0) + self.spec.scratch
         return rows, self.slots_for(max([longest, *self._predicted[:rows]]))
 
-    @property
-    def _running(self) -> list[int]:
-        """The rows that take part in the next step."""
-        return sorted(self._taken.keys() - self._unfilled.keys())
+    def _note_running(self) -> None:
+        """Called where rows were filled, moved or released. A step looks at these rows several times."""
+        self._running = sorted(self._taken.keys() - self._unfilled.keys())
 
     def slots_for(self, needed: int) -> int:
         """The smallest slot count a program may be given that holds `needed`: a step costs what the longest row
