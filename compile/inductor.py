@@ -202,7 +202,7 @@ def instruction_flags(isa: list[str]) -> set[str]:
     """The operating system's names of the instructions that a vector ISA, as Inductor and we name them, stands for."""
     wide = {"avx512f", "avx512dq", "avx512vl", "avx512bw", "avx2", "fma"}
     flags = {
-        "avx2": {"avx2", "fma"},
+        "avx2": {"avx2", "fma", "f16c"},
         "avx512": wide,
         "avx512_vnni": wide | {"avx512_vnni"},
         "avx512_bf16": wide | {"avx512_vnni", "avx512_bf16"},
