@@ -227,10 +227,13 @@ class Training:
         report(f"held out after {step} steps, by level: {shown}; a chain would yield {chain:.2f} tokens per step")
 
     def _sums(self, rows: Rows, index: int) -> Tensor:
-        device = self.target.model.device.type
-        embed = self.target.model.get_input_embeddings()
-        with torch.autocast(device, torch.bfloat16, enabled=fast_bfloat16(device)):
-            return self._unroll(self.head, embed, rows[index], self._target_rows, self.options.levels)
+        device, batch, target_rows = self.target.model.device.type, rows[index], self._target_rows
+        embed, fast = self.target.model.get_input_embeddings(), fast_bfloat16(device)
+        if not fast:  # the head's own type: hidden states are kept in bfloat16
+            batch = batch._replace(features=batch.features.float(), last=batch.last.float())
+            target_rows = target_rows.float()
+        with torch.autocast(device, torch.bfloat16, enabled=fast):
+            return self._unroll(self.head, embed, batch, target_rows, self.options.levels)
 
     def _rows(self, chosen: Tensor) -> Rows:
         options = self.options

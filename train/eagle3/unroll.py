@@ -83,7 +83,7 @@ def unroll(head: Eagle3Head, embed: nn.Module, batch: Batch, target_head: Tensor
     for level in range(levels):
         ahead = level + 1  # position t drafts what the target says at t + ahead
         following = nn.functional.pad(batch.tokens[:, ahead:], (0, ahead))
-        normed, hidden = head(embed(following), hidden, where, where)
+        normed, hidden = head(embed(following).to(hidden.dtype), hidden, where, where)
         logits = head.lm_head(normed[:, :-ahead]).float()
         labels = batch.labels[:, ahead:] & (batch.sequence[:, ahead:] == batch.sequence[:, :-ahead])
         loss = logits.logsumexp(-1) - (wanted[:, ahead:] * logits).sum(-1)

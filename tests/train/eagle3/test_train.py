@@ -72,6 +72,15 @@ def test_a_head_learns_and_is_exact(target, data, tmp_path):
     assert tensors["t2d"].nonzero()[:, 0].tolist() == (tensors["d2t"] + torch.arange(300)).tolist()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_head_trains_in_floats_where_bfloat16_is_slow(target, data, tmp_path, monkeypatch, dtype, fast):
+    monkeypatch.setattr(train, "fast_bfloat16", lambda device: fast)
+    head = train_drafter(str(target), [data], tmp_path / "head", **GIVEN | {"dtype": dtype, "epochs": 1})
+    history = [json.loads(line) for line in (head / "history.jsonl").read_text().splitlines()]
+    assert history[-1]["loss"][0] < history[0]["loss"][0]
+
+
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(target, data, tmp_path, monkeypatch):
     whole = train_drafter(str(target), [data], tmp_path / "whole", **GIVEN)
     real, made = train.Training._update, []
