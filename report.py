@@ -11,7 +11,7 @@ RUNNING, STOPPED, FULL, FREE = range(4)  # values of `finish`: runs on, met a st
 REASONS = {STOPPED: "stop", FULL: "length"}  # what users read of them
 
 SCALARS = 3  # columns ahead of the lists
-SIZES = (1, 1, 1, 1, TOP_LOGPROBS, TOP_LOGPROBS)  # of an entry of each list
+SIZES = (1, 1, 1, 1, TOP_LOGPROBS, TOP_LOGPROBS)  # integers that each list has for a token
 LOGPROB_STEPS = 2**20  # a log-probability is reported as an integer, in steps of 1 / LOGPROB_STEPS
 LEAST_LOGPROB = -1e4  # stands for -inf
 

@@ -11,8 +11,7 @@ from .session import WHOLE
 SHORT = 32  # tokens in the cache of rows that are measured
 COMMON = 0.2  # share of a surprise in what all rungs have in common
 OWN = 0.1  # and in the rung's own, at the first step of it; the longer it runs, the more likely the machine has changed
-SETTLED = 8  # steps of a rung in a row, after which one in SELDOM is looked at: that takes time, too
-SELDOM = 4
+SETTLED, SELDOM = 8, 4  # after 8 steps of one rung in a row, every fourth is looked at: to look takes time, too
 FORGET = 0.995  # at each change of rung: one that is no longer chosen gets another chance
 WRONG = 0.1  # a correction, as a logarithm, that is worth keeping
 

@@ -1,4 +1,5 @@
-// Sums of a group's products, of unsigned bytes of weights and signed bytes of x: integers, by what an instruction set has.
+// Sums of a group's products: unsigned bytes of weights times signed bytes of x. Each instruction set has its own way; the
+// integers are the same.
 #pragma once
 
 #include "group_term.h"
@@ -10,7 +11,7 @@ typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
 // Rows whose sums run side by side: as many as there are registers for.
 constexpr int CHAINS = WORDS == REGISTERS ? std::min(MAX_ROWS, 12) : 1;
 
-// The sum for one row of x and the outputs of one part of a panel, which words of weights are added to one by one.
+// The sum of one row of x, in each lane another output. `add` takes the next word of weights: four of each output.
 #if defined(__AVX512VNNI__)
 template <class Quants>
 struct GroupSum {
