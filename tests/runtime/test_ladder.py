@@ -269,3 +269,13 @@ def test_backends_that_verify_all(monkeypatch):
         assert make_ladder(FakeSession(1), nodes, "engine", lambda message: None).rungs == (2,)
     with pytest.raises(InputError, match="nodes: expected auto, all, or 2, as an engine of this backend"):
         make_ladder(FakeSession(1), 1, "engine", lambda message: None)
+
+
+def test_a_rung_that_runs_on_still_tells_that_the_machine_slows():
+    """Its time is looked at more seldom; a rung that comes after it is not taken for the slow one."""
+    times = StepTimes((0, 3), {1: [1.0, 2.0]}, (0.0, 0.0), {})
+    for step in range(60):
+        times.observe(1, 3, WHOLE, 32, 2.0 if step < 12 else 4.0)
+    before = times.seconds(1, 32)[0]
+    times.observe(1, 0, WHOLE, 32, 2.0)
+    assert times.seconds(1, 32)[0] == pytest.approx(before, rel=0.01)
