@@ -34,7 +34,7 @@ def choose_precision(
 
     gguf_files: those that models were loaded from. vocab_size: a head and an embedding of so many tokens have eight
     bits where others have four. drafting: addresses of weights that only the drafter reads. No text depends on those:
-    where their file does not say how they are quantised, "auto" makes them int8.
+    where their file does not say how they are quantised, "auto" makes of them what "int4" does.
     """
     if config.weights == "fp8":
         return lambda weight: plain(weight) if weight.shape[-2] == vocab_size else _fp8(weight)
@@ -42,13 +42,17 @@ def choose_precision(
         return plain
     if config.weights == "int8":
         return _int8
+
+    def four_bits(weight: Tensor) -> Form:
+        return _int8(weight) if weight.shape[-2] == vocab_size else _int4(weight)
+
     if config.weights == "int4":
-        return lambda weight: _int8(weight) if weight.shape[-2] == vocab_size else _int4(weight)
+        return four_bits
     blocks = functools.cache(GgufBlocks)  # read when the first weight is packed
 
     def auto(weight: Tensor) -> Form:
         found = _as_in_files([blocks(file) for file in gguf_files], weight)
-        return found or (_int8 if weight.data_ptr() in drafting else plain)(weight)
+        return found or (four_bits if weight.data_ptr() in drafting else plain)(weight)
 
     return auto
 

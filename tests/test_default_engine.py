@@ -88,11 +88,13 @@ def test_nothing_is_set_but_the_defaults(folder):
 
 
 def test_weights_are_the_blocks_of_the_models_file(folder):
-    """q4_1 and, for the head, q8_0: five and eight and a half bits a weight. The drafter's own are int8."""
+    """q4_1 and, for the head, q8_0: five and eight and a half bits a weight. The drafter's own are int4."""
     kinds = read_manifest(folder).about["weights"]
     layers, head, hidden, vocabulary = 30 * (576 * 960 + 576 * 576 + 3 * 576 * 1536), 576 * 49152, 576, 49152
+    drafting = 3 * 576 * 576 + 2 * 576 * 960 + 576 * 576 + 3 * 576 * 1536 + 576 * 4096  # its input is 3 hidden states
     assert kinds["int4_least"] == layers * 20 // 32 and vocabulary % 16 == hidden % 32 == 0
-    assert kinds["int8"] > head * 34 // 32 and kinds.get("bfloat16", 0) < 100_000
+    assert kinds["int8"] == head * 34 // 32 and kinds.get("bfloat16", 0) < 100_000
+    assert kinds["int4"] == drafting * 18 // 32
 
 
 def test_answers_are_text(results):

@@ -76,17 +76,17 @@ def test_what_is_not_in_the_file_is_not_found(file: Path) -> None:
 
 def test_precision_of_each_choice(file: Path) -> None:
     known, own = values_of(file, "third").bfloat16(), torch.randn(40, 96).bfloat16()
-    drafting = torch.randn(8, 96).bfloat16()
+    drafting, head = torch.randn(24, 96).bfloat16(), torch.randn(8, 96).bfloat16()  # 8 outputs are the vocabulary here
 
     def kinds(weights: str, dtype: str = "bfloat16") -> list[str]:
         config = make_config({"weights": weights, "dtype": dtype})
-        precision = choose_precision(config, [file], 8, {drafting.data_ptr()})
-        return [precision(weight).kind for weight in (known, own, drafting, own.float())]
+        precision = choose_precision(config, [file], 8, {drafting.data_ptr(), head.data_ptr()})
+        return [precision(weight).kind for weight in (known, own, drafting, head, own.float())]
 
-    assert kinds("auto") == ["int4_least", "bfloat16", "int8", "float32"]
-    assert kinds("bfloat16") == ["bfloat16", "bfloat16", "bfloat16", "float32"]
-    assert kinds("int8") == ["int8", "int8", "int8", "float32"]
-    assert kinds("int4") == ["int4", "int4", "int8", "float32"]  # 8 outputs are the vocabulary here
+    assert kinds("auto") == ["int4_least", "bfloat16", "int4", "int8", "float32"]
+    assert kinds("bfloat16") == ["bfloat16", "bfloat16", "bfloat16", "bfloat16", "float32"]
+    assert kinds("int8") == ["int8", "int8", "int8", "int8", "float32"]
+    assert kinds("int4") == ["int4", "int4", "int4", "int8", "float32"]
     assert kinds("auto", "float32")[0] == "bfloat16"
     made = choose_precision(make_config({}), [file], 8, {})(known).make(known)
     assert torch.equal(unpack_groups(made, 40).values(96), values_of(file, "third"))
