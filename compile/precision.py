@@ -34,7 +34,7 @@ def choose_precision(
 
     gguf_files: those that models were loaded from. vocab_size: a head and an embedding of so many tokens have eight
     bits where others have four. drafting: addresses of weights that only the drafter reads. No text depends on those:
-    where their file does not say how they are quantised, "auto" makes of them what "int4" does.
+    where their file does not say how they are quantised, "auto" quantises them as "int4" does.
     """
     if config.weights == "fp8":
         return lambda weight: plain(weight) if weight.shape[-2] == vocab_size else _fp8(weight)
