@@ -1,13 +1,25 @@
 """What a machine keeps from process to process: files under `$XDG_CACHE_HOME/specstep`, or `~/.cache/specstep`."""
 
+import functools
 import os
+import tempfile
 import threading
 from pathlib import Path
 
 
 def cache_path(*names: str) -> Path:
-    """Where a kept file lies, if there is one."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").joinpath("specstep", *names)
+    """Where a kept file lies, if there is one. A user without a home keeps files as long as the process lives."""
+    folder = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(folder or Path.home() / ".cache").joinpath("specstep", *names)
+    except RuntimeError:
+        return Path(_temporary().name, *names)
+
+
+@functools.cache
+def _temporary() -> "tempfile.TemporaryDirectory[str]":
+    """A folder that is removed at the end of the process."""
+    return tempfile.TemporaryDirectory(prefix="specstep-", ignore_cleanup_errors=True)
 
 
 def keep(path: Path, data: bytes) -> None:

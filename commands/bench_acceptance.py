@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--learned", metavar="FILE", type=Path, help="start from what an engine learned; nothing is learned meanwhile")
     add_nodes_option(parser, default="all")
     add("--json", metavar="FILE", help="write the figures as JSON")
-    add("--png", metavar="FILE", help="draw them (needs matplotlib, of the extra `bench`)")
+    add("--png", metavar="FILE", help="draw them (needs matplotlib, of the extra `plot`)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -88,12 +88,9 @@ def run(options: argparse.Namespace) -> int:
                 f"{name.replace('_', '-')}: expected an integer of at least 0, got {getattr(options, name)}"
             )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    learning = given_learning(options)
-    if len(keys) > 1 and not options.share_prefixes:  # how fast a text comes tells of others
-        if options.learned:
-            raise InputError("learned: expected --share-prefixes beside it with several API keys, got none")
-        learning["learning"] = False
-    if learning["learned"] and len(options.engines) > 1:
+    if options.learned and not asked.learning:
+        raise InputError("learned: expected --share-prefixes beside it with several API keys, got none")
+    if options.learned and len(options.engines) > 1:
         raise InputError(f"learned: expected one engine, which has the file, got {len(options.engines)}")
     how: dict[str, Any] = {
         "prefix_cache_bytes": options.prefix_cache * 2**20,
@@ -106,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
         if not keys and not is_local(options.host):
             print(OPEN.format(options.host), file=sys.stderr)
         engines = {
-            name: open_.enter_context(load(directory, **how, **learning))
+            name: open_.enter_context(load(directory, **how, **given_learning(options)))
             for name, directory in named(options.engines).items()
         }
         serve(engines, bound, asked, options.drain)

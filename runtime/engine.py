@@ -235,11 +235,12 @@ def load(
         deep_check: hash the weights file too.
         prefix_cache_bytes: memory for keys and values of what was served: a prompt that begins like an earlier one, or
             goes on from its answer, prefills the rest alone. 0 keeps nothing.
-        prefill_per_step: most prompt tokens, 2 or more, that are prefilled between two steps while others decode: the
+        prefill_per_step: most prompt tokens, 2 at least, that are prefilled between two steps while others decode: the
             longest pause that a prompt makes in their streams. None means the engine's `prefill_chunk`.
         learning: whether an n-gram drafter counts what the engine writes, and drafts better with use. No text depends
             on it, but how fast one comes tells of others; so does a file that was learned before.
-        learned: file of what was learned. The engine starts from it where it is there, and `close` writes it.
+        learned: file of what was learned. The engine starts from it where it is there, and `close` writes it, unless
+            the engine does not learn.
         nodes: how many drafted tokens a step verifies: a number, "all", or "auto", which chooses before each step what
             gives the most tokens per second here. The text does not depend on it. For that choice, the first load of an
             engine on a machine takes some seconds to time steps; the times are kept in the user's cache.

@@ -31,11 +31,11 @@ class Request:
     its last. controls: what else the step is told, see `session.Session.admit`. stop_text: of a request with stop
     strings, its text. allowed_tokens: says before each step what may follow. prefix_scope: whose kept prefixes it may
     start from, and adds to. predicted: what its answer has of its prediction, if it came with one. tokens: new ones so
-    far. logprobs: theirs, where they were asked for. finish_reason: "stop", "length", or "cancelled"; None while it
-    runs. path: what the last step accepted. paths: such a path -> how many steps did. nodes: how many drafted tokens
-    each of its steps verified. cached_tokens: how many of the prompt's needed no prefill. Seconds: queue_s from
-    submission to a row of its own; prefill_s from there to the end of prefill; decode_s from there to the last token;
-    first_token_s from submission to the first tokens.
+    far. logprobs: theirs, where they were asked for. finish_reason: "stop", "length", "cancelled", or "failed" where
+    the engine raised an error; None while it runs. path: what the last step accepted. paths: such a path -> how many
+    steps did. nodes: how many drafted tokens each of its steps verified. cached_tokens: how many of the prompt's needed
+    no prefill. Seconds: queue_s from submission to a row of its own; prefill_s from there to the end of prefill;
+    decode_s from there to the last token; first_token_s from submission to the first tokens.
     """
 
     prompt: list[int]

@@ -57,18 +57,20 @@ class Scheduler:
     @property
     def session(self) -> Session:
         """The session. Raises EngineError after `close`."""
-        if self._rows is None or self._broken is not None:
+        rows = self._rows  # which `close` takes away, in another thread
+        if rows is None or self._broken is not None:
             raise self._refusal() from self._broken
-        return self._rows.session
+        return rows.session
 
     @property
     def occupancy(self) -> Occupancy:
         """What there is to do; nothing after `close`."""
         with self._lock:
-            if self._rows is None or self._broken is not None:
+            rows = self._rows
+            if rows is None or self._broken is not None:
                 return Occupancy(0, 0)
             waiting = sum(len(caller.waiting) for caller in self._callers if not caller.cancelled)
-            return Occupancy(waiting, self._rows.count)
+            return Occupancy(waiting, rows.count)
 
     def submit(self, requests: Sequence[Request]) -> Submission:
         """Queue requests. Raises EngineError after `close`, InputError for a request that was submitted before."""
@@ -146,8 +148,10 @@ class Scheduler:
                 self._worker = None
             if self._worker is not threading.current_thread():
                 return False
-        if not rows.taken and not rows.session.free_rows:
-            self._fail(EngineError("rows: expected a free one, got all of them admitted outside of the engine's calls"))
+        by_hand = rows.session.spec.max_batch - rows.session.free_rows
+        if not rows.taken and by_hand:  # which would be stepped and moved with the others
+            got = f"{by_hand} admitted outside of the engine's calls"
+            self._fail(EngineError(f"rows: expected all of them free, got {got}; release them"))
         return True
 
     def _take(self, rows: Rows) -> Taken | None:

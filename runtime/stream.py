@@ -13,7 +13,7 @@ from .text import EngineTokenizer, TextStream
 @dataclass(frozen=True)
 class Generation:
     """What became of one prompt. token_ids are the new ones only, a final stop token included; text leaves special
-    tokens out, and a stop string, whose last token ends token_ids. finish_reason: "stop", "length" or "cancelled".
+    tokens out, and a stop string, whose last token ends token_ids. finish_reason: see `request.Request`.
     stats: see `request.Request.stats`. seed: None for a greedy one. logprobs: one of each token, None where they were
     not asked for. more: the further choices, where more than one was asked for."""
 

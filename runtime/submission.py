@@ -1,5 +1,6 @@
 """A submission: requests that were queued together, as their reader and the scheduler's worker see them."""
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +54,7 @@ class Submission:
         self._caller = caller
         self._unfinished = list(requests)
         self._error: BaseException | None = None
+        self._lock = threading.Lock()  # of how requests end: `cancel` is for any thread
         self._abandoned = weakref.finalize(self, caller.cancel)
 
     def __iter__(self) -> Iterator[tuple[Request, list[int]]]:
@@ -70,16 +72,22 @@ class Submission:
 
     def listen(self, listener: Callable[[bool], None]) -> None:
         """Have a function called, now and by the engine's thread whenever there may be more to `poll`, with whether a
-        request ends with it, which for a stop string only `poll` finds. It must be quick and must not raise."""
+        request ends with it, which for a stop string only `poll` finds. It must be quick and must not raise. A listener
+        that keeps the submission keeps it from being collected: then `cancel` alone ends it."""
         self._caller.events.listener = listener
         listener(True)
 
     def cancel(self) -> None:
         """End the requests that still run or wait, from any thread; a reader that waits gets no more. What was read so
         far stays, with the finish reason "cancelled"."""
+        self._end("cancelled")
+
+    def _end(self, reason: str) -> None:
+        """End the requests that have not, for a reason."""
         self._abandoned()
-        for request in self._unfinished:
-            request.finish_reason = request.finish_reason or "cancelled"
+        with self._lock:
+            for request in self._unfinished:
+                request.finish_reason = request.finish_reason or reason
 
     def _read(self, block: bool) -> tuple[Request, list[int]]:
         """The next request with its new tokens. Raises Empty where that would wait and must not."""
@@ -89,9 +97,12 @@ class Submission:
             self.cancel()
             raise StopIteration
         request, event = self._next_event(block)
-        tokens = request.advance(event)
-        if request.finish_reason:
-            self._unfinished = [other for other in self._unfinished if other is not request]
+        with self._lock:
+            if request.finish_reason:  # by another thread, since it was looked at
+                raise StopIteration
+            tokens = request.advance(event)
+            if request.finish_reason:
+                self._unfinished = [other for other in self._unfinished if other is not request]
         return request, tokens
 
     def _next_event(self, block: bool) -> tuple[Request, Event]:
@@ -115,7 +126,7 @@ class Submission:
     def _failed(self, error: BaseException) -> BaseException:
         """End all requests -> the error."""
         self._error = error
-        self.cancel()
+        self._end("failed")
         return error
 
     def __enter__(self) -> "Submission":

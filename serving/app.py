@@ -36,7 +36,7 @@ def create_app(engines: Mapping[str, Engine], options: ServeOptions | None = Non
         options: None for an open API with the default limits.
     """
     options = options or ServeOptions()
-    served = {name: Served(name, engine, options.max_queue) for name, engine in engines.items()}
+    served = {name: Served(name, engine, options.max_queue, options.learning) for name, engine in engines.items()}
     metrics = Metrics(served.values())
     app = FastAPI(
         title="specstep", description="OpenAI's API over compiled speculative decoding.", version="1", redoc_url=None

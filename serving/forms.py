@@ -1,9 +1,11 @@
 """Answers in the two forms of OpenAI's API: a chat's message and a completion's text."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..report import TokenLogprobs
+from ..runtime.text import TextStream
 from .token_text import TokenText
 
 Json = dict[str, Any]
@@ -75,7 +77,8 @@ class CompletionForm:
     def __init__(self, tokens: TokenText | None, logprobs: int | None, echoed: Sequence[str]):
         """echoed: the text ahead of each choice, or nothing."""
         self._tokens, self._logprobs, self._echoed = tokens, logprobs, echoed
-        self._offsets: dict[int, int] = {}  # of each choice's next token in its text
+        self._streams: dict[int, TextStream] = {}  # of each choice, token by token
+        self._offsets: Counter[int] = Counter()  # of its next token in its text
 
     def begin(self, index: int) -> Json | None:
         return self._choice(index, self._echoed[index], None, None) if self._echoed else None
@@ -97,13 +100,14 @@ class CompletionForm:
         if self._logprobs is None or self._tokens is None:
             return None
         told: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        written = self._streams.setdefault(index, TextStream(self._tokens.tokenizer))
         for each in logprobs:
             text = self._text(each.token_id)
             told["tokens"].append(text)
             told["token_logprobs"].append(each.logprob)
             told["top_logprobs"].append({self._text(token): logprob for token, logprob in each.top})
-            told["text_offset"].append(self._offsets.get(index, 0))
-            self._offsets[index] = self._offsets.get(index, 0) + len(text)
+            told["text_offset"].append(self._offsets[index])
+            self._offsets[index] += len(written.push([each.token_id]))
         return told
 
     def _text(self, token: int) -> str:

@@ -60,7 +60,7 @@ class Metrics:
 
     def ended(self, model: str, request: Request) -> None:
         """Count a choice that has ended, for whatever reason."""
-        self._answers.labels(model, request.finish_reason or "failed").inc()
+        self._answers.labels(model, request.finish_reason or "cancelled").inc()
         if not request.tokens:
             return
         self._prompt.labels(model).inc(len(request.prompt))

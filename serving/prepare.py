@@ -104,7 +104,7 @@ def _requests(
         "ignore_eos": bool(body.ignore_eos),
         "stop_ids": body.stop_token_ids or (),
         "prefix_scope": scope,
-        "learning": body.learning is not False,
+        "learning": served.learning and body.learning is not False,
         "prediction": prediction,
     }
     return served.engine.requests(tokens, most, **options)

@@ -4,9 +4,10 @@ serve run specstep.serving.ray:app engine=engines/smol max_replicas=4
 """
 
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
@@ -23,8 +24,10 @@ class Replicas(BaseModel):
     engine: an engine directory, at the same place on every node. name: the model's name, that of the directory without
     it. min_replicas, max_replicas: engines that share the calls; between them, as many as keep the calls of each near
     its rows. max_queue: calls that may wait for a row of a replica; where all replicas have as many, as many more wait
-    in each of Ray's proxies, and then calls get status 503. cpus, gpus: what a replica takes of its node. api_keys,
-    stream_interval_ms: see `ServeOptions`.
+    in each of Ray's proxies, and then calls get status 503. prefix_cache: MiB in which each replica keeps keys and
+    values of what it served. prefill_per_step: most prompt tokens that are prefilled between two steps. cpus, gpus:
+    what a replica takes of its node. api_keys: or a text with commas between them, as `serve run` has it.
+    share_prefixes, stream_interval_ms: see `ServeOptions`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -34,10 +37,18 @@ class Replicas(BaseModel):
     min_replicas: int = Field(1, ge=1)
     max_replicas: int = Field(1, ge=1)
     max_queue: int = Field(128, ge=0)
+    prefix_cache: int = Field(256, ge=0)
+    prefill_per_step: int = Field(64, ge=2)
     stream_interval_ms: int = Field(40, ge=0, le=LONGEST_INTERVAL_MS)
     cpus: float = Field(1, ge=0)
     gpus: float = Field(0, ge=0)
     api_keys: tuple[str, ...] = ()
+    share_prefixes: bool = False
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _split(cls, keys: Any) -> Any:
+        return [key.strip() for key in keys.split(",")] if isinstance(keys, str) else keys
 
 
 def app(args: Replicas) -> Application:
@@ -45,11 +56,18 @@ def app(args: Replicas) -> Application:
     directory = Path(args.engine).resolve()
     name = args.name or directory.name
     rows = read_manifest(directory).spec.max_batch
-    options = ServeOptions(args.api_keys, args.max_queue, stream_interval_ms=args.stream_interval_ms)
+    options = ServeOptions(
+        api_keys=args.api_keys,
+        max_queue=args.max_queue,
+        share_prefixes=args.share_prefixes,
+        stream_interval_ms=args.stream_interval_ms,
+    )
 
     def replica() -> FastAPI:
         """Called in the process of each replica."""
-        return create_app({name: load(directory)}, options)
+        prefixes = args.prefix_cache * 2**20
+        engine = load(directory, prefix_cache_bytes=prefixes, prefill_per_step=args.prefill_per_step)
+        return create_app({name: engine}, options)
 
     deployment = serve.deployment(
         serve.ingress(replica)(),

@@ -17,8 +17,9 @@ class Served:
     """One engine under its name. A choice of an answer takes a place from its admission to its end: a row, or one of
     `max_queue` places to wait for one."""
 
-    def __init__(self, name: str, engine: Engine, max_queue: int):
-        self.name, self.engine = name, engine
+    def __init__(self, name: str, engine: Engine, max_queue: int, learning: bool):
+        """learning: whether answers may be counted for the drafts of later ones."""
+        self.name, self.engine, self.learning = name, engine, learning
         self.rows, self.max_queue = engine.spec.max_batch, max_queue
         self.taken, self.created = 0, int(time.time())
         self._seconds = 1.0  # that a call took, a running mean

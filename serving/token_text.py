@@ -14,16 +14,16 @@ class TokenText:
     """The bytes of each token of a tokenizer, special tokens under their names."""
 
     def __init__(self, tokenizer: EngineTokenizer):
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.of = lru_cache(2**16)(self._of)  # likely tokens come again and again
 
     @cached_property
     def longest(self) -> int:
         """The most characters that one token can stand for."""
-        return max(map(len, self._tokenizer.tokenizer.get_vocab()), default=1)
+        return max(map(len, self.tokenizer.tokenizer.get_vocab()), default=1)
 
     def _of(self, token: int) -> bytes:
-        written = self._tokenizer.tokenizer.id_to_token(token)
+        written = self.tokenizer.tokenizer.id_to_token(token)
         if written is None:
             return b""
         if token in self._added:
@@ -35,12 +35,12 @@ class TokenText:
 
     @cached_property
     def _added(self) -> frozenset[int]:
-        return frozenset(self._tokenizer.tokenizer.get_added_tokens_decoder())
+        return frozenset(self.tokenizer.tokenizer.get_added_tokens_decoder())
 
     @cached_property
     def _byte_level(self) -> bool:
         """Whether pieces are written in the alphabet of GPT-2, a character for each byte."""
-        return '"ByteLevel"' in json.dumps(json.loads(self._tokenizer.tokenizer.to_str()).get("decoder"))
+        return '"ByteLevel"' in json.dumps(json.loads(self.tokenizer.tokenizer.to_str()).get("decoder"))
 
 
 def _byte_alphabet() -> dict[str, bytes]:

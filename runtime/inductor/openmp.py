@@ -39,6 +39,9 @@ def _libraries() -> list[Any]:
     """Every libgomp that is loaded and can do it (OpenMP 5.0)."""
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.is_file() else []
-    paths = {line.split()[-1] for line in lines if "libgomp" in line}
-    libraries = [ctypes.CDLL(path) for path in sorted(paths)]
+    paths = {line.split(maxsplit=5)[5] for line in lines if "libgomp" in line}  # which may have spaces
+    libraries = []
+    for path in sorted(paths):
+        with contextlib.suppress(OSError):  # a file that was replaced meanwhile is "PATH (deleted)"
+            libraries.append(ctypes.CDLL(path))
     return [library for library in libraries if hasattr(library, "omp_pause_resource_all")]

@@ -95,6 +95,19 @@ def test_what_is_wrong_is_an_error_of_openai_s_form(address):
     assert got.status_code == 400 and got.json()["error"]["param"] == "temperature"
 
 
+def test_a_prompt_that_was_served_is_not_prefilled_again(address):
+    body = {"prompt": [5, 6, 7, 8] * 20, "max_tokens": 1, "temperature": 0}
+    answers = [httpx.post(f"{address}/v1/completions", json=body, timeout=PATIENCE).json() for _ in range(REPLICAS + 1)]
+    assert max(each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers) >= 64
+
+
+def test_what_serve_run_says_is_text(tmp_path):
+    from specstep.serving.ray import Replicas
+
+    asked = Replicas.model_validate({"engine": str(tmp_path), "max_replicas": "4", "api_keys": "one, two"})
+    assert (asked.max_replicas, asked.api_keys) == (4, ("one", "two"))
+
+
 def test_clients_that_go_away_free_their_rows(address):
     def left(_):
         body = LONG | {"stream": True}

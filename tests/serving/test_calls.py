@@ -114,6 +114,19 @@ def test_an_answer_may_be_kept_out_of_what_is_learned(client, tiny, monkeypatch)
         tiny.session.write_shared(empty)
 
 
+def test_keys_that_share_nothing_learn_nothing_of_each_other(tiny, monkeypatch):
+    monkeypatch.setattr(tiny, "learning", True)
+    empty, asked = tiny.session.read_shared(), {"messages": user("hello"), "max_tokens": 20, "ignore_eos": True}
+    for keys, share, learns in ((("one", "two"), False, False), (("one",), False, True), (("one", "two"), True, True)):
+        app = create_app({"tiny": tiny}, ServeOptions(api_keys=keys, share_prefixes=share))
+        try:
+            with TestClient(app, headers={"Authorization": "Bearer one"}) as client:
+                assert client.post(CHAT, json={**asked, "learning": True}).status_code == 200
+            assert (tiny.session.read_shared()["learned"] != empty["learned"]).any() == learns
+        finally:
+            tiny.session.write_shared(empty)
+
+
 def test_empty_prompts(client):
     for prompt in ("", [], [[]]):
         assert refused(client.post(COMPLETIONS, json={"prompt": prompt}))["type"] == "invalid_request_error"

@@ -5,6 +5,11 @@ import asyncio
 import openai
 import pytest
 from served import PATIENCE, is_idle, until, user
+from specstep.report import TokenLogprobs
+from specstep.runtime.text import EngineTokenizer, TextStream
+from specstep.serving.forms import CompletionForm
+from specstep.serving.token_text import TokenText
+from tokenizers import Tokenizer, decoders, models
 
 WARM = {"temperature": 0.9, "seed": 11}
 
@@ -154,8 +159,24 @@ def test_completions_of_token_ids_with_logprobs(client, tiny):
     assert [sorted(top.values()) for top in told.top_logprobs] == [
         sorted(logprob for _, logprob in each.top) for each in expected.logprobs
     ]
-    lengths = [len(token) for token in told.tokens]
-    assert told.text_offset == [sum(lengths[:at]) for at in range(len(lengths))]
+    written = TextStream(tiny.tokenizer)
+    shown = [len(written.push([token])) for token in expected.token_ids]
+    assert told.text_offset == [sum(shown[:at]) for at in range(len(shown))]
+
+
+def test_text_offsets_are_those_of_the_text():
+    """Though the first word's space is not in it, and a token may be a part of a character."""
+    vocabulary = {token: index for index, token in enumerate(["▁the", "▁cat", "<0xE2>", "<0x82>", "<0xAC>", "s"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    form = CompletionForm(TokenText(EngineTokenizer(tokenizer, None, {})), 0, [])
+    logprobs = [TokenLogprobs(token, -1.0, ()) for token in (0, 1, 2, 3, 4, 5)]
+    told = form.grown(0, "the cat", logprobs[:2])["logprobs"]["text_offset"]
+    told += form.grown(0, "€s", logprobs[2:])["logprobs"]["text_offset"]
+    assert told == [0, 3, 7, 7, 7, 8]
+    assert form.grown(1, "the", logprobs[:1])["logprobs"]["text_offset"] == [0], "each choice has its own text"
 
 
 def test_stop_strings_and_stop_tokens(client, tiny):

@@ -103,6 +103,9 @@ def test_failures_are_told_and_the_next_call_is_answered(fake):
     assert events[-1]["error"]["type"] == "server_error"
     got = post(url, PATH, prompt=[5], max_tokens=9, temperature=0)
     assert got.status_code == 200 and got.json()["usage"]["completion_tokens"] == len(alone([5], 10))
+    page = httpx.get(f"{url}/metrics", timeout=PATIENCE).text
+    counted = {line.split('"')[3]: float(line.split()[-1]) for line in page.splitlines() if "answers_total{" in line}
+    assert counted["failed"] == 2 and "cancelled" not in counted
 
 
 def test_an_engine_that_is_closed_answers_503(fake):

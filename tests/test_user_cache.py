@@ -1,0 +1,27 @@
+"""Where kept files lie."""
+
+from pathlib import Path
+
+import pytest
+from specstep import user_cache
+from specstep.user_cache import cache_path, keep
+
+
+def test_xdg_then_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert cache_path("steps", "x.json") == tmp_path / "cache" / "specstep" / "steps" / "x.json"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_path("steps") == tmp_path / ".cache" / "specstep" / "steps"
+
+
+def test_without_a_home_files_live_as_long_as_the_process(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    path = cache_path("steps", "x.json")
+    keep(path, b"times")
+    assert cache_path("steps", "x.json").read_bytes() == b"times" and path.stat().st_uid >= 0
+    user_cache._temporary().cleanup()
+    user_cache._temporary.cache_clear()
+    with pytest.raises(FileNotFoundError):
+        path.read_bytes()
