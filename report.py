@@ -10,26 +10,31 @@ from .controls import TOP_LOGPROBS
 RUNNING, STOPPED, FULL, FREE = range(4)  # values of `finish`: runs on, met a stop token, is full, has no request
 REASONS = {STOPPED: "stop", FULL: "length"}  # what users read of them
 
-SCALARS = 3  # columns ahead of the lists
+SCALARS = 4  # columns ahead of the lists
 SIZES = (1, 1, 1, 1, TOP_LOGPROBS, TOP_LOGPROBS)  # integers that each list has for a token
 LOGPROB_STEPS = 2**20  # a log-probability is reported as an integer, in steps of 1 / LOGPROB_STEPS
 LEAST_LOGPROB = -1e4  # stands for -inf
+SCORE_STEPS = 2**20  # a score, a probability, is reported in steps of 1 / SCORE_STEPS
 
 
 class Report(NamedTuple):
     """The columns in their order. D is the greatest depth of a draft tree, L = D + 1, N = TOP_LOGPROBS.
 
     count: new tokens. finish: one of the codes above. accepted: drafted tokens that the target agreed with, before stop
-    tokens and limits cut the output. tokens [L]: the new tokens. nodes [L]: the accepted path as nodes of the tree, the
-    root (0) first, and then the node that the target would have agreed with next, had the step verified it: 0 for none.
-    ranks [L]: each of these nodes' rank among its siblings. logprobs [L]: those of the new tokens;
-    top_tokens and top_logprobs [L * N]: the likeliest tokens in their places; of rows that asked for them. Entries of
-    `tokens` from `count` on, of `nodes` past `accepted + 1` and of `ranks` past `accepted`, mean nothing.
+    tokens and limits cut the output. drafts: how many scores follow. scores [drafts]: of each node of the tree that the
+    next step verifies, but for the root, how likely the drafter holds it to be accepted. tokens [L]: the new tokens.
+    nodes [L]: the accepted path as nodes of the tree, the root (0) first, and then the node that the target would have
+    agreed with next, had the step verified it: 0 for none. ranks [L]: each of these nodes' rank among its siblings.
+    logprobs [L]: those of the new tokens; top_tokens and top_logprobs [L * N]: the likeliest tokens in their places; of
+    rows that asked for them. Entries of `tokens` from `count` on, of `nodes` past `accepted + 1` and of `ranks` past
+    `accepted`, mean nothing.
     """
 
     count: Any
     finish: Any
     accepted: Any
+    drafts: Any
+    scores: Any
     tokens: Any
     nodes: Any
     ranks: Any
@@ -39,12 +44,14 @@ class Report(NamedTuple):
 
     @classmethod
     def split(cls, row: NDArray[int64]) -> "Report":
-        """A row of 3 + L * (4 + 2 * N) integers -> its columns; the lists are views of it."""
-        length, lists, start = _most_tokens(row), [], SCALARS
+        """A row of 4 + drafts + L * (4 + 2 * N) integers -> its columns; the lists are views of it."""
+        scalars = row[:SCALARS].tolist()
+        start = SCALARS + scalars[-1]
+        length, lists = _most_tokens(row, start), [row[SCALARS:start]]
         for size in SIZES:
             lists.append(row[start : start + size * length])
             start += size * length
-        return cls(*row[:SCALARS].tolist(), *lists)
+        return cls(*scalars, *lists)
 
 
 class AcceptedNode(NamedTuple):
@@ -69,31 +76,34 @@ class TokenLogprobs(NamedTuple):
 
 class RowReport(NamedTuple):
     """What one step did to one row: its new tokens, its finish code, the path that the target agreed with, the node
-    that follows it in the drafted tree but was not verified, 0 for none, and the tokens' log-probabilities where the
-    row asked for them."""
+    that follows it in the drafted tree but was not verified, 0 for none; the scores of the nodes that it drafted, see
+    `Report`; and the tokens' log-probabilities where the row asked for them."""
 
     tokens: list[int]
     finish: int
     path: AcceptedPath
     missed: int
+    scores: list[int]
     logprobs: list[TokenLogprobs]
 
     @classmethod
     def read(cls, row: NDArray[int64], alternatives: int = -1) -> "RowReport":
         """A row of the report. alternatives: how many likely tokens are wanted beside each new one, -1 for no
         log-probabilities."""
-        length = _most_tokens(row)
-        count, finish, accepted, *lists = row[: SCALARS + 3 * length].tolist()
+        drafts = int(row[SCALARS - 1])
+        length = _most_tokens(row, SCALARS + drafts)
+        count, finish, accepted, _, *lists = row[: SCALARS + drafts + 3 * length].tolist()
+        scores, lists = lists[:drafts], lists[drafts:]
         tokens, nodes, ranks = lists[:count], lists[length : 2 * length], lists[2 * length :]
         path = zip(nodes[1 : accepted + 1], ranks[1 : accepted + 1], strict=True)
         logprobs = _logprobs(Report.split(row), tokens, alternatives) if alternatives >= 0 else []
         missed = sum(nodes[accepted + 1 : accepted + 2])  # none below the deepest
-        return cls(tokens, finish, tuple(AcceptedNode(*pair) for pair in path), missed, logprobs)
+        return cls(tokens, finish, tuple(AcceptedNode(*pair) for pair in path), missed, scores, logprobs)
 
 
-def _most_tokens(row: NDArray[int64]) -> int:
-    """L of a row of the report."""
-    return (len(row) - SCALARS) // sum(SIZES)
+def _most_tokens(row: NDArray[int64], start: int) -> int:
+    """L of a row of the report, whose lists for tokens begin at `start`."""
+    return (len(row) - start) // sum(SIZES)
 
 
 def _logprobs(report: Report, tokens: list[int], alternatives: int) -> list[TokenLogprobs]:

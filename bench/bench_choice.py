@@ -1,16 +1,15 @@
-"""Whether the choice of nodes is good, apart from the machine's noise: every choice is made over one record.
+"""Whether the choice of nodes is good, apart from the machine's noise: steps are simulated over one record.
 
-    python bench/bench_choice.py engines/smol                     # record for two minutes, then choose over the record
-    python bench/bench_choice.py --record record.json             # choose again, after a change of runtime/ladder.py
+    python bench/bench_choice.py engines/smol                     # record, a few minutes, then simulate
+    python bench/bench_choice.py --record record.json             # simulate again, after a change of runtime/ladder.py
 
-The record has, turn by turn, how long a step of each fixed number of nodes took, one right after the other, and which
-nodes the step of all nodes accepted: of fewer nodes, those of its path that are among them. One row at a time; drafts
-without the head are not in it. What a choice itself costs is not in the figures, see bench_ladder.py.
+The record has what a step would accept at each place of each answer, with trees of all that drafts and of what is
+cheap, and how long steps take. So text, time and order are the same for every choice. Left out are prompts, what a
+choice costs itself, and that a head which paused drafts a little worse at first; see bench_ladder.py.
 """
 
 import argparse
 import json
-from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
@@ -21,41 +20,26 @@ from script import run_script, write_json
 QUESTIONS = Path(__file__).parent / "side_by_side" / "questions.jsonl"
 
 
-def table(recorded: Mapping[str, Any]) -> str:
-    """A line for each group: tokens per second as chosen and of the fixed number that is best in hindsight, and how
-    many steps had how many nodes."""
-    from choices import accepted, steps
+def table(recorded: Mapping[str, Any], rows: int) -> str:
+    """A line for each group: tokens per second as chosen, over the best fixed number, and how many steps had how many
+    nodes."""
+    from choices import compare
 
-    spent: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0]))
-    nodes_of: dict[str, Counter[int]] = defaultdict(Counter)
-    for group, nodes, tokens, seconds in steps(recorded):
-        add(spent[group]["auto"], tokens, seconds)
-        nodes_of[group][nodes] += 1
-    for turn in recorded["turns"]:
-        for rung, seconds in zip(recorded["rungs"], turn["seconds"], strict=True):
-            add(spent[turn["group"]][str(rung)], 1 + accepted(turn["path"], rung), seconds)
-    lines, ratios = ["               chosen    best fixed   steps by nodes"], []
-    for group, of in spent.items():
-        speed = {name: tokens / seconds for name, (tokens, seconds) in of.items()}
-        best = max((name for name in speed if name != "auto"), key=lambda name: speed[name])
-        ratios.append(speed["auto"] / speed[best])
-        counts = " ".join(f"{nodes}: {count}" for nodes, count in sorted(nodes_of[group].items()))
-        lines.append(f"{group:12} {speed['auto']:8.1f}  {ratios[-1]:6.3f} ({best:>2})   {counts}")
-    return "\n".join([*lines, f"{'mean':12}           {geometric_mean(ratios):6.3f}"])
-
-
-def add(total: list[float], tokens: int, seconds: float) -> None:
-    """Add to tokens and seconds."""
-    total[0] += tokens
-    total[1] += seconds
+    lines, ratios = [f"{rows} rows         chosen    /best fixed   steps by nodes"], []
+    for group, found in compare(recorded, rows).items():
+        best = max(found.fixed, key=lambda nodes: found.fixed[nodes])
+        ratios.append(found.chosen / found.fixed[best])
+        steps = " ".join(f"{nodes} {draft}: {count}" for (nodes, draft), count in sorted(found.steps.items()))
+        lines.append(f"{group:12} {found.chosen:8.1f}  {ratios[-1]:6.3f} ({best:>2})   {steps}")
+    return "\n".join([*lines, f"{'mean':12}           {geometric_mean(ratios):6.3f}\n"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Record and choose -> exit status, see `run_script`."""
+    """Record and simulate -> exit status, see `run_script`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", metavar="DIR", nargs="?", help="an engine to record")
     parser.add_argument("--record", type=Path, default=Path("record.json"), help="where the record is, or is written")
-    parser.add_argument("--seconds", type=float, default=120, help="of recording")
+    parser.add_argument("--rows", default="1,2,4,8", help="answers at a time, as many as the engine has rows at most")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args(arguments)
 
@@ -63,8 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.engine:
             from choices import record
 
-            write_json(given.record, record(given.engine, QUESTIONS, given.seconds, report))
-        print(table(json.loads(given.record.read_text())))
+            write_json(given.record, record(given.engine, QUESTIONS, report))
+        recorded = json.loads(given.record.read_text())
+        for rows in map(int, given.rows.split(",")):
+            print(table(recorded, rows), flush=True)
 
     return run_script("bench_choice", given.threads, run)
 

@@ -1,82 +1,155 @@
-"""Choices of nodes over a record of steps: what `bench_choice.py` records, and how it is gone through."""
+"""Choices of nodes over a record of answers: what `bench_choice.py` records, and how steps are simulated over it."""
 
 import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench_ladder import groups
 from contender import Contender
 from specstep.report import RUNNING, AcceptedNode, RowReport
-from specstep.runtime.ladder import Ladder, RowDrafts, rungs_up_to
+from specstep.runtime.ladder import Chosen, Ladder, rungs_up_to
 from specstep.runtime.measure_steps import measure
-from specstep.runtime.session import CHEAP, NOTHING
+from specstep.runtime.row_drafts import RowDrafts
+from specstep.runtime.session import NOTHING, WHOLE, DraftedTree, Session
 from specstep.runtime.step_times import StepTimes
 
+NEW_TOKENS = 64  # of an answer
+SECONDS = 30.0  # in which steps are timed
+NOISE = 0.1  # by which what a step takes varies
+Answer = dict[str, Any]  # group, temperature, tokens of the prompt; by what drafts, path and scores at each place
 
-class Noting(Ladder):
-    """A fixed number of nodes that notes what its last step was."""
 
-    def timed(self, rows: int, rung: int, drafted: str, length: float, seconds: float) -> None:
-        self.length, self.seconds = length, seconds
+class Walk(Ladder):
+    """Verifies nothing, so that there is a step at each place of an answer, and notes what each could have verified."""
+
+    def __init__(self, session: Session, draft: str):
+        super().__init__([0])
+        self._session, self._draft = session, draft
+        self.trees: list[DraftedTree | None] = []
+        self.scores: list[list[int]] = [[]]
+        self.text: list[int] = []
+
+    def choose(self, rows: int, drafts: Sequence[RowDrafts], length: float, ahead: bool = False) -> Chosen:
+        """At the only row."""
+        self.trees.append(None if drafts[0].drafted == NOTHING else self._session.tree(0))
+        return Chosen(0, self._draft)
 
     def learn(self, drafts: RowDrafts, report: RowReport, drafted: str) -> None:
-        self.new, self.path = drafts.drafted == NOTHING, [accepted.node - 1 for accepted in report.path]
         super().learn(drafts, report, drafted)
+        self.text += report.tokens
+        self.scores.append(report.scores)
+
+    @property
+    def places(self) -> list[tuple[list[int], list[int]]]:
+        """Of each place of the answer, the path that a step of all nodes accepts, and the scores of the nodes."""
+        paths = [path_of(tree, self.text[at:]) for at, tree in enumerate(self.trees)]
+        return list(zip(paths, self.scores, strict=False))
 
 
-def record(engine: str, questions: Path, seconds: float, report: Callable[[str], None]) -> dict[str, Any]:
-    """Turns of all fixed numbers of nodes for so many seconds, and the measured times of their steps. Of a turn: group,
-    temperature, whether its row is new, length, the path that all nodes accepted, seconds by nodes."""
-    first = Contender(engine, "all", report)
-    rungs = rungs_up_to(first.engine.spec.nodes)
-    times = measure(first.engine.session, rungs)
-    contenders = {rungs[-1]: first} | {rung: Contender(engine, rung, report) for rung in rungs[:-1]}
-    for rung, contender in contenders.items():
-        contender.ladder = Noting(sorted({0, rung}))
-    turns, end, order = [], time.perf_counter() + seconds, random.Random(0)
-    while time.perf_counter() < end:
-        for group, asked in groups(questions, 1).items():
-            report(f"recording {group}")
-            for prompt, sampling in asked:
-                answers = {rung: each.answers([(prompt, sampling)], 1, 64) for rung, each in contenders.items()}
-                while all(answers[rung].step() for rung in order.sample(rungs, len(rungs))):
-                    noted = {rung: each.ladder for rung, each in contenders.items()}
-                    last = noted[rungs[-1]]
-                    turns.append(
-                        {"group": group, "temperature": sampling.get("temperature", 0.0), "new": last.new}
-                        | {"length": last.length, "path": last.path}
-                        | {"seconds": [each.seconds for _, each in sorted(noted.items())]}
-                    )
-                for each in answers.values():
-                    each.end()
-    known = times.to_dict()
-    known["saved"].pop(CHEAP, None)  # nothing is recorded of it
-    return {"rungs": rungs, "times": known, "turns": turns}
+def path_of(tree: DraftedTree | None, text: Sequence[int]) -> list[int]:
+    """The nodes of a tree, the first one 0, that the text below its root follows."""
+    path, node = [], 0
+    for token in text if tree is not None else ():
+        below = [at for at, parent in enumerate(tree.parents) if parent == node and tree.tokens[at] == token]
+        if not below:
+            break
+        node = below[0]
+        path.append(node - 1)
+    return path
 
 
-def steps(recorded: Mapping[str, Any]) -> Iterator[tuple[str, int, int, float]]:
-    """Choose at each turn -> group, nodes, tokens and seconds of the step."""
-    rungs, times = recorded["rungs"], StepTimes.from_dict(recorded["times"])
-    ladder = Ladder(rungs, times)
-    row = ladder.row()
-    for turn in recorded["turns"]:
-        if turn["new"]:
-            row = ladder.row(turn["temperature"])
-        nodes, draft = ladder.choose(1, [row], turn["length"])
-        path = turn["path"] if row.drafted != NOTHING else []
-        kept = accepted(path, nodes)
-        seconds = turn["seconds"][rungs.index(nodes)]
-        if nodes == 0 and draft != NOTHING:  # recorded were steps that draft nothing
-            seconds += times.saved.get(NOTHING, {1: 0.0})[1]
-        ladder.timed(1, nodes, draft, turn["length"], seconds)
-        missed = path[kept] + 1 if kept < len(path) else 0
-        report = RowReport([0] * (1 + kept), RUNNING, tuple(AcceptedNode(at + 1, 0) for at in path[:kept]), missed, [])
-        ladder.learn(row, report, draft)
-        yield turn["group"], nodes, 1 + kept, seconds
+def record(engine: str, questions: Path, report: Callable[[str], None]) -> dict[str, Any]:
+    """Answers at one row, drafted for at each place, once by all and once by what is cheap; and what steps take."""
+    contender = Contender(engine, "all", report)
+    session = contender.engine.session
+    report("timing steps")
+    times = measure(session, rungs_up_to(session.spec.nodes), SECONDS)
+    answers = []
+    for group, asked in groups(questions, 1).items():
+        for place, (prompt, sampling) in enumerate(asked):
+            report(f"{group} {place + 1}")
+            answer: Answer = {"group": group, "temperature": sampling.get("temperature", 0.0)}
+            for draft in (draft for draft in session.drafts if draft != NOTHING):
+                contender.ladder = walk = Walk(session, draft)
+                answering = contender.answers([(prompt, sampling)], 1, NEW_TOKENS)
+                while answering.step():
+                    pass
+                answer[draft] = walk.places
+            answers.append(answer)
+    return {"times": times.to_dict(), "answers": answers}
 
 
-def accepted(path: Sequence[int], nodes: int) -> int:
-    """How many nodes of a path are accepted where only the first `nodes` of the tree are verified."""
-    return next((at for at, place in enumerate(path) if place >= nodes), len(path))
+class Fixed(Ladder):
+    """A number of nodes, always drafted by the same."""
+
+    def __init__(self, nodes: int, draft: str):
+        super().__init__([nodes])
+        self._draft = draft
+
+    def choose(self, rows: int, drafts: Sequence[RowDrafts], length: float, ahead: bool = False) -> Chosen:
+        drafted = any(each.drafted != NOTHING for each in drafts)
+        return Chosen(self.rungs[0] if drafted else 0, self._draft)
+
+
+def simulate(
+    ladder: Ladder, answers: Sequence[Answer], rows: int, times: StepTimes
+) -> tuple[float, Counter[tuple[int, str]]]:
+    """Have rows answer until one is free for which no answer waits -> tokens per second, and the steps by their nodes
+    and what drafted. times: what steps take; the ladder sees them vary."""
+    chance, waiting, running, steps = random.Random(0), [*answers], list[list[Any]](), Counter[tuple[int, str]]()
+    tokens, seconds = 0, 0.0
+    while True:
+        while waiting and len(running) < rows:
+            answer = waiting.pop(0)
+            running.append([answer, 0, ladder.row(answer["temperature"])])
+        if len(running) < rows:
+            return tokens / seconds, steps
+        nodes, draft = ladder.choose(rows, [row for _, _, row in running], 0.0)
+        took = times.seconds(rows, 0.0, draft)[times.rungs.index(nodes)]
+        seconds += took
+        steps[nodes, draft] += 1
+        ladder.timed(rows, nodes, draft, 0.0, took * chance.uniform(1 - NOISE, 1 + NOISE))
+        for each in running:
+            moved = advance(ladder, *each, nodes, draft)
+            each[1] += moved
+            tokens += moved
+        running = [each for each in running if each[1] < NEW_TOKENS]
+
+
+def advance(ladder: Ladder, answer: Answer, at: int, row: RowDrafts, nodes: int, draft: str) -> int:
+    """Have a row make a step at a place of its answer -> its tokens."""
+    path = answer[row.drafted][at][0] if row.drafted != NOTHING else []
+    kept = next((depth for depth, node in enumerate(path) if node >= nodes), len(path))
+    count = min(1 + kept, NEW_TOKENS - at)
+    missed = path[kept] + 1 if kept < len(path) and count == 1 + kept else 0
+    known = draft != NOTHING and at + count < NEW_TOKENS
+    scores = answer[draft][at + count][1] if known else []
+    accepted = tuple(AcceptedNode(node + 1, 0) for node in path[: count - 1])
+    ladder.learn(row, RowReport([0] * count, RUNNING, accepted, missed, scores, []), draft)
+    return count
+
+
+class Compared(NamedTuple):
+    """Tokens per second of a group: as chosen, with the steps by nodes and what drafted; and of each fixed number."""
+
+    chosen: float
+    steps: Counter[tuple[int, str]]
+    fixed: dict[int, float]
+
+
+def compare(recorded: Mapping[str, Any], rows: int) -> dict[str, Compared]:
+    """Each group of answers, in so many rows. The ladder goes through all groups once before, as in use."""
+    times, by_group = StepTimes.from_dict(recorded["times"]), defaultdict(list)
+    for answer in recorded["answers"]:
+        by_group[answer["group"]] += [answer] * rows
+    ladder, found = Ladder(times.rungs, StepTimes.from_dict(recorded["times"])), {}
+    for answers in by_group.values():
+        simulate(ladder, answers, rows, times)
+    for group, answers in by_group.items():
+        speed, steps = simulate(ladder, answers, rows, times)
+        fixed = [Fixed(0, times.drafts[-1]), *(Fixed(nodes, WHOLE) for nodes in times.rungs[1:])]
+        each = {ladder.rungs[0]: simulate(ladder, answers, rows, times)[0] for ladder in fixed}
+        found[group] = Compared(speed, steps, each)
+    return found

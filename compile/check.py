@@ -15,7 +15,7 @@ from polygraphy.logger import G_LOGGER
 
 from ..controls import TOP_LOGPROBS
 from ..errors import BuildError, InputError
-from ..report import LEAST_LOGPROB, LOGPROB_STEPS, Report
+from ..report import LEAST_LOGPROB, LOGPROB_STEPS, SCORE_STEPS, Report
 from ..runtime.buffers import Tensors
 from ..runtime.engine import Engine, load
 from ..runtime.engine_file import NEXT, SIZES, EngineSpec, TensorSpec, read_manifest
@@ -32,6 +32,7 @@ OF_BACKEND = (
     "plugins",
     "weights",
 )  # options that a step in torch does not have
+SCORES = "scores"  # what those of a report are called beside its integers
 NOT_OF_STEP = (*OF_BACKEND, "prefill_chunk")  # options that leave a step as it is
 
 
@@ -177,9 +178,13 @@ def within(tolerance: float, one: Mapping[str, Any], other: Mapping[str, Any]) -
 
 def settled(outputs: Mapping[str, Any]) -> Tensors:
     """A step's outputs, zero where a step leaves what may be anything: behind each row's tokens, path and
-    length, and log-probabilities that it did not ask for."""
+    length, and log-probabilities that it did not ask for; with the report's scores as floats of their own."""
     arrays = {name: np.array(values) for name, values in outputs.items()}
-    for report in map(Report.split, arrays.get("report", ())):
+    reports = [Report.split(row) for row in arrays.get("report", ())]
+    if reports and reports[0].drafts:
+        arrays[SCORES] = np.array([report.scores for report in reports]) / SCORE_STEPS
+    for report in reports:
+        report.scores[:] = 0
         report.tokens[report.count :] = 0
         report.nodes[report.accepted + 1 :] = report.ranks[report.accepted + 1 :] = 0
         asked = (report.top_logprobs[:1] > LEAST_LOGPROB * LOGPROB_STEPS).any()

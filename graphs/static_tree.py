@@ -46,21 +46,21 @@ class StaticTree(nn.Module):
         """Indices are buffers: a constant made while tracing would be lost by the compiler."""
         self.register_buffer(name, torch.tensor(values))
 
-    def grow(self, root: Tensor, children: Candidates, expand: Expand) -> DraftTree:
-        """root [B] int64 and its children [B, 1, K] -> the tree, a node invalid where its parent is or where the
-        scorer has no such candidate."""
-        tokens, valid = root[:, None], torch.ones_like(root[:, None], dtype=torch.bool)  # of the level, [B, nodes]
-        all_tokens, all_valid = [], []
+    def grow(self, root: Tensor, children: Candidates, expand: Expand) -> tuple[DraftTree, Tensor]:
+        """root [B] int64 and its children [B, 1, K] -> the tree with the scores of its nodes, a node invalid where its
+        parent is or where the scorer has no such candidate."""
+        tokens, scores = root[:, None], torch.zeros_like(root[:, None], dtype=torch.float32)  # of the level, [B, nodes]
+        all_tokens, all_scores = [], []
         for depth in range(self.depth):
             expanded, slots, picks = (self.get_buffer(f"{name}_{depth}") for name in ("expanded", "slots", "picks"))
             if depth > 0:
                 children = expand(tokens[:, expanded], slots.expand(root.shape[0], -1))
-            possible = valid[:, expanded, None] & (children.log_probs > float("-inf"))  # [B, F, K]
-            tokens, valid = children.tokens.flatten(1)[:, picks], possible.flatten(1)[:, picks]
+            level_scores = scores[:, expanded, None] + children.log_probs  # [B, F, K]
+            tokens, scores = children.tokens.flatten(1)[:, picks], level_scores.flatten(1)[:, picks]
             all_tokens.append(tokens)
-            all_valid.append(valid)
-        parents = self.parents.expand(root.shape[0], -1)
-        return with_root(root, torch.cat(all_tokens, 1), parents, torch.cat(all_valid, 1))
+            all_scores.append(scores)
+        parents, scores = self.parents.expand(root.shape[0], -1), torch.cat(all_scores, 1)
+        return with_root(root, torch.cat(all_tokens, 1), parents, scores > float("-inf")), scores
 
 
 def check_choices(choices: Sequence[Sequence[int]]) -> list[NodePath]:

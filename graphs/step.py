@@ -11,7 +11,7 @@ from ..kernels.accept.op import accept
 from ..kernels.compact.op import compact
 from ..kernels.tree_layout.op import tree_layout
 from ..kernels.tree_layout.reference import BITS
-from ..report import SCALARS, Report
+from ..report import SCALARS, SCORE_STEPS, Report
 from .attention import Pass, chain_pass
 from .choice import Choice, reported_log_probs, sampled_choice
 from .drafters.drafter import Drafter
@@ -34,7 +34,7 @@ class Verified(NamedTuple):
 class SpeculativeStep(nn.Module):
     """nodes, state, KV tensors -> report, next state. Every row moves by 1 to D + 1 tokens; finished rows stand still.
 
-    The report [B, 3 + (D + 1) * (4 + 2 * N)] int64 is all that the host reads of a step; `report.Report` names its
+    The report, a row of int64 for each of B rows, is all that the host reads of a step; `report.Report` names its
     columns. The tree that a step verifies was drafted at the end of the one before, and a row's first step has the bare
     root: the tree lies in the state, where the host may look at it and say which tokens are allowed after each of its
     nodes. How many of its nodes are verified is the caller's choice at each step; the text does not depend on it.
@@ -63,11 +63,13 @@ class SpeculativeStep(nn.Module):
         path, accepted = accept(*tree, ancestors, depths, choice, self.drafter.depth)
         compact([*keys[:layers], *values[:layers]], state["lengths"], path, accepted)
         report, after, moved = self._commit(Verified(tree, logits, features, choice), path, accepted, state)
-        return report, after | self.drafter(moved, keys[layers:], values[layers:])
+        drafted, scores = self.drafter(moved, keys[layers:], values[layers:])
+        return columns(report, (scores.exp() * SCORE_STEPS).round().long()), after | drafted
 
-    def _commit(self, verified: Verified, path: Tensor, accepted: Tensor, state: State) -> tuple[Tensor, State, State]:
+    def _commit(self, verified: Verified, path: Tensor, accepted: Tensor, state: State) -> tuple[Report, State, State]:
         """Commit the first `accepted` [B] nodes below the root on the path [B, D + 1], and the target's choice after
-        them -> the report, what became of the state, and the whole state as the draft of the next tree finds it."""
+        them -> the report, without scores, what became of the state, and the whole state as the draft of the next tree
+        finds it."""
         tree, logits, features, choice = verified
         drafted = drafted_tree(state)
         tokens, count, finish = emit(state, path, accepted, choice)
@@ -81,9 +83,9 @@ class SpeculativeStep(nn.Module):
         path = with_missed(
             path, accepted, missed_node(drafted, *(x.gather(1, accepted[:, None]) for x in (path, tokens)))
         )
-        report = Report(count, finish, accepted.where(count > 0, 0), tokens, path, ranks, *log_probs)
-        columns = torch.cat([torch.stack(report[:SCALARS], 1), *report[SCALARS:]], 1)
-        return columns, after | committed, moved | committed
+        accepted, drafts = accepted.where(count > 0, 0), torch.full_like(count, self.drafter.nodes)
+        report = Report(count, finish, accepted, drafts, None, tokens, path, ranks, *log_probs)
+        return report, after | committed, moved | committed
 
     @staticmethod
     def _layout(tree: DraftTree) -> tuple[Tensor, Tensor]:
@@ -110,7 +112,13 @@ class PlainStep(SpeculativeStep):
 
         path = torch.zeros_like(tree.tokens).expand(-1, self.drafter.depth + 1)
         report, after, _ = self._commit(Verified(tree, logits, features, choice), path, path[:, 0], state)
-        return report, after
+        return columns(report, torch.zeros_like(path[:, :1]).expand(-1, self.drafter.nodes)), after
+
+
+def columns(report: Report, scores: Tensor) -> Tensor:
+    """A report with the scores [B, N] int64 of the nodes that were drafted -> its columns side by side."""
+    report = report._replace(scores=scores)
+    return torch.cat([torch.stack(report[:SCALARS], 1), *report[SCALARS:]], 1)
 
 
 def first_of(path: Tensor, tree: DraftTree) -> Tensor:

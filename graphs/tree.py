@@ -50,8 +50,9 @@ class TreeShape(Protocol):
     @property
     def frontiers(self) -> list[int]: ...
 
-    def grow(self, root: Tensor, children: Candidates, expand: Expand) -> DraftTree:
-        """root [B] int64, its children [B, 1, K], and how to go on -> the tree."""
+    def grow(self, root: Tensor, children: Candidates, expand: Expand) -> tuple[DraftTree, Tensor]:
+        """root [B] int64, its children [B, 1, K], and how to go on -> the tree, and the score of each of its nodes but
+        the root [B, N] float32: log-probabilities along its path, -inf where there is no node."""
         ...
 
 
@@ -92,10 +93,11 @@ class DynamicTree:
         """Nodes expanded at each level; the first is the root alone."""
         return [1 if level == 0 else self.top_k for level in range(self.depth)]
 
-    def grow(self, root: Tensor, children: Candidates, expand: Expand) -> DraftTree:
-        """root [B] int64 and its children [B, 1, K] -> the tree of the `nodes` most probable candidates."""
+    def grow(self, root: Tensor, children: Candidates, expand: Expand) -> tuple[DraftTree, Tensor]:
+        """root [B] int64 and its children [B, 1, K] -> the tree of the `nodes` most probable candidates, with their
+        scores."""
         if self.depth == 0:
-            return bare_root(root)
+            return bare_root(root), torch.zeros_like(root[:, None][:, :0], dtype=torch.float32)
         score = torch.zeros_like(root[:, None], dtype=torch.float32)  # [B, F] log-probability of each frontier node
         origin = torch.full_like(root[:, None], -1)  # [B, F] its candidate index; -1 for the root
         tokens, scores, parents, offset = [], [], [], 0
@@ -111,7 +113,7 @@ class DynamicTree:
                 offset += width * self.top_k
         return self._best(root, torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1))
 
-    def _best(self, root: Tensor, tokens: Tensor, scores: Tensor, parents: Tensor) -> DraftTree:
+    def _best(self, root: Tensor, tokens: Tensor, scores: Tensor, parents: Tensor) -> tuple[DraftTree, Tensor]:
         """The `nodes` best of all candidates [B, C] as a tree, the best first; it is connected, and parents come before
         children, because ties favour the parent. So the first n nodes are the tree of n nodes."""
         chosen = top(scores, self.nodes)  # [B, N]
@@ -119,7 +121,8 @@ class DynamicTree:
         found = chosen[:, None, :] == parent[:, :, None]  # [B, N, N]: which chosen node is the parent
         place = torch.arange(1, self.nodes + 1, device=root.device)
         place = (found * place).sum(-1)  # 0 where the parent is the root
-        return with_root(root, tokens.gather(1, chosen), place, scores.gather(1, chosen) > float("-inf"))
+        scores = scores.gather(1, chosen)
+        return with_root(root, tokens.gather(1, chosen), place, scores > float("-inf")), scores
 
 
 def chain(length: int) -> DynamicTree:

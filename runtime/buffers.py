@@ -15,19 +15,25 @@ Tensors = dict[str, NDArray[Any]]  # state and caches by name; bfloat16 as float
 
 
 class Buffers:
-    """State and caches of all rows, and what is done to them; a backend fills in all but the first two methods. `state`
-    holds the state's tensors by name, [B, ...] each. What all rows share is part of what is read and written."""
+    """State and caches of all rows, and what is done to them; a backend fills in what raises NotImplementedError here.
+    `state` holds the state's tensors by name, [B, ...] each. What all rows share is part of what is read and
+    written."""
 
     spec: EngineSpec
     state: dict[str, Any]
     any_nodes = True  # whether a step may verify fewer nodes than a tree has
     overlaps = False  # whether a step runs beside the host, so that the next may be begun before its report is read
+    captured = 0  # sizes of a step that were recorded so far: the first step of each takes longer
 
     def enter_thread(self) -> None:
         """Called by a thread before its first call of anything else here."""
 
     def leave_thread(self) -> None:
         """Called by a thread that hands work to another one, which will be the next to call."""
+
+    def conditions(self) -> list[Any]:
+        """What the time of a step depends on beside the engine and the processor, for JSON."""
+        return []
 
     def array(self, values: Any, dtype: str = "int64") -> Any:
         """Numbers, a list of them or an array as a tensor of the backend, to be assigned to a part of the state."""

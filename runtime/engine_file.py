@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import EngineError
 
-FORMAT_VERSION = 13
+FORMAT_VERSION = 14
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 NEXT = "next."  # in a program that writes nothing in place, `next.X` is the output that input X becomes

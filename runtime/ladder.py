@@ -3,33 +3,33 @@ how long steps take here and from what the rows' last steps accepted.
 
 Nodes of a tree come in an order in which its first n nodes are a tree, too. A step reports the nodes that it accepted,
 and the next node that it would have, had it been verified: so a row that verifies nothing still tells whether its
-drafts would hit. What others would have drafted, with or without a drafter that pauses, a step tells now and then.
+drafts would hit. It reports, too, how sure the drafter is of each node of the tree that comes next. What others would
+have drafted, with or without a drafter that pauses, a step tells now and then.
 Letters: N nodes of a drafted tree.
 """
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from operator import add, truediv
+from operator import truediv
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import InputError
 from ..report import RowReport
 from .measure_steps import keep_times, kept_or_measured
+from .row_drafts import Followers, RowDrafts, sureness
 from .session import CHEAP, NOTHING, WHOLE, Session
 from .step_times import StepTimes
 
 RUNGS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 RECENT = 1 / 16  # share of a step in what is expected of its row, and more in the row's first steps
 MANY = 1 / 256  # and in what is expected of a new row
-BELIEF = 4.0  # steps that outweigh what is assumed before anything was seen
 NEIGHBOUR = 32  # at most one step in so many is of the next rung up or down, in turn, to see how long it takes
 HOLD = 4  # steps for which it is settled what drafts, while the rows stay: the choice takes time, too
 PROBE = 8  # at most one step in so many drafts with more, or less, than seems best, to compare
 SPENT = 1 / 400  # share of the tokens per second that each of these may cost
-STALE = 1 / 4  # most of what the first step of its kind after a while counts
-ALIKE = 1 / 2  # what a surprise of trees of one kind says of those of the other
 HOTTEST = 2.0  # temperature from which on rows are alike
+KEEN = 1.05  # the speed that is reached with scores, over what is expected without
 WORTH = 0.01  # share of a step that drafting less must save to be thought of
 CHECK_STEPS = 2048  # steps between two looks at whether the kept times are wrong
 
@@ -47,29 +47,6 @@ def rungs_up_to(nodes: int) -> tuple[int, ...]:
     return (*(rung for rung in RUNGS if rung < nodes), nodes)
 
 
-class Followers:
-    """How likely each node is accepted where a lower one is, of all rows: [N, N]."""
-
-    def __init__(self, nodes: int):
-        self._seen = [[BELIEF] * nodes for _ in range(nodes)]
-        self._hits = [
-            [BELIEF * 0.25 * 0.75 ** (place - lower - 1) * (place > lower) for place in range(nodes)]
-            for lower in range(nodes)
-        ]
-
-    def learn(self, path: Sequence[int], known: int) -> None:
-        """Take in a step that accepted the path, places from 0 on, and of which the first `known` places are known."""
-        for at, place in enumerate(path):
-            seen, hits = self._seen[place], self._hits[place]
-            seen[:known] = [times + 1 for times in seen[:known]]
-            for higher in path[at + 1 :]:
-                hits[higher] += 1
-
-    def of(self, place: int) -> list[float]:
-        """[N]: of each node, 0 up to the place itself."""
-        return [hits / seen for hits, seen in zip(self._hits[place], self._seen[place], strict=True)]
-
-
 class Ladder:
     """The rungs, and what is known for the choice between them. Without times the highest is chosen, and the lowest
     where no row has drafts."""
@@ -82,22 +59,24 @@ class Ladder:
         whole = [0.5 * 0.75**place for place in range(nodes)]
         # What is expected of new rows, by twice their temperature: the more chance decides, the fewer drafts hit.
         nothing = [0.0] * nodes
-        self._new = {0: RowDrafts({WHOLE: whole, CHEAP: [0.8 * each for each in whole], NOTHING: nothing}, MANY)}
+        expected = {WHOLE: whole, CHEAP: [0.8 * each for each in whole], NOTHING: nothing}
+        self._new = {0: RowDrafts(expected, sureness(), MANY)}
         self._followers = Followers(nodes)
         self._up = True  # the next neighbour is the rung above
         self._draft, self._rows, self._left = NOTHING, list[RowDrafts](), 0  # what drafts, for whom, and for how long
 
-    def row(self, temperature: float = 0.0) -> "RowDrafts":
+    def row(self, temperature: float = 0.0) -> RowDrafts:
         """What is known of a new row: what those of about its temperature accepted."""
         kind = round(2 * min(temperature, HOTTEST))
         if kind not in self._new:
             nearest = min(self._new, key=lambda other: abs(other - kind))
-            self._new[kind] = self._new[nearest].copy(MANY)
+            self._new[kind] = self._new[nearest].copy(MANY, sureness())
         return self._new[kind].copy(RECENT)
 
-    def choose(self, rows: int, drafts: "Sequence[RowDrafts]", length: float) -> Chosen:
+    def choose(self, rows: int, drafts: Sequence[RowDrafts], length: float, ahead: bool = False) -> Chosen:
         """What the next step, of `rows` rows in all, does: the most tokens per second that can be expected of those
-        that run. length: tokens in their caches on average."""
+        that run. length: tokens in their caches on average. ahead: whether it begins before the last step's report was
+        learned, which has the scores of its trees."""
         if self._times is None:
             drafted = any(each.drafted != NOTHING for each in drafts)
             return Chosen(self.rungs[-1 if drafted else 0], WHOLE if self.rungs[-1] else NOTHING)
@@ -112,14 +91,20 @@ class Ladder:
         if draft == NOTHING or all(each.drafted == NOTHING for each in drafts):
             return Chosen(0, draft)
         tokens = self._tokens([each.expected[each.drafted] for each in drafts])
-        speed = [*map(truediv, tokens, self._times.seconds(rows, length, draft))]
+        times = self._times.seconds(rows, length, draft)
+        speed = [*map(truediv, tokens, times)]
         best = speed.index(max(speed))
         beside = best + (1 if best == 0 or (self._up and best + 1 < len(self.rungs)) else -1)
         if self._due("neighbour", NEIGHBOUR, speed[best], speed[beside]):
             self._last["neighbour"], self._up, best = self._steps, not self._up, beside
+        elif not ahead and any(each.scores for each in drafts):
+            # A node pays where it brings more than the time that it takes would bring elsewhere.
+            likely, price = self._tokens([each.likely() for each in drafts]), KEEN * speed[best]
+            gains = [each - price * its for each, its in zip(likely, times, strict=True)]
+            best = gains.index(max(gains))
         return Chosen(self.rungs[best], draft)
 
-    def _drafts(self, drafts: "Sequence[RowDrafts]", seconds: dict[str, list[float]]) -> tuple[str, int]:
+    def _drafts(self, drafts: Sequence[RowDrafts], seconds: dict[str, list[float]]) -> tuple[str, int]:
         """What would get the rows on fastest if it drafted all of their trees, every now and then something else that
         tells more; and for how many steps. seconds: of each rung."""
         most = (1 - WORTH) * seconds[WHOLE][0]
@@ -151,11 +136,12 @@ class Ladder:
         if self._kept is not None and self._steps % CHECK_STEPS == 0 and self._times.wrong:
             keep_times(self._times, self._kept)
 
-    def learn(self, drafts: "RowDrafts", report: RowReport, drafted: str) -> None:
+    def learn(self, drafts: RowDrafts, report: RowReport, drafted: str) -> None:
         """Take in what a step did to a row. drafted: what drafted its next tree."""
         before, drafts.drafted = drafts.drafted, drafted
         if self._times is None:
             return
+        scores, drafts.scores = drafts.scores, [] if drafted == NOTHING else report.scores
         if before == NOTHING:
             drafts.skip()
             return
@@ -164,6 +150,7 @@ class Ladder:
         if report.missed:
             path.append(report.missed - 1)
             known = report.missed
+        drafts.sureness[before].learn(scores[:known], path)
         self._followers.learn(path, known)
         # What lies below a missed node was not verified.
         accepted = self._followers.of(path[-1]) if report.missed else [0.0] * self.rungs[-1]
@@ -172,44 +159,6 @@ class Ladder:
         drafts.take(before, accepted)
         if drafts.source is not None:
             drafts.source.take(before, accepted)
-
-
-class RowDrafts:
-    """What is expected of a row's drafts: how likely each node is accepted, [N], by what drafted it. drafted: what
-    drafted the row's tree; a new row has none. source: what is expected of new rows that are like it."""
-
-    def __init__(self, expected: dict[str, list[float]], least: float, source: "RowDrafts | None" = None):
-        """least: share of a new step in it, after the first ones."""
-        self.expected, self.drafted, self.source, self._least = expected, NOTHING, source, least
-        self._seen, self._steps, self._last = {WHOLE: BELIEF, CHEAP: BELIEF}, 0, {WHOLE: 0, CHEAP: 0}
-
-    def copy(self, least: float) -> "RowDrafts":
-        """Drafts that begin with what is expected here, which is their source."""
-        return RowDrafts({kind: list(expected) for kind, expected in self.expected.items()}, least, self)
-
-    @property
-    def new(self) -> bool:
-        """Whether the row has made no step yet."""
-        return self._steps == 0
-
-    def skip(self) -> None:
-        """Take in a step for which nothing was drafted."""
-        self._steps += 1
-
-    def take(self, drafted: str, accepted: Sequence[float]) -> None:
-        """Take in the nodes [N] that a step accepted: 1, or how likely it would have. A step of a kind that was not
-        seen for a while stands for those that were left out."""
-        self._steps += 1
-        self._seen[drafted] += 1
-        share = max(1 / self._seen[drafted], self._least)
-        left_out = self._steps - self._last[drafted] - 1
-        self._last[drafted] = self._steps
-        share = min((1 + left_out) * share, max(share, STALE))
-        own, other = self.expected[drafted], self.expected[CHEAP if drafted == WHOLE else WHOLE]
-        surprises = [share * (value - before) for value, before in zip(accepted, own, strict=True)]
-        own[:] = map(add, own, surprises)
-        moved = [before + ALIKE * surprise for before, surprise in zip(other, surprises, strict=True)]
-        other[:] = [0.0 if each < 0.0 else 1.0 if each > 1.0 else each for each in moved]
 
 
 def make_ladder(session: Session, nodes: int | str, identity: str, report: Callable[[str], None]) -> Ladder:

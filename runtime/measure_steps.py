@@ -25,12 +25,12 @@ def kept_or_measured(
 ) -> tuple[StepTimes, Path]:
     """The times of an idle session's steps on this machine, and where they are kept. They are measured where none are
     kept that fit. identity: what tells engines apart."""
-    path = times_path(identity)
+    path = times_path(identity, session)
     try:
         times = StepTimes.from_dict(json.loads(path.read_text()))
         if (times.rungs, times.drafts) == (tuple(rungs), session.drafts):
             return times, path
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         pass  # nothing is kept, or nothing of use
     report("measuring steps on this machine, once")
     times = measure(session, rungs)
@@ -44,12 +44,19 @@ def keep_times(times: StepTimes, path: Path) -> None:
         keep(path, json.dumps(times.to_dict()).encode())
 
 
-def times_path(identity: str) -> Path:
-    """Where the times of an engine on this machine, with these threads, lie."""
+def times_path(identity: str, session: Session) -> Path:
+    """Where the times of an engine on this machine, under the conditions of its session, lie."""
     info = Path("/proc/cpuinfo")
     names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.is_file() else []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    here = [identity, platform.machine(), *names[:1], cores, os.environ.get("OMP_NUM_THREADS", "")]
+    here = [
+        identity,
+        platform.machine(),
+        *names[:1],
+        cores,
+        os.environ.get("OMP_NUM_THREADS", ""),
+        session.conditions(),
+    ]
     return cache_path("steps", f"{hashlib.sha256(json.dumps(here).encode()).hexdigest()[:32]}.json")
 
 
@@ -125,9 +132,11 @@ def _time_steps(session: Session, rungs: Sequence[int], end: float) -> tuple[dic
 
 
 def _seconds_of(session: Session, rung: int, draft: str) -> float:
-    begin = time.perf_counter()
-    session.step(rung, draft)
-    return time.perf_counter() - begin
+    while True:
+        captured, begin = session.captured, time.perf_counter()
+        session.step(rung, draft)
+        if session.captured == captured:
+            return time.perf_counter() - begin
 
 
 def _fitted(

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from ..report import RowReport
 from .allowed_tokens import checked
-from .ladder import Ladder, RowDrafts
+from .ladder import Ladder
 from .prefix_cache import PrefixCache
 from .request import Event, Request
+from .row_drafts import RowDrafts
 from .session import Launched, Session, rows_for
 from .submission import Caller
 
@@ -40,12 +41,14 @@ class Taken:
 
 
 class Step(NamedTuple):
-    """A step that was begun, and for whom. length: tokens in the caches of those that run, on average; begin: when."""
+    """A step that was begun, and for whom. length: tokens in the caches of those that run, on average; begin: when.
+    captured: whether it was the first of its size, which says nothing of how long others take."""
 
     launched: Launched
     running: dict[int, Taken]
     length: float
     begin: float
+    captured: bool
 
 
 class Rows:
@@ -140,7 +143,7 @@ class Rows:
             if step is None:
                 return
             if self._may_overlap(step, awaited):
-                self._next = self._begin_step()
+                self._next = self._begin_step(ahead=True)
             still = [row for row, taken in step.running.items() if self.running.get(row) is taken]
             reports = self.session.end_step(step.launched, still)
         except BaseException as error:
@@ -150,22 +153,24 @@ class Rows:
             return
         self._hand_out(step, reports)
 
-    def _begin_step(self) -> Step | None:
-        """Begin a step, if anybody is left for one."""
+    def _begin_step(self, ahead: bool = False) -> Step | None:
+        """Begin a step, if anybody is left for one. ahead: whether the last one's report was not read yet."""
         size, length = self.session.next_size()[0], self._length
-        nodes, draft = self.ladder.choose(size, [taken.drafts for taken in self.running.values()], length)
+        nodes, draft = self.ladder.choose(size, [taken.drafts for taken in self.running.values()], length, ahead)
         self._mask(nodes)
         if not self.running:
             return None
-        begin = time.perf_counter()
-        return Step(self.session.begin_step(nodes, draft), dict(self.running), length, begin)
+        captured, begin = self.session.captured, time.perf_counter()
+        launched = self.session.begin_step(nodes, draft)
+        return Step(launched, dict(self.running), length, begin, self.session.captured > captured)
 
     def _may_overlap(self, step: Step, awaited: bool) -> bool:
-        """Whether the next step may begin before this one is read: nobody waits for what is done between them, and what
-        it will verify is of the kind that was verified before."""
+        """Whether the next step may begin before this one is read: nobody waits for what is done between them, no fewer
+        rows would do, and what it will verify is of the kind that was verified before."""
         if (
             self.filling is not None
             or (awaited and self.session.free_rows)
+            or rows_for(len(self.running), self.session.spec.max_batch) < step.launched.rows
             or not self.session.may_overlap(step.launched)
         ):
             return False
@@ -177,7 +182,9 @@ class Rows:
     def _hand_out(self, step: Step, reports: dict[int, RowReport]) -> None:
         """Learn from a step, and tell those who wait for its tokens."""
         launched, now = step.launched, time.perf_counter()
-        self.ladder.timed(launched.rows, launched.nodes, launched.draft, step.length, now - max(step.begin, self._read))
+        if not step.captured:
+            seconds = now - max(step.begin, self._read)
+            self.ladder.timed(launched.rows, launched.nodes, launched.draft, step.length, seconds)
         self._read = now
         for row, report in reports.items():
             taken = self.running[row]

@@ -11,8 +11,10 @@ from .session import WHOLE
 SHORT = 32  # tokens in the cache of rows that are measured
 COMMON = 0.2  # share of a surprise in what all rungs have in common
 OWN = 0.1  # and in the rung's own, at the first step of it; the longer it runs, the more likely the machine has changed
+LESS = 0.05  # and in what drafting less saves, at the first step that does
 SETTLED, SELDOM = 8, 4  # after 8 steps of one rung in a row, every fourth is looked at: to look takes time, too
 FORGET = 0.995  # at each change of rung: one that is no longer chosen gets another chance
+MOST_SAVED = 0.5  # share of a step of no nodes that drafting less may save
 WRONG = 0.1  # a correction, as a logarithm, that is worth keeping
 
 
@@ -37,6 +39,7 @@ class StepTimes:
         self._common = dict.fromkeys(self.table, 0.0)
         self._own = {rows: [0.0] * len(self.rungs) for rows in self.table}
         self._last, self._alike = (0, 0), 0  # rows and rung of the last step, and how many ran so since another did
+        self._drafted = WHOLE  # what the last step drafted
         self._places = {rung: place for place, rung in enumerate(self.rungs)}
         self._holding = {rows: rows for rows in self.table}  # rows of a step -> those in the table that hold them
 
@@ -53,18 +56,22 @@ class StepTimes:
 
     def observe(self, rows: int, rung: int, drafted: str, length: float, seconds: float) -> None:
         """Correct the table by what a step took."""
-        alike = self._last == (rows, rung)
-        self._last, self._alike = (rows, rung), self._alike + 1 if alike else 1
-        if self._alike > SETTLED and self._alike % SELDOM:
+        alike, same = self._last == (rows, rung), self._drafted == drafted
+        self._last, self._alike, self._drafted = (rows, rung), self._alike + 1 if alike else 1, drafted
+        if same and self._alike > SETTLED and self._alike % SELDOM:
             return
         rows, place = self._known(rows), self._places[rung]
-        off = math.log(min(max(seconds / self._expected(rows, length, drafted)[place], 0.25), 4.0))
+        expected = self._expected(rows, length, drafted)[place]
+        off = math.log(min(max(seconds / expected, 0.25), 4.0))
         own = self._own[rows]
         if not alike:
             own[:] = [FORGET * each for each in own]
         surprise = off - self._common[rows] - own[place]
         self._common[rows] += COMMON * surprise
         own[place] += OWN / self._alike * surprise
+        if drafted != WHOLE and not same:
+            saved = self.saved[drafted]
+            saved[rows] = min(max(saved[rows] - LESS * surprise * expected, 0.0), MOST_SAVED * self.table[rows][0])
 
     @property
     def wrong(self) -> bool:
@@ -101,5 +108,5 @@ class StepTimes:
     def _expected(self, rows: int, length: float, drafted: str) -> list[float]:
         """What the table says."""
         table, more = self.table[rows], rows * max(length - SHORT, 0.0)
-        less = 0.0 if drafted == WHOLE else min(self.saved[drafted][rows], 0.5 * table[0])
+        less = 0.0 if drafted == WHOLE else min(self.saved[drafted][rows], MOST_SAVED * table[0])
         return [seconds + more * slope - less for seconds, slope in zip(table, self._slope, strict=True)]

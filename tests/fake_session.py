@@ -176,7 +176,17 @@ class FakeSession(Session):
         self.state["finish"][row] = finish
         rest, levels = [0] * (self._depth + 1 - len(new)), range(self._depth + 1)
         nodes = [*range(accepted + 1), *missed, *levels][: len(levels)]
-        columns = [len(new), finish, accepted, *new, *rest, *nodes, *[0 for _ in levels]]
+        columns = [
+            len(new),
+            finish,
+            accepted,
+            self._depth,
+            *[0] * self._depth,
+            *new,
+            *rest,
+            *nodes,
+            *[0 for _ in levels],
+        ]
         if self.state["logprobs"][row] < 0:
             return columns + [0] * (len(levels) * (1 + 2 * TOP_LOGPROBS))
         tops = [[(token + place) % self.spec.vocab_size for place in range(TOP_LOGPROBS)] for token in new + rest]

@@ -1,6 +1,7 @@
 """Everything that sessions of different backends must agree on."""
 
 import numpy as np
+from specstep.report import SCORE_STEPS
 
 PROMPTS = [[40, 41, 42] * 9, [5], list(range(30, 83)), [9, 9, 9, 9]]
 EVERYTHING = {
@@ -10,24 +11,28 @@ EVERYTHING = {
 
 
 def steps(engine, prompts, new_tokens=40):
-    """Every integer a session produces: report after report, state after state."""
+    """Every integer a session produces, report after report, state after state; and the scores of what it drafts."""
     session = engine.session
     mask = next(tensor.shape[1:] for tensor in session.spec.state if tensor.name == "allowed")
     everything = EVERYTHING | {"allowed": np.full(mask, 0x6DB6DB6D, np.int32)}  # two tokens of three
     for place, prompt in enumerate(prompts):  # a greedy row beside one that asks for everything
         session.admit(prompt, len(prompt) + new_tokens, [1], everything if place % 2 else {})
-    seen = []
+    seen, scores = [], []
     while any(finish == 0 for finish in session.state["finish"].tolist()):
-        seen.append({row: tuple(report) for row, report in session.step().items()})
+        reports = session.step()
+        scores += [report.scores for report in reports.values()]
+        seen.append({row: tuple(report._replace(scores=None)) for row, report in reports.items()})
         seen.append({name: session.state[name].tolist() for name in ("lengths", "finish")})
     for row in range(len(prompts)):
         session.release(row)
-    return seen
+    return seen, np.array(scores) / SCORE_STEPS
 
 
 def agree(engines, rows=2):
-    """All engines produce the same integers, with prompts in as many rows as they have."""
+    """All engines produce the same integers, with prompts in as many rows as they have, and nearly the same scores."""
     for start in range(0, len(PROMPTS), rows):
-        first, *others = [steps(engine, PROMPTS[start : start + rows]) for engine in engines]
+        (first, scores), *others = [steps(engine, PROMPTS[start : start + rows]) for engine in engines]
         assert len(first) > 4
-        assert all(other == first for other in others)
+        for other, its_scores in others:
+            assert other == first
+            np.testing.assert_allclose(its_scores, scores, atol=1e-3)

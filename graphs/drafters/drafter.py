@@ -98,12 +98,12 @@ class Drafter(nn.Module):
         self.scorer, self.shape = scorer, shape
         self.depth, self.nodes = shape.depth, shape.nodes
 
-    def forward(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]) -> State:
+    def forward(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[State, Tensor]:
         """state as after a commit, its history [B, S] cut to the slots in use, and "moved", see `Scorer.begin`; keys,
         values: one [B, H_kv, S, D] for each of the scorer's cache layers -> the tree below each row's root, as the
-        state holds it, and the scorer's next state."""
+        state holds it, and the scorer's next state; the scores of the tree's nodes, see `TreeShape.grow`."""
         root = state["history"].gather(1, state["lengths"][:, None])[:, 0]
         children, expand, scorer_state = self.scorer.begin(state, keys, values, self.shape)
         ranking = Ranking(state, self.shape.top_k)
-        tree = self.shape.grow(root, ranking(children), lambda tokens, parents: ranking(expand(tokens, parents)))
-        return tree_state(tree) | scorer_state
+        tree, scores = self.shape.grow(root, ranking(children), lambda *frontier: ranking(expand(*frontier)))
+        return tree_state(tree) | scorer_state, scores

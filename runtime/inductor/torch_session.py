@@ -44,6 +44,9 @@ class TorchSession(Session):
     def leave_thread(self) -> None:
         release_threads()
 
+    def conditions(self) -> list[Any]:
+        return [torch.get_num_threads(), *([torch.cuda.get_device_name(self.device)] if self._graphs else [])]
+
     def array(self, values: Any, dtype: str = "int64") -> Tensor:
         return torch.as_tensor(values, dtype=getattr(torch, dtype), device=self.device)
 
@@ -145,7 +148,10 @@ class TorchSession(Session):
                 buffer.copy_(value)
             return report
 
-        return self._graphs.of(replay) if self._graphs else replay
+        if self._graphs is None:
+            return replay
+        self.captured += 1
+        return self._graphs.of(replay)
 
     def _views(self, rows: slice, slots: int) -> dict[str, Tensor]:
         """State and caches of some rows, the caches' first slots, and what all rows share."""

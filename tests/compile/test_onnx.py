@@ -25,7 +25,7 @@ from specstep.compile.onnx.lower import FunctionalProgram, check_readers, to_onn
 from specstep.compile.source import load_source
 from specstep.controls import TOP_LOGPROBS
 from specstep.graphs.drafters.ngram import Ngram
-from specstep.report import LEAST_LOGPROB, LOGPROB_STEPS
+from specstep.report import LEAST_LOGPROB, LOGPROB_STEPS, SCALARS, SCORE_STEPS
 from specstep.runtime.engine_file import MANIFEST, NEXT, read_manifest
 from specstep.runtime.onnx import OnnxSession
 
@@ -213,7 +213,7 @@ def test_check_finds_a_difference(onnx_folder, model_folder, tmp_path):
     other = save_model(tmp_path / "other", tokenizer=True, seed=5)
     result = compare([onnx_folder], model=str(other), steps=2)
     assert not result.agree
-    assert result.worst[0].name.startswith((NEXT, "report"))
+    assert result.worst[0].name.startswith((NEXT, "report", "scores"))
 
 
 def test_check_compares_integers_exactly(onnx_folder, monkeypatch):
@@ -222,13 +222,14 @@ def test_check_compares_integers_exactly(onnx_folder, monkeypatch):
 
     def off_by_one(session, *size):
         report = replay(session, *size)
-        report[0][3] += 1
+        report[0][SCALARS + report[0][SCALARS - 1]] += 1
         return report
 
     monkeypatch.setattr(OnnxSession, "replay", off_by_one)
     monkeypatch.setitem(TOLERANCE, "float32", 1.0)
     result = compare([onnx_folder], steps=1)
-    assert not result.agree and (result.worst[0].name, result.worst[0].place) == ("report", (0, 3))
+    first_token = SCALARS + read_manifest(onnx_folder).spec.nodes
+    assert not result.agree and (result.worst[0].name, result.worst[0].place) == ("report", (0, first_token))
 
 
 @pytest.mark.parametrize(
@@ -244,12 +245,12 @@ def test_worst_output_is_nan_before_all(expected, got, value):
 
 
 def step_outputs(asked=True, **changes):
-    """What one step of two rows returns: two tokens and none, lengths 5 and 3; the log-probabilities of these tokens,
-    if asked for, with others'."""
+    """What one step of two rows returns: the scores of two drafts, two tokens and none, lengths 5 and 3; the
+    log-probabilities of these tokens, if asked for, with others'."""
     lists = [7, 8, 9, 0, 2, 1, 0, 1, 1, *[-6] * 3, *[4 * asked] * 3 * TOP_LOGPROBS]
     lists += [-5 if asked else int(LEAST_LOGPROB * LOGPROB_STEPS)] * 3 * TOP_LOGPROBS
     outputs = {
-        "report": np.array([[2, 0, 1, *lists], [0, 3, 0, *lists]]),
+        "report": np.array([[2, 0, 1, 2, SCORE_STEPS // 2, 7, *lists], [0, 3, 0, 2, SCORE_STEPS // 2, 7, *lists]]),
         "next.lengths": np.array([5, 3]),
         "next.history": np.arange(16).reshape(2, 8),
         "next.keys.0": np.ones((2, 1, 8, 4), np.float32),
@@ -264,19 +265,21 @@ def step_outputs(asked=True, **changes):
     ("changes", "differs"),
     [
         ({}, []),
-        ({"report": ((0, 4), 9)}, ["report"]),  # the second of two tokens
-        ({"report": ((0, 5), 8)}, []),  # a third one, which there is not
-        ({"report": ((0, 7), 1)}, ["report"]),  # the node of the accepted token
-        ({"report": ((0, 8), 2)}, []),
-        ({"report": ((1, 3), 8)}, []),  # the row took no part
-        ({"report": ((0, 13), -7)}, ["report"]),  # the second token's log-probability
-        ({"report": ((0, 14), -7)}, []),
-        ({"report": ((1, 12), -7)}, []),
-        ({"report": ((0, 14 + 2 * TOP_LOGPROBS), 9)}, ["report"]),  # the last of the likeliest in its place
-        ({"report": ((0, 15 + 2 * TOP_LOGPROBS), 9)}, []),
-        ({"report": ((0, 14 + 5 * TOP_LOGPROBS), -9)}, ["report"]),
-        ({"report": ((0, 15 + 5 * TOP_LOGPROBS), -9)}, []),
-        ({"asked": False, "report": ((0, 12), -7)}, []),
+        ({"report": ((0, 5), 9)}, []),  # a score, nearly the same
+        ({"report": ((0, 5), SCORE_STEPS // 4)}, ["scores"]),
+        ({"report": ((0, 7), 9)}, ["report"]),  # the second of two tokens
+        ({"report": ((0, 8), 8)}, []),  # a third one, which there is not
+        ({"report": ((0, 10), 1)}, ["report"]),  # the node of the accepted token
+        ({"report": ((0, 11), 2)}, []),
+        ({"report": ((1, 6), 8)}, []),  # the row took no part
+        ({"report": ((0, 16), -7)}, ["report"]),  # the second token's log-probability
+        ({"report": ((0, 17), -7)}, []),
+        ({"report": ((1, 15), -7)}, []),
+        ({"report": ((0, 17 + 2 * TOP_LOGPROBS), 9)}, ["report"]),  # the last of the likeliest in its place
+        ({"report": ((0, 18 + 2 * TOP_LOGPROBS), 9)}, []),
+        ({"report": ((0, 17 + 5 * TOP_LOGPROBS), -9)}, ["report"]),
+        ({"report": ((0, 18 + 5 * TOP_LOGPROBS), -9)}, []),
+        ({"asked": False, "report": ((0, 15), -7)}, []),
         ({"history": ((0, 5), 9)}, ["next.history"]),  # the root
         ({"history": ((0, 6), 9)}, []),
         ({"keys": ((0, 0, 4, 2), 2.0)}, ["next.keys.0"]),

@@ -93,7 +93,7 @@ def test_a_greedy_rows_tree_is_the_same_beside_sampled_rows():
     """In a batch of all kinds, and where all are greedy; and the sampled ones differ."""
     drafter = Drafter(Known(TABLE), DynamicTree(3, 3, 8))
     mixed, plain = (request_state(heats, 5) for heats in ([0.0, 1.0, 0.0, 0.4], [0.0] * 4))
-    trees = [drafter(state, CACHE, CACHE) for state in (mixed, plain)]
+    trees = [drafter(state, CACHE, CACHE)[0] for state in (mixed, plain)]
     for name in ("tree_tokens", "tree_parents"):
         assert torch.equal(trees[0][name][[0, 2]], trees[1][name][[0, 2]])
     assert not torch.equal(trees[0]["tree_tokens"][[1, 3]], trees[1]["tree_tokens"][[1, 3]])
@@ -119,7 +119,7 @@ def tokens_per_step(drafter, temperature, count=300):
     state["limits"][:], state["finish"][:] = 60, RUNNING
     nodes = drafter.shape.nodes + 1
     state |= {"tree_tokens": state["tree_tokens"][:, :nodes], "tree_parents": state["tree_parents"][:, :nodes]}
-    state |= {"allowed": state["allowed"][:, :nodes]} | drafter(state, CACHE, CACHE)
+    state |= {"allowed": state["allowed"][:, :nodes]} | drafter(state, CACHE, CACHE)[0]
     step, found = SpeculativeStep(Table(), drafter), []
     for _ in range(4):
         report, after = step(torch.arange(nodes), state, CACHE, CACHE)

@@ -117,7 +117,7 @@ def test_every_node_asks_for_its_own_continuation():
 
 
 def test_no_match_is_an_empty_tree():
-    tree = SHAPE.grow(torch.tensor([3]), *begin(Ngram(), [[1, 2, 3]], junk=3))
+    tree, _ = SHAPE.grow(torch.tensor([3]), *begin(Ngram(), [[1, 2, 3]], junk=3))
     assert tree.valid.tolist() == [[True] + [False] * SHAPE.nodes]
 
 

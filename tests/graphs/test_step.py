@@ -11,7 +11,7 @@ from specstep.graphs.state import row_state
 from specstep.graphs.step import SpeculativeStep
 from specstep.graphs.tree import DraftTree, tree_state
 from specstep.kernels.tree_attention.reference import visible_slots
-from specstep.report import FULL, RUNNING, STOPPED, AcceptedNode, RowReport
+from specstep.report import FULL, RUNNING, SCORE_STEPS, STOPPED, AcceptedNode, RowReport
 
 VOCABULARY, SLOTS = 7, 64
 
@@ -43,14 +43,16 @@ class ScriptedDrafter(torch.nn.Module):
         """steps: of each step, of each row, the (parent, kind) of each node; the last ones are drafted again."""
         super().__init__()
         self.steps, self.drafted, self.scorer = steps, [], self
-        self.depth, self.shape = len(steps[0][0]), None
+        self.depth = self.nodes = len(steps[0][0])
+        self.shape = None
 
     def forward(self, state, keys, values):
         shapes = self.steps[min(len(self.drafted), len(self.steps) - 1)]
         ends = (state["lengths"] + 1).tolist()
         texts = [row[:end] for row, end in zip(state["history"].tolist(), ends, strict=True)]
         self.drafted.append([grow(text, shape) for text, shape in zip(texts, shapes, strict=True)])
-        return tree_state(DraftTree(*(torch.tensor([tree[part] for tree in self.drafted[-1]]) for part in range(3))))
+        tree = DraftTree(*(torch.tensor([tree[part] for tree in self.drafted[-1]]) for part in range(3)))
+        return tree_state(tree), torch.arange(1, 1 + self.nodes).float().log().neg().expand(len(texts), -1)
 
     def commit(self, state, path, features):
         return {}
@@ -153,7 +155,7 @@ def fresh(rows, drafter):
         state["stop_ids"][row, 0], state["finish"][row] = plan["stop"], RUNNING
         for place, token in enumerate(prompt[:-1]):
             keys[0][row, 0, place, 0], values[0][row, 0, place, 0] = token, place
-    return state | drafter(state, keys, values), keys, values
+    return state | drafter(state, keys, values)[0], keys, values
 
 
 @settings(max_examples=400, deadline=None)
@@ -178,6 +180,7 @@ def test_step_equals_the_plain_decoder(plan, data):
                 expected, ended[row] = cut(out, room, rows[row]["stop"])
             got = RowReport.read(report[row].numpy())
             assert (got.tokens, got.finish) == (expected, ended[row])
+            assert got.scores == [round(SCORE_STEPS / node) for node in range(1, 1 + nodes)]
             assert [tree[0][node] for node, _ in got.path] == (out[:-1] if expected else [])
             check_path(tree, got.path)
             if expected:

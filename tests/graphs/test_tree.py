@@ -83,14 +83,16 @@ def test_dynamic_tree_is_the_best_first_tree(depth, top_k, batch, seed, data):
     most = sum(DynamicTree.level_sizes(depth, top_k))
     nodes = data.draw(st.integers(depth, most))
     scorer = TableScorer(batch, top_k, seed)
-    tree = DynamicTree(depth, top_k, nodes).grow(torch.arange(batch), scorer.root(), scorer)
-    assert tree.tokens.shape == (batch, nodes + 1)
+    tree, scored = DynamicTree(depth, top_k, nodes).grow(torch.arange(batch), scorer.root(), scorer)
+    assert tree.tokens.shape == (batch, nodes + 1) and scored.shape == (batch, nodes)
     for row in range(batch):
         expected = best_first(scorer, row, depth, top_k, nodes)
         got = paths_of(tree, row)
         order = sorted(got, key=lambda path: got[path])
         scores = dict(best_first(scorer, row, depth, top_k, most))
         assert all(scores[before] > scores[after] - 1e-4 for before, after in itertools.pairwise(order))
+        assert all(abs(scored[row, got[path] - 1] - scores[path]) < 1e-4 for path in order)
+        assert (scored[row].isfinite() == tree.valid[row, 1:]).all()
         if set(got) != set(expected):  # scores that agree to 2^-18 may be ordered either way
             odd = set(got) ^ set(expected)
             limit = min(expected.values())
@@ -107,36 +109,40 @@ def test_static_tree_follows_its_choices(seeds, seed):
     choices = {path[:end] for path in seeds for end in range(1, len(path) + 1)}
     shape = StaticTree(list(choices))
     scorer = TableScorer(2, shape.top_k, seed)
-    tree = shape.grow(torch.zeros(2, dtype=torch.int64), scorer.root(), scorer)
+    tree, scored = shape.grow(torch.zeros(2, dtype=torch.int64), scorer.root(), scorer)
     for row in range(2):
-        expected = set()
+        expected = {}
         for choice in choices:
-            path, alive = (), True
+            path, total = (), 0.0
             for rank in choice:
                 token, score = scorer.children(row, path)[rank]
-                alive &= score > -math.inf
+                total += score
                 path = (*path, token)
-            if alive:
-                expected.add(path)
-        assert set(paths_of(tree, row)) == expected
+            if total > -math.inf:
+                expected[path] = total
+        got = paths_of(tree, row)
+        assert set(got) == set(expected)
+        assert all(abs(scored[row, node - 1] - expected[path]) < 1e-4 for path, node in got.items())
+        assert (scored[row].isfinite() == tree.valid[row, 1:]).all()
 
 
 def test_silent_scorer_gives_an_empty_tree():
     for shape in (DynamicTree(3, 2, 5), StaticTree([(0,), (1,), (0, 0)]), chain(4)):
         scorer = TableScorer(2, shape.top_k, 0, quiet=True)
-        tree = shape.grow(torch.tensor([7, 8]), scorer.root(), scorer)
+        tree, _ = shape.grow(torch.tensor([7, 8]), scorer.root(), scorer)
         assert tree.valid.tolist() == [[True] + [False] * shape.nodes] * 2
 
 
 def test_bare_root():
     scorer = TableScorer(2, 1, 0)
-    tree = chain(0).grow(torch.tensor([4, 5]), scorer.root(), scorer)
+    tree, scores = chain(0).grow(torch.tensor([4, 5]), scorer.root(), scorer)
     assert tree.tokens.tolist() == [[4], [5]] and tree.parents.tolist() == [[-1], [-1]]
+    assert scores.shape == (2, 0)
 
 
 def test_chain_is_the_greedy_path():
     scorer = TableScorer(1, 1, 5)
-    tree = chain(4).grow(torch.tensor([3]), scorer.root(), scorer)
+    tree, _ = chain(4).grow(torch.tensor([3]), scorer.root(), scorer)
     assert tree.parents[0].tolist()[1] == 0
     assert all(parent in (0, node - 1) for node, parent in enumerate(tree.parents[0].tolist()) if node)
 

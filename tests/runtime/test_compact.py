@@ -31,8 +31,11 @@ def test_a_row_moves_with_all_that_it_has():
     assert tokens == alone([7, 1, 2], 40)[: len(tokens)]
 
 
-def test_rows_move_when_the_step_gets_smaller_and_only_then():
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_rows_move_when_the_step_gets_smaller_and_only_then(overlaps):
+    """overlaps: whether a step may begin before the last one is read."""
     session, sizes = FakeSession(8, accepts=lambda step, row: 0), []
+    session.overlaps = overlaps
     engine, replay = Engine(session, None), session.replay
     session.replay = lambda rows, *size: (sizes.append(rows), replay(rows, *size))[1]
     requests = [Request([start, 1], 22 + 12 * (start % 4 == 3) + 40 * (start == 7), []) for start in range(8)]

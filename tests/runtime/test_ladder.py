@@ -2,12 +2,13 @@
 
 import json
 import random
+import time
 
 import numpy as np
 import pytest
 from fake_session import FakeSession, alone
 from specstep.errors import InputError
-from specstep.report import AcceptedNode, RowReport
+from specstep.report import SCORE_STEPS, AcceptedNode, RowReport
 from specstep.runtime.engine import Engine
 from specstep.runtime.ladder import Ladder, make_ladder, rungs_up_to
 from specstep.runtime.measure_steps import _fitted, kept_or_measured, measure, times_path
@@ -42,11 +43,11 @@ def drafted(choice, hit):
         path.append(node)
 
 
-def reported(path, rung):
-    """What a step that verifies so many nodes reports of a path."""
+def reported(path, rung, scores=()):
+    """What a step that verifies so many nodes reports of a path, and of the scores of the next tree."""
     kept = [node for node in path if node <= rung]
     missed = path[len(kept)] if len(kept) < len(path) else 0
-    return RowReport([0] * (1 + len(kept)), 0, tuple(AcceptedNode(node, 0) for node in kept), missed, [])
+    return RowReport([0] * (1 + len(kept)), 0, tuple(AcceptedNode(node, 0) for node in kept), missed, [*scores], [])
 
 
 def run(ladder, hits, steps, fixed=None, seed=0):
@@ -84,6 +85,25 @@ def run_paused(ladder, hits, steps, saved, share, fixed=None, seed=0):
     return tokens / spent, kinds
 
 
+def run_scored(ladder, rows, steps, told, ahead=False):
+    """Tokens per second of rows of which each tree hits or misses, as chance will have it, and the drafter knows it but
+    is too careful. told: whether reports say what it knows."""
+    choice, drafts, tokens, spent = random.Random(1), [ladder.row() for _ in range(rows)], 0, 0.0
+    hits = [0.0] * rows
+    for _ in range(steps):
+        rung = ladder.choose(rows, drafts, 100, ahead).nodes
+        took = seconds(rows, rung) * choice.uniform(0.95, 1.05)
+        spent += took
+        ladder.timed(rows, rung, WHOLE, 100, took)
+        for place, row in enumerate(drafts):
+            path, hits[place] = drafted(choice, hits[place]), choice.choice((0.1, 0.9))
+            scores = [round(SCORE_STEPS * 0.5 * hits[place] * 0.8**node) for node in range(NODES)]
+            report = reported(path, rung, scores if told else ())
+            ladder.learn(row, report, WHOLE)
+            tokens += len(report.tokens)
+    return tokens / spent
+
+
 def always(hit):
     return lambda step: hit
 
@@ -117,6 +137,29 @@ def test_a_new_row_begins_with_what_rows_of_its_temperature_accepted():
     first = {temperature: ladder.row(temperature).expected[WHOLE][0] for temperature in (0.0, 0.2, 1.9, 2.0, 50.0)}
     assert first[0.0] == first[0.2] > 0.7
     assert first[1.9] == first[2.0] == first[50.0] < 0.1
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_a_drafter_is_sure_of_is_verified(rows):
+    without = run_scored(Ladder(RUNGS, times()), rows, 1000, told=False)
+    assert run_scored(Ladder(RUNGS, times()), rows, 1000, told=True) > 1.04 * without
+    # The report of a step under way has the scores of the tree that comes next: those at hand are of another tree.
+    assert run_scored(Ladder(RUNGS, times()), rows, 1000, told=True, ahead=True) == without
+
+
+def test_what_scores_mean_is_learned_by_temperature():
+    ladder, high, low = Ladder(RUNGS, times()), [round(0.9 * SCORE_STEPS)] * NODES, [0] * NODES
+    rows = {temperature: ladder.row(temperature) for temperature in (0.0, 2.0)}
+    for _ in range(100):
+        for temperature, row in rows.items():
+            ladder.learn(row, reported([1, 3, 7] if temperature == 0 else [], NODES, high), WHOLE)
+    for temperature, likely in ((0.0, 3 / 7), (2.0, 0.0)):
+        assert rows[temperature].likely() == ladder.row(temperature).sureness[WHOLE].of(high)
+        assert rows[temperature].likely()[0] == pytest.approx(likely, abs=0.05)
+    rows[0.0].scores = [-(2**63), 2**63 - 1, *low[2:]]  # of a head whose weights are not finite
+    assert rows[0.0].likely() == ladder.row().sureness[WHOLE].of([0, SCORE_STEPS, *low[2:]])
+    rows[0.0].scores = low
+    assert max(rows[0.0].likely()) < 0.1, "learned of other scores alone"
 
 
 @pytest.mark.parametrize("rows", [1, 8])
@@ -212,7 +255,10 @@ def test_measures_once_and_keeps_it(monkeypatch, tmp_path):
     steps = session.steps
     again, _ = kept_or_measured(session, (0, 1, 2), "engine", said.append)
     assert session.steps == steps and len(said) == 1 and again.to_dict() == found.to_dict()
-    assert times_path("another") != path == times_path("engine")
+    assert times_path("another", session) != path == times_path("engine", session)
+    session.conditions = lambda: ["another GPU"]
+    assert times_path("engine", session) != path
+    del session.conditions
     for damaged in ("", "[]", "{}", json.dumps(found.to_dict() | {"table": {"1": [1, 2]}})):
         path.write_text(damaged)
         kept_or_measured(session, (0, 1, 2), "engine", said.append)
@@ -231,6 +277,29 @@ def test_a_rung_is_not_taken_for_slower_than_its_neighbours_say():
 def test_what_there_was_no_time_for_goes_on_as_it_went():
     times = _fitted({(1, 0, 32): 10.0, (1, 2, 32): 14.0}, (0, 1, 2, 3), (1,), 32, {})
     assert times.seconds(1, 32) == [10, 12, 14, 16]
+
+
+def test_the_first_step_of_a_size_is_not_timed_where_it_is_recorded(monkeypatch):
+    """Neither when steps are measured, nor as they run."""
+    session, sizes, slow = Timed(2), set(), 0.05
+
+    def replay(rows, slots, nodes, catch_up, replay=session.replay):
+        if (rows, nodes) not in sizes:
+            sizes.add((rows, nodes))
+            session.captured += 1
+            time.sleep(slow)
+        return replay(rows, slots, nodes, catch_up)
+
+    session.replay = replay
+    found = measure(session, (0, 1, 2), budget=1.0)
+    assert len(sizes) == 6 and all(max(times) < slow for times in found.table.values())
+    sizes.clear()
+    ladder = Ladder((0, 1, 2), found)
+    told = []
+    monkeypatch.setattr(ladder, "timed", lambda *step: told.append(step))
+    with Engine(session, None, ladder=ladder) as engine:
+        engine.generate([[5], [6]], 30)
+    assert told and max(seconds for *_, seconds in told) < slow < found.to_dict()["table"][1][0] + slow
 
 
 def test_a_measurement_is_bounded():
@@ -279,3 +348,16 @@ def test_a_rung_that_runs_on_still_tells_that_the_machine_slows():
     before = times.seconds(1, 32)[0]
     times.observe(1, 0, WHOLE, 32, 2.0)
     assert times.seconds(1, 32)[0] == pytest.approx(before, rel=0.01)
+
+
+def test_what_drafting_less_saves_is_found_out():
+    times, true = (
+        StepTimes((0, 3), {1: [1.0, 2.0]}, (0.0, 0.0), {CHEAP: {1: 0.05}, NOTHING: {1: 0.1}}),
+        {CHEAP: 0.3, NOTHING: 0.1},
+    )
+    for step in range(800):
+        draft = (WHOLE, CHEAP, WHOLE, NOTHING)[step // 4 % 4]
+        rung = 0 if draft == NOTHING else 3
+        times.observe(1, rung, draft, 32, (1.0 if rung == 0 else 2.0) - true.get(draft, 0.0))
+    assert {draft: of[1] for draft, of in times.saved.items()} == pytest.approx(true, abs=0.05)
+    assert times.seconds(1, 32) == pytest.approx([1.0, 2.0], rel=0.1)

@@ -98,7 +98,7 @@ class Fickle(Ladder):
         super().__init__([nodes])
         self._most, self._chance = nodes, random.Random(1)
 
-    def choose(self, rows, drafts, length):
+    def choose(self, rows, drafts, length, ahead=False):
         return Chosen(self._chance.randint(0, self._most), self._chance.choice([WHOLE, WHOLE, WHOLE, CHEAP]))
 
 

@@ -98,7 +98,7 @@ def test_what_is_wrong_is_an_error_of_openai_s_form(address):
 def test_a_prompt_that_was_served_is_not_prefilled_again(address):
     body = {"prompt": [5, 6, 7, 8] * 20, "max_tokens": 1, "temperature": 0}
     answers = [httpx.post(f"{address}/v1/completions", json=body, timeout=PATIENCE).json() for _ in range(REPLICAS + 1)]
-    assert max(each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers) >= 64
+    assert max(each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers) >= 32
 
 
 def test_what_serve_run_says_is_text(tmp_path):
