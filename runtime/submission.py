@@ -47,7 +47,7 @@ class Submission:
 
     A request is updated when its tokens are read; one that ends with them, at a stop string, has no more. Leaving the
     iterator for good, by `cancel`, `with` or garbage collection, gives the rows back. What a prefill, a step or a mask
-    raises is raised here, now and at each further read; the rest of the requests is cancelled.
+    raises is raised here, now and at each further read; all requests that have not ended end as "failed".
     """
 
     def __init__(self, caller: Caller, requests: Sequence[Request]):

@@ -93,7 +93,7 @@ def test_its_errors_end_its_request_alone(hook, error, message, engine):
         with pytest.raises(error, match=message):
             stream.result()
     read = stream.request.tokens
-    assert stream.request.finish_reason == "cancelled" and read == alone([5, 6], 32)[: len(read)]
+    assert stream.request.finish_reason == "failed" and read == alone([5, 6], 32)[: len(read)]
     assert beside.result().token_ids == alone([7], 61)
     assert engine.generate([[9], [8]], 9)[1].token_ids == alone([8], 10)
     assert engine.session.free_rows == 2
