@@ -143,11 +143,12 @@ def compare(recorded: Mapping[str, Any], rows: int) -> dict[str, Compared]:
     """Each group of answers, in so many rows. The ladder goes through all groups once before, as in use."""
     times, by_group = StepTimes.from_dict(recorded["times"]), defaultdict(list)
     for answer in recorded["answers"]:
-        by_group[answer["group"]] += [answer] * rows
+        by_group[answer["group"]].append(answer)
     ladder, found = Ladder(times.rungs, StepTimes.from_dict(recorded["times"])), {}
-    for answers in by_group.values():
+    several = {group: answers * rows for group, answers in by_group.items()}  # rows side by side have others
+    for answers in several.values():
         simulate(ladder, answers, rows, times)
-    for group, answers in by_group.items():
+    for group, answers in several.items():
         speed, steps = simulate(ladder, answers, rows, times)
         fixed = [Fixed(0, times.drafts[-1]), *(Fixed(nodes, WHOLE) for nodes in times.rungs[1:])]
         each = {ladder.rungs[0]: simulate(ladder, answers, rows, times)[0] for ladder in fixed}
