@@ -18,7 +18,7 @@ from specstep.runtime.step_times import StepTimes
 NEW_TOKENS = 64  # of an answer
 SECONDS = 30.0  # in which steps are timed
 NOISE = 0.1  # by which what a step takes varies
-Answer = dict[str, Any]  # group, temperature, tokens of the prompt; by what drafts, path and scores at each place
+Answer = dict[str, Any]  # group, temperature; by what drafts, path and scores at each place
 
 
 class Walk(Ladder):
@@ -151,6 +151,6 @@ def compare(recorded: Mapping[str, Any], rows: int) -> dict[str, Compared]:
     for group, answers in several.items():
         speed, steps = simulate(ladder, answers, rows, times)
         fixed = [Fixed(0, times.drafts[-1]), *(Fixed(nodes, WHOLE) for nodes in times.rungs[1:])]
-        each = {ladder.rungs[0]: simulate(ladder, answers, rows, times)[0] for ladder in fixed}
-        found[group] = Compared(speed, steps, each)
+        speeds = {other.rungs[0]: simulate(other, answers, rows, times)[0] for other in fixed}
+        found[group] = Compared(speed, steps, speeds)
     return found
