@@ -49,15 +49,22 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * self.size, config.hidden_size, bias=bias)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], where: Pass, cache: LayerCache) -> Tensor:
-        """x [B, T, 2H] -> [B, T, H]; keys and values go to the cache's first layer."""
+        """x [B, T, 2H] -> [B, Q, H] of the tokens that attend; the keys and values of all go to the cache's first
+        layer."""
         query, key, value = (
-            project(x).unflatten(2, (-1, self.size)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
+            project(its).unflatten(2, (-1, self.size)).transpose(1, 2)
+            for project, its in ((self.q_proj, where.of_queries(x)), (self.k_proj, x), (self.v_proj, x))
         )
-        query, key = apply_rotary_pos_emb(query, key, *rotary)
-        keys, values = cache.update(key, value, 0)
+        query = rotated(query, *map(where.of_queries, rotary))
+        keys, values = cache.update(rotated(key, *rotary), value, 0)
         out, _ = attend(self, query, keys, values, None, attention_pass=where)
         return self.o_proj(out.flatten(2))
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embeddings [B, T, D] applied to x [B, H, T, D]."""
+    out: Tensor = apply_rotary_pos_emb(x, x, cos, sin)[0]
+    return out
 
 
 class MidLayer(nn.Module):
@@ -76,9 +83,9 @@ class MidLayer(nn.Module):
     def forward(
         self, embedded: Tensor, hidden: Tensor, rotary: tuple[Tensor, Tensor], where: Pass, cache: LayerCache
     ) -> Tensor:
-        """embedded, hidden [B, T, H] -> hidden [B, T, H]."""
+        """embedded, hidden [B, T, H] -> hidden [B, Q, H] of the tokens that attend."""
         normed = self.hidden_norm(hidden)
-        residual = normed if self.norm_before_residual else hidden
+        residual = where.of_queries(normed if self.norm_before_residual else hidden)
         both = torch.cat([self.input_layernorm(embedded), normed], -1)
         hidden = residual + self.self_attn(both, rotary, where, cache)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
@@ -118,7 +125,8 @@ class Eagle3Head(nn.Module):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def forward(self, embedded: Tensor, hidden: Tensor, where: Pass, cache: LayerCache) -> tuple[Tensor, Tensor]:
-        """embedded, hidden [B, T, H] -> (normed, for the logits; hidden, for the next level), both [B, T, H]."""
+        """embedded, hidden [B, T, H] -> (normed, for the logits; hidden, for the next level), both [B, Q, H] of the
+        tokens that attend."""
         hidden = self.midlayer(embedded, hidden, self.rotary(hidden, where.positions), where, cache)
         normed = self.norm(hidden)
         return normed, normed if self.config.norm_output else hidden
@@ -212,11 +220,10 @@ class Eagle3(Scorer):
         index = start[:, None] + state["catch_up"].clamp(min=0)
         tokens = state["history"].gather(1, index + 1)
         place = (index % recent.shape[1])[:, :, None].expand(-1, -1, recent.shape[2])
-        where = chain_pass(start, index.shape[1], recent.shape[1], wanted)
+        last = (lengths - start - 1).clamp(min=0)[:, None]
+        where = chain_pass(start, index.shape[1], recent.shape[1], wanted, last)
         features = where.zeros_unless_wanted(recent.gather(1, place))
-        both = self._run(tokens, self.head.fuse(features), where, keys, values)
-        last = (lengths - start - 1).clamp(min=0)[:, None, None].expand(-1, 1, both[0].shape[2])
-        normed, hidden = (part.gather(1, last) for part in both)
+        normed, hidden = self._run(tokens, self.head.fuse(features), where, keys, values)
         return normed, hidden, lengths.where(wanted, state["draft_lengths"])
 
     def _run(

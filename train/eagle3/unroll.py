@@ -38,6 +38,10 @@ class TrainingPass:
         self.values.append(value)
         return self.keys, self.values
 
+    def of_queries(self, x: Tensor) -> Tensor:
+        """x: every token attends."""
+        return x
+
     def attention(self, query: Tensor, keys: list[Tensor], values: list[Tensor], scale: float, *_: Any) -> Tensor:
         """query [B, H, T, D] of the last level -> [B, T, H, D]: one softmax over the level-0 keys and the chain's."""
         heads, count = keys[0].shape[1], query.shape[2]
