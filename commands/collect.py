@@ -37,7 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-new-tokens", type=int, metavar="N", help="most tokens of an answer (default: 384)")
     add("--engine", metavar="DIR", help="engine to answer greedily with (default: DATA/engine, built if need be)")
     add("--seed", type=int, metavar="N", help="of questions and sampled answers (default: 0)")
-    add("--dtype", help="bfloat16, float32 or float16 (default: bfloat16)")
+    help_text = "bfloat16, float32 or float16 (default: bfloat16, and float32 for hidden states where that is quicker)"
+    add("--dtype", help=help_text)
     add("--device", help="cpu or cuda (default: cpu)")
 
 

@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--held-out", type=float, metavar="P", help="share of the sequences to measure on (default: 0.01)")
     add("--evaluations", type=int, metavar="N", help="times to measure and save, evenly spread (default: 12)")
     add("--seed", type=int, metavar="S", help="of the order, the split and the start (default: 0)")
-    add("--dtype", help="of the target: bfloat16, float32 or float16 (default: bfloat16)")
+    add("--dtype", help="of the target: bfloat16, float32 or float16 (default: the quicker of the first two)")
     add("--device", help="cpu or cuda (default: cpu)")
 
 

@@ -216,6 +216,12 @@ def test_a_pause_that_saves_nothing_is_not_tried():
     assert set(run_paused(Ladder(RUNGS, saving(saved)), [always(0.02)] * 2, 200, saved, 1.0)[1]) == {WHOLE}
 
 
+def test_what_a_busy_moment_hid_is_found_out():
+    saved = {CHEAP: 2.0, NOTHING: 3.0}
+    _, kinds = run_paused(Ladder(RUNGS, saving(dict.fromkeys(saved, 0.0))), [always(0.02)] * 2, 6000, saved, 0.5)
+    assert kinds[:1000].count(NOTHING) == 0 and kinds[-1000:].count(NOTHING) > 900
+
+
 def test_full_batches_verify_less():
     means = [np.mean(run(Ladder(RUNGS, times()), [always(0.7)] * rows, 200)[1][50:]) for rows in (1, 4, 16)]
     assert means == sorted(means, reverse=True) and means[0] > 3 * means[-1]

@@ -79,7 +79,7 @@ class Answers:
             report(f"building an engine for the greedy answers in {self._folder}; it can be deleted afterwards")
             rows = rows_that_fit(self.source, asked.max_length, MOST_ROWS[asked.device])
             build(
-                self.source.name, self._folder, report=report, device=asked.device, dtype=asked.dtype,
+                self.source.name, self._folder, report=report, device=asked.device, dtype=asked.dtype or "bfloat16",
                 max_batch=rows, max_seq_len=asked.max_length,
             )  # fmt: skip
         engine = load(self._folder)

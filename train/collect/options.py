@@ -16,7 +16,8 @@ class CollectOptions:
     model asks itself. tokens: when to stop, what earlier runs collected included; None takes all of the file, or
     OWN_TOKENS. temperatures: answers take them in turn, 0 is greedy; None stands for greedy where a file is given, else
     for OWN_TEMPERATURES. max_length: most tokens of a sequence; longer dialogues are cut. engine: a directory to answer
-    greedily with; None builds one in the data directory when it is first needed.
+    greedily with; None builds one in the data directory when it is first needed. dtype: of the engine and of the
+    target's own passes; None is bfloat16, for the passes float32 where that is quicker.
     """
 
     prompts: str | None = None
@@ -28,7 +29,7 @@ class CollectOptions:
     max_new_tokens: int = 384
     engine: str | None = None
     seed: int = 0
-    dtype: str = "bfloat16"
+    dtype: str | None = None
     device: str = "cpu"
 
     @property

@@ -15,7 +15,7 @@ import torch
 from ...compile.drafters.ngram_file import tokenizer_hash
 from ...compile.source import Source, load_source
 from ..data.corpus import Text, encode, encode_lines, lines
-from ..data.hidden_states import feature_layers, hidden_states
+from ..data.hidden_states import feature_layers, hidden_states, quick_dtype
 from ..data.reader import Data, DataManifest, Example
 from ..data.writer import DataWriter
 from .answers import MOST_SAMPLED, Answers
@@ -34,7 +34,7 @@ def collect(model: str, output: str | Path, options: CollectOptions, report: Rep
     Goes on where an earlier run ended. Raises InputError and BuildError."""
     output = Path(output)
     report(f"loading {model}")
-    source = load_source(model, options.dtype, options.device)
+    source = load_source(model, options.dtype or quick_dtype(options.device), options.device)
     most = options.most_tokens
     with DataWriter(output, describe(source, options.hidden_states)) as writer:
         progress = Progress(writer, report)

@@ -10,6 +10,16 @@ from ...compile.source import Source
 TOKENS = 4096  # of a batch, padding included
 
 
+def fast_bfloat16(device: str) -> bool:
+    """Whether the processor multiplies matrices in bfloat16 itself."""
+    return device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def quick_dtype(device: str) -> str:
+    """Of a target's own passes: float32 is several times as fast without such products (bench/LOG.md)."""
+    return "bfloat16" if fast_bfloat16(device) else "float32"
+
+
 def feature_layers(layers: int) -> tuple[int, ...]:
     """The layers whose inputs a head of EAGLE-3 reads, of a target with so many."""
     return tuple(max(layer, 0) for layer in (2, layers // 2, layers - 3))

@@ -12,7 +12,8 @@ class TrainOptions:
     levels: of the training-time test, as deep as a tree will be; epochs: passes over the data; draft_vocab_size: most
     frequent tokens that the head can draft; intermediate_size: of its MLP, None for the target's; batch: rows of
     `width` tokens per update; held_out: share of the sequences that is measured on and never trained on; start: a head
-    to go on from, whose sizes and draft vocabulary are kept, None for a new one.
+    to go on from, whose sizes and draft vocabulary are kept, None for a new one; dtype: of the target, None for the
+    quicker one of bfloat16 and float32.
     """
 
     levels: int = 5
@@ -26,7 +27,7 @@ class TrainOptions:
     evaluations: int = 12
     start: str | None = None
     seed: int = 0
-    dtype: str = "bfloat16"
+    dtype: str | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from ...compile.drafters.ngram_file import tokenizer_hash
 from ...compile.source import Source, load_source
 from ...errors import InputError
 from ...graphs.drafters.eagle3 import Eagle3Head
-from ..data.hidden_states import feature_layers
+from ..data.hidden_states import fast_bfloat16, feature_layers, quick_dtype
 from ..data.reader import MANIFEST, Data
 from .checkpoint import Checkpoint
 from .initialize import draft_vocabulary, fit_features, new_head
@@ -40,7 +40,7 @@ def train_drafter(
     options, output = TrainOptions(**given), Path(output)
     torch.manual_seed(options.seed)
     report(f"loading {model}")
-    target = load_source(model, options.dtype, options.device)
+    target = load_source(model, options.dtype or quick_dtype(options.device), options.device)
     check_logits(target)
     sources = [open_data(file, target) for file in data]
     start = head_to_go_on_from(options.start, target) if options.start else None
@@ -241,8 +241,3 @@ class Training:
 
     def _generator(self, use: int) -> torch.Generator:
         return torch.Generator().manual_seed(self.options.seed * 1_000_003 + use)
-
-
-def fast_bfloat16(device: str) -> bool:
-    """Whether matrices in bfloat16 are worth it there."""
-    return device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -5,6 +5,7 @@ import os
 import shutil
 
 import pytest
+import torch
 from models import greedy, save_model
 from specstep.cli import main
 from specstep.compile.source import load_source
@@ -13,6 +14,7 @@ from specstep.runtime.engine import Engine
 from specstep.train.collect import answers, documents, run
 from specstep.train.collect.options import CollectOptions
 from specstep.train.collect.questions import ask, user_prefix
+from specstep.train.data import hidden_states
 from specstep.train.data.reader import Data
 
 TINY = {"dtype": "float32", "max_length": 192, "max_new_tokens": 16}
@@ -49,6 +51,24 @@ def test_prompts_are_answered_and_dialogues_kept(model_folder, engine_folder, so
     dialogue, asked = tokenizer("<s>user: hi\nbot:yo")["input_ids"], tokenizer("<s>user: hello\nbot:")["input_ids"]
     assert (dialogue, len(dialogue) - 2) in got and ([5, 6, 7], 2) in got and len(got) == 4
     assert (asked + greedy(source.model, asked, 16, [1]), len(asked)) in got
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_target_runs_in_the_quicker_dtype_and_an_engine_in_bfloat16(model_folder, tmp_path, monkeypatch, fast):
+    built = []
+
+    def build(model, folder, *, dtype, **_):
+        built.append(dtype)
+        raise InputError("that is enough")
+
+    monkeypatch.setattr(hidden_states, "fast_bfloat16", lambda device: fast)
+    monkeypatch.setattr(answers, "build", build)
+    loaded, real = [], run.load_source
+    monkeypatch.setattr(run, "load_source", lambda *given: loaded.append(real(*given)) or loaded[-1])
+    file = write(tmp_path / "prompts.jsonl", {"prompt": "hello"})
+    with pytest.raises(InputError, match="enough"):
+        run.collect(str(model_folder), tmp_path / "data", CollectOptions(prompts=file, **TINY | {"dtype": None}))
+    assert built == ["bfloat16"] and loaded[0].model.dtype == (torch.bfloat16 if fast else torch.float32)
 
 
 def test_an_interrupted_run_goes_on_with_nothing_lost_or_doubled(model_folder, engine_folder, tmp_path, monkeypatch):

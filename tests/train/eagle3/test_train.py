@@ -14,6 +14,7 @@ from specstep.compile.source import load_source
 from specstep.errors import BuildError, InputError
 from specstep.train.collect.options import CollectOptions
 from specstep.train.collect.run import collect
+from specstep.train.data import hidden_states
 from specstep.train.data.reader import Data, read_manifest
 from specstep.train.eagle3 import train
 from specstep.train.eagle3.train import train_drafter
@@ -79,6 +80,21 @@ def test_a_head_trains_in_floats_where_bfloat16_is_slow(target, data, tmp_path, 
     head = train_drafter(str(target), [data], tmp_path / "head", **GIVEN | {"dtype": dtype, "epochs": 1})
     history = [json.loads(line) for line in (head / "history.jsonl").read_text().splitlines()]
     assert history[-1]["loss"][0] < history[0]["loss"][0]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_target_runs_in_the_quicker_dtype(target, data, tmp_path, monkeypatch, fast):
+    loaded, real = [], train.load_source
+
+    def load(*given):
+        loaded.append(real(*given))
+        return loaded[-1]
+
+    monkeypatch.setattr(hidden_states, "fast_bfloat16", lambda device: fast)
+    monkeypatch.setattr(train, "fast_bfloat16", lambda device: fast)
+    monkeypatch.setattr(train, "load_source", load)
+    train_drafter(str(target), [data], tmp_path / "head", **GIVEN | {"dtype": None, "epochs": 1})
+    assert [source.model.dtype for source in loaded] == [torch.bfloat16 if fast else torch.float32]
 
 
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(target, data, tmp_path, monkeypatch):
