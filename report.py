@@ -108,10 +108,10 @@ def _most_tokens(row: NDArray[int64], start: int) -> int:
 
 def _logprobs(report: Report, tokens: list[int], alternatives: int) -> list[TokenLogprobs]:
     """Those of the new tokens, each with so many of the likeliest."""
-    found = []
+    found, least = [], LEAST_LOGPROB * LOGPROB_STEPS  # and of logits that are no numbers, whose integers are anything
     for place, (token, own) in enumerate(zip(tokens, report.logprobs, strict=False)):
         likeliest = slice(place * TOP_LOGPROBS, place * TOP_LOGPROBS + alternatives)
         ids, values = report.top_tokens[likeliest].tolist(), report.top_logprobs[likeliest].tolist()
-        top = zip(ids, (value / LOGPROB_STEPS for value in values), strict=True)
-        found.append(TokenLogprobs(token, int(own) / LOGPROB_STEPS, tuple(top)))
+        top = zip(ids, (max(value, least) / LOGPROB_STEPS for value in values), strict=True)
+        found.append(TokenLogprobs(token, max(int(own), least) / LOGPROB_STEPS, tuple(top)))
     return found

@@ -83,10 +83,13 @@ class Chat:
     def in_pipe(self) -> int:
         """Answer the lines of standard input -> exit status: 2 where a line could not be answered."""
         failed = False
-        for line in sys.stdin:
-            if line.strip() == "/exit":
-                break
-            failed |= not self._take(line.strip())
+        try:
+            for line in sys.stdin:
+                if line.strip() == "/exit":
+                    break
+                failed |= not self._take(line.strip())
+        except UnicodeDecodeError as error:
+            raise InputError(f"expected text in {error.encoding} on standard input, got other bytes") from None
         return 2 if failed else 0
 
     def in_terminal(self) -> int:

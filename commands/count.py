@@ -26,8 +26,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="file to write, for `build --drafter TABLES`, or with --learned for `generate --learned`",
     )
     add("--model", metavar="MODEL", help="whose tokenizer reads the text, and for whom the tables are")
-    add("--top", type=int, metavar="K", default=8, help="continuations kept per context (default: 8)")
-    add("--min-count", type=int, metavar="N", default=3, help="occurrences that give two tokens a row (default: 3)")
+    add("--top", type=int, metavar="K", help="continuations kept per context (default: 8)")
+    add("--min-count", type=int, metavar="N", help="occurrences that give two tokens a row (default: 3)")
 
     add("--learned", action="store_true", help="write what an engine would have learned by writing the data, which it "
         "starts from and goes on with")  # fmt: skip
@@ -42,10 +42,13 @@ def run(options: argparse.Namespace) -> int:
         if options.learned:
             if options.model is None:
                 raise InputError("model: expected one beside --learned, got none; name the engine's model")
+            if options.top is not None or options.min_count is not None:
+                raise InputError("top and min-count: expected none beside --learned, got one; they are of tables")
             count_learned(
                 options.data, options.output, model=options.model, learned_rows=options.learned_rows, report=report
             )
         else:
             given = {name: getattr(options, name) for name in ("model", "top", "min_count")}
+            given = {name: value for name, value in given.items() if value is not None}
             count(options.data, options.output, report=report, **given)
     return 0

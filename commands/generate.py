@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     if options.prompts is not None and options.prediction is not None:
         raise InputError("prediction: expected none beside --prompts, whose lines have their own, got one")
     if options.prompts is None:
-        prompt = options.prompt if options.prompt is not None else sys.stdin.read().rstrip("\n")
+        prompt = options.prompt if options.prompt is not None else _standard_input()
         entries = [Entry(0, prompt, prediction=_prediction(options.prediction))]
     else:
         entries = read_prompts(options.prompts)
@@ -79,6 +79,14 @@ def run(options: argparse.Namespace) -> int:
         engine = load(options.engine, **how, **given_learning(options))
     with engine:
         return _generate(engine, entries, options, arguments, sampling)
+
+
+def _standard_input() -> str:
+    """All of it, without the last line ends. Raises InputError."""
+    try:
+        return sys.stdin.read().rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"prompt: expected text in {error.encoding} on standard input, got other bytes") from None
 
 
 def _generate(

@@ -140,7 +140,7 @@ def record(engine: Engine, steps: int) -> list[Tensors]:
     alone."""
     session, feeds = engine.session, list[Tensors]()
     length = session.spec.max_seq_len
-    tokens = engine.request(PROMPT, chat=engine.has_chat_template).prompt if engine.text else [2, 3, 4, 5] * 6
+    tokens = engine.text.encode(PROMPT) if engine.text else [2, 3, 4, 5] * 6
     batch = session.spec.max_batch
     for rows, count in ((batch, steps - steps // 2), (1, steps // 2)):
         if not count:

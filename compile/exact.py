@@ -106,10 +106,21 @@ def _layer_norm(node: Node) -> Replacement:
     return ("exact_layer_norm", (x, weight, bias, epsilon)) if len(shape) == 1 else None  # type: ignore[arg-type]
 
 
+def _rms_norm(node: Node) -> Replacement:
+    x, shape, weight, epsilon = (*node.args, *(None, None)[len(node.args) - 2 :])[:4]
+    if len(shape) != 1:  # type: ignore[arg-type]
+        return None
+    if isinstance(weight, Node) and weight.meta["val"].dtype != torch.float32:  # torch rounds the last product alone
+        with node.graph.inserting_before(node):
+            weight = insert_call(node, aten.to.dtype, (weight, torch.float32))
+    return "exact_rms_norm", (x, weight, torch.finfo(torch.float32).eps if epsilon is None else epsilon)
+
+
 _REPLACEMENTS: dict[Any, Callable[[Node], Replacement]] = {
     **dict.fromkeys(_FUNCTIONS, _function),
     aten.gelu.default: _gelu,
     aten.mean.dim: _mean,
     aten.softmax.int: _softmax,
     aten.layer_norm.default: _layer_norm,
+    aten.rms_norm.default: _rms_norm,
 }

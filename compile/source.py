@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufCo
 from transformers import modeling_gguf_pytorch_utils as gguf_loader
 from transformers.utils import logging as transformers_logging
 
+from ..backends import BACKENDS
 from ..errors import BuildError, InputError
 from ..runtime.sampling_params import SamplingParams
 from .gguf_blocks import known_types, unknown_type
@@ -67,17 +68,32 @@ class Source:
 def load_source(name: str, dtype: str, device: str) -> Source:
     """Load weights and tokenizer. `name`: an alias of ALIASES, an HF directory, a .gguf file, or a hub id. Raises
     BuildError."""
+    _check_place(dtype, device)
     location, options = _locate(name)
     with _quiet():
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                location, dtype=getattr(torch, dtype), **_gguf(options), **options
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                location, dtype=getattr(torch, dtype), output_loading_info=True, **_gguf(options), **options
             )
         except Exception as error:  # loaders raise anything
             if options and (odd := unknown_type(Path(location, options["gguf_file"]))):
                 raise BuildError(f"model: {name}: expected tensors of {', '.join(known_types())}, got {odd}") from error
             raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
+        if missing := sorted(loaded["missing_keys"]):  # transformers fills them with random numbers
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            split = "; merge the parts of a split GGUF file first" if "-of-" in options.get("gguf_file", "") else ""
+            raise BuildError(f"model: {name}: expected all weights, got none for {', '.join(missing[:3])}{more}{split}")
         return Source(name, model.to(device).eval(), _tokenizer(location, options))
+
+
+def _check_place(dtype: str, device: str) -> None:
+    """Refuse what no model can be loaded in, or to. Raises BuildError."""
+    known = BACKENDS["inductor"]
+    for field, got, names in (("dtype", dtype, known.dtypes), ("device", device, known.devices)):
+        if got not in names:
+            raise BuildError(f"{field}: expected one of {', '.join(names)}, got {got}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BuildError("device: expected cpu, got cuda on a machine without a usable NVIDIA GPU")
 
 
 def gguf_file(name: str) -> Path | None:

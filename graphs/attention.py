@@ -31,14 +31,14 @@ class Pass:
         key_depths: Tensor,
         first_key: int = 0,
         wanted: Tensor | None = None,
-        queries: Tensor | None = None,
+        outputs: Tensor | None = None,
     ):
         """depths [B, T] int64; ancestors [B, T, W] int32, packed bits over M keys; key_depths [B, M] int64; the pass
         itself writes the keys `first_key .. first_key + T` of the M. wanted [1] bool: whether the pass is wanted in
-        this step; by default it is, in every one. queries [B, Q] int64: which of the T tokens attend, by default all;
-        of the others only keys and values are computed."""
+        this step; by default it is, in every one. outputs [B, Q] int64: the tokens whose outputs are
+        wanted, by default all T; the others leave their keys and values."""
         self.lengths, self.depths, self.ancestors, self.key_depths = lengths, depths, ancestors, key_depths
-        self.first_key, self.wanted, self.queries = first_key, wanted, queries
+        self.first_key, self.wanted, self.outputs = first_key, wanted, outputs
 
     @property
     def positions(self) -> Tensor:
@@ -54,17 +54,18 @@ class Pass:
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float, sinks: Tensor | None
     ) -> Tensor:
-        """query [B, H, Q, D] of the tokens that attend, key and value [B, H_kv, S, D] -> [B, Q, H, D]; 0 stands for no
+        """query [B, H, T, D], key and value [B, H_kv, S, D] -> [B, Q, H, D], the wanted outputs; 0 stands for no
         window and no softcap."""
         lengths = self.lengths if self.wanted is None else self.lengths * self.wanted  # what is not read costs nothing
-        where = (lengths, self.of_queries(self.depths), self.of_queries(self.ancestors), self.key_depths)
-        return self.zeros_unless_wanted(tree_attention(query, key, value, *where, scale, window, softcap, sinks))
+        where = (lengths, self.depths, self.ancestors, self.key_depths)
+        attended = tree_attention(query, key, value, *where, scale, window, softcap, sinks)
+        return self.zeros_unless_wanted(self.outputs_of(attended))
 
-    def of_queries(self, x: Tensor) -> Tensor:
-        """x [B, T, ..] of all tokens -> [B, Q, ..] of those that attend."""
-        if self.queries is None:
+    def outputs_of(self, x: Tensor) -> Tensor:
+        """x [B, T, ..] of all tokens -> [B, Q, ..] of those whose outputs are wanted."""
+        if self.outputs is None:
             return x
-        return x.gather(1, self.queries.view(*self.queries.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
+        return x.gather(1, self.outputs.view(*self.outputs.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
 
     def zeros_unless_wanted(self, x: Tensor) -> Tensor:
         """x, or zeros where the pass is not wanted: linear layers of zeros cost nothing (`kernels.linear`)."""
@@ -72,15 +73,15 @@ class Pass:
 
 
 def chain_pass(
-    lengths: Tensor, width: int, most: int, wanted: Tensor | None = None, queries: Tensor | None = None
+    lengths: Tensor, width: int, most: int, wanted: Tensor | None = None, outputs: Tensor | None = None
 ) -> Pass:
-    """A pass over `width` consecutive tokens, at most `most`, that follow the committed ones. wanted, queries: see
+    """A pass over `width` consecutive tokens, at most `most`, that follow the committed ones. wanted, outputs: see
     `Pass`."""
     batch = lengths.shape[0]
     depths = torch.arange(width, device=lengths.device).expand(batch, -1)
     # One bit to spare: a mask that is just full would be a case of its own to the exporter.
     bits = chain_bits(width, word_count(most + 1), lengths.device)
-    return Pass(lengths, depths, bits.expand(batch, -1, -1), depths, wanted=wanted, queries=queries)
+    return Pass(lengths, depths, bits.expand(batch, -1, -1), depths, wanted=wanted, outputs=outputs)
 
 
 class LayerCache:

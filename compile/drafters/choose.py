@@ -119,6 +119,8 @@ def _shape(config: EngineConfig, default: TreeShape) -> TreeShape:
     """The tree that the config asks for; what it leaves open comes from the drafter's default. Raises ValueError."""
     if config.drafter == "none" or config.nodes == 0:
         return chain(0)
+    if config.depth == 0:
+        raise ValueError("depth: expected at least 1, got 0; --nodes 0 or --drafter none drafts nothing")
     kinds = {"chain": _chain, "static": _static, "dynamic": _dynamic}
     kind = config.tree or ("static" if config.tree_choices else "dynamic" if default.top_k > 1 else "chain")
     if config.tree_choices and kind != "static":

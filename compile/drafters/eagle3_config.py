@@ -54,9 +54,16 @@ def read_config(path: Path, target_hidden: int, target_layers: int, vocabulary: 
         raise BuildError(
             f"drafter: {path}: expected a head for a target of hidden size {target_hidden}, got one for {expected}"
         )
+    size = data.get("draft_vocab_size") or inner.get("vocab_size", vocabulary)
+    if type(size) is not int or size < 1:
+        raise BuildError(f"drafter: {path}: draft_vocab_size: expected a number of tokens, got {size!r}")
+    try:
+        layer = LlamaConfig(**{field: inner[field] for field in LAYER_FIELDS if inner.get(field) is not None})
+    except Exception as error:  # transformers raises anything, of its own classes, too
+        raise BuildError(f"drafter: {path}: expected the fields of a Llama layer, got {error!r}") from None
     return Eagle3Config(
-        layer=LlamaConfig(**{field: inner[field] for field in LAYER_FIELDS if inner.get(field) is not None}),
-        draft_vocab_size=data.get("draft_vocab_size") or inner.get("vocab_size", vocabulary),
+        layer=layer,
+        draft_vocab_size=size,
         target_hidden_size=target_hidden,
         feature_layers=aux_layers(path, data, target_layers),
         **_flags(path, data),

@@ -14,7 +14,7 @@ from ...errors import BuildError
 from ...graphs.drafters.eagle3 import Eagle3, Eagle3Head
 from ..config import EngineConfig
 from ..source import Source, gguf_file
-from .eagle3_config import AUX_LAYERS, LAYER_FIELDS, read_config
+from .eagle3_config import AUX_LAYERS, FLAGS, LAYER_FIELDS, read_config
 from .ngram_file import SHIPPED, tokenizer_hash
 
 FILES = ("model.safetensors", "pytorch_model.bin")
@@ -52,7 +52,10 @@ def read_head(name: str, target: Source) -> tuple[Eagle3Head, Tensor | None]:
     size = config.layer.hidden_size
     if width != size:
         raise BuildError(f"drafter: {name}: hidden_size: expected {width}, that of the embeddings, got {size}")
-    head = Eagle3Head(config)
+    try:
+        head = Eagle3Head(config)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # transformers' own, of odd values
+        raise BuildError(f"drafter: {name}: config.json: expected that of a Llama layer, got {error!r}") from None
     _fill(name, head, tensors, vocabulary)
     return head, own
 
@@ -178,6 +181,7 @@ def save_eagle3(folder: Path, head: Eagle3Head, target: Source) -> None:
         "draft_vocab_size": head.config.draft_vocab_size,
         "target_hidden_size": head.config.target_hidden_size,
         AUX_LAYERS: list(head.config.feature_layers),
+        **{flag: getattr(head.config, flag) for flag in FLAGS},
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "specstep": describe_target(target),

@@ -49,22 +49,16 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * self.size, config.hidden_size, bias=bias)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], where: Pass, cache: LayerCache) -> Tensor:
-        """x [B, T, 2H] -> [B, Q, H] of the tokens that attend; the keys and values of all go to the cache's first
+        """x [B, T, 2H] -> [B, Q, H] of the wanted outputs; the keys and values of all tokens go to the cache's first
         layer."""
         query, key, value = (
-            project(its).unflatten(2, (-1, self.size)).transpose(1, 2)
-            for project, its in ((self.q_proj, where.of_queries(x)), (self.k_proj, x), (self.v_proj, x))
+            project(x).unflatten(2, (-1, self.size)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        query = rotated(query, *map(where.of_queries, rotary))
-        keys, values = cache.update(rotated(key, *rotary), value, 0)
+        query, key = apply_rotary_pos_emb(query, key, *rotary)
+        keys, values = cache.update(key, value, 0)
         out, _ = attend(self, query, keys, values, None, attention_pass=where)
         return self.o_proj(out.flatten(2))
-
-
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embeddings [B, T, D] applied to x [B, H, T, D]."""
-    out: Tensor = apply_rotary_pos_emb(x, x, cos, sin)[0]
-    return out
 
 
 class MidLayer(nn.Module):
@@ -83,9 +77,9 @@ class MidLayer(nn.Module):
     def forward(
         self, embedded: Tensor, hidden: Tensor, rotary: tuple[Tensor, Tensor], where: Pass, cache: LayerCache
     ) -> Tensor:
-        """embedded, hidden [B, T, H] -> hidden [B, Q, H] of the tokens that attend."""
+        """embedded, hidden [B, T, H] -> hidden [B, Q, H] of the wanted outputs."""
         normed = self.hidden_norm(hidden)
-        residual = where.of_queries(normed if self.norm_before_residual else hidden)
+        residual = where.outputs_of(normed if self.norm_before_residual else hidden)
         both = torch.cat([self.input_layernorm(embedded), normed], -1)
         hidden = residual + self.self_attn(both, rotary, where, cache)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
@@ -126,7 +120,7 @@ class Eagle3Head(nn.Module):
 
     def forward(self, embedded: Tensor, hidden: Tensor, where: Pass, cache: LayerCache) -> tuple[Tensor, Tensor]:
         """embedded, hidden [B, T, H] -> (normed, for the logits; hidden, for the next level), both [B, Q, H] of the
-        tokens that attend."""
+        wanted outputs."""
         hidden = self.midlayer(embedded, hidden, self.rotary(hidden, where.positions), where, cache)
         normed = self.norm(hidden)
         return normed, normed if self.config.norm_output else hidden

@@ -47,6 +47,11 @@ def test_bad_options_are_refused_in_one_line(function, options, message, tmp_pat
         function("no/model", *output, **options)
 
 
+def test_a_tree_without_depth_is_refused(model_folder):
+    with pytest.raises(specstep.BuildError, match=r"^depth: expected at least 1, got 0; --nodes 0 or --drafter none"):
+        specstep.eager(str(model_folder), drafter="ngram", depth=0, dtype="float32")
+
+
 def test_what_files_and_objects_give_becomes_a_config():
     """A manifest and the command line give lists; a scorer is named by its class."""
     config = make_config({"backend": "tensorrt-rtx", "compute_capability": ["8.9"], "drafter": Ngram()})

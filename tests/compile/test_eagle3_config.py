@@ -70,6 +70,21 @@ def test_null_is_no_setting(tmp_path):
     assert found == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "unheard"}, "unheard"),
+        ({"draft_vocab_size": "many"}, "draft_vocab_size: expected a number of tokens, got 'many'"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "factor"),
+    ],
+)
+def test_fields_that_no_layer_can_have_are_refused(change, message, model_folder, tmp_path):
+    head = save_eagle3(tmp_path / "head")
+    (head / "config.json").write_text(json.dumps(json.loads((head / "config.json").read_text()) | change))
+    with pytest.raises(specstep.BuildError, match=message):
+        specstep.eager(str(model_folder), drafter=str(head), dtype="float32")
+
+
 @pytest.mark.parametrize("odd", ["eagle3", [AUX], True])
 def test_an_eagle_config_that_is_no_object_is_refused(odd, tmp_path):
     head = save_eagle3(tmp_path / "head")

@@ -8,6 +8,7 @@ import pytest
 import specstep
 from models import greedy, save_eagle3, save_model, tiny_model
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from sessions import PROMPTS, agree
 from specstep.commands.describe import describe
 from specstep.compile import inductor
@@ -173,6 +174,14 @@ def test_bad_options_are_refused(options, message, model_folder, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def without(model, folder, part):
+    """A copy of a model that lacks the weights of such a name."""
+    shutil.copytree(model, folder)
+    kept = {name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if part not in name}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
 def test_bad_models_are_refused(tmp_path, model_folder):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file.bin").write_text("x")
@@ -183,6 +192,11 @@ def test_bad_models_are_refused(tmp_path, model_folder):
         (tmp_path / "empty", "expected a directory with config.json"),
         (tmp_path / "file.bin", "expected a model directory"),
         (broken, "expected a causal language model"),
+        (
+            without(model_folder, tmp_path / "cut", "lm_head.weight"),
+            "expected all weights, got none for lm_head.weight$",
+        ),
+        (without(model_folder, tmp_path / "half", "mlp"), "got none for .*mlp.* and 6 more$"),
     ):
         with pytest.raises(specstep.BuildError, match=message):
             build(str(name), tmp_path / "engine")

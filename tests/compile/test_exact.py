@@ -15,6 +15,8 @@ class Functions(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = nn.LayerNorm(SIZE)
+        self.rms = nn.RMSNorm(SIZE, eps=0.1)
+        nn.init.uniform_(self.rms.weight, 0.5, 1.5)
 
     def forward(self, x: Tensor) -> list[Tensor]:
         return [
@@ -22,6 +24,7 @@ class Functions(nn.Module):
             functional.gelu(x, approximate="tanh"), x.mean(-1, keepdim=True), x.mean(1, keepdim=True),
             torch.softmax(x, -1), torch.softmax(x, 1, dtype=torch.float32), self.norm(x),
             functional.layer_norm(x, (SIZE,)), functional.layer_norm(x, (SIZE,), eps=0.1),
+            self.rms(x), functional.rms_norm(x / 100, (SIZE,)), functional.rms_norm(x, (SIZE,), None, 0.2),
         ]  # fmt: skip
 
 
@@ -30,8 +33,8 @@ class Others(nn.Module):
 
     def forward(self, x: Tensor) -> list[Tensor]:
         wide = x.double()
-        norm = functional.layer_norm(x, (2, SIZE))
-        return [x.mean(0, keepdim=True), x.mean(-1), torch.softmax(x, 0), torch.tanh(wide), norm]
+        norms = functional.layer_norm(x, (2, SIZE)), functional.rms_norm(x, (2, SIZE))
+        return [x.mean(0, keepdim=True), x.mean(-1), torch.softmax(x, 0), torch.tanh(wide), *norms]
 
 
 def exact(module: nn.Module, x: Tensor) -> tuple[list[str], nn.Module]:
@@ -46,7 +49,7 @@ def exact(module: nn.Module, x: Tensor) -> tuple[list[str], nn.Module]:
 def test_functions_are_replaced_and_mean_the_same(dtype: torch.dtype) -> None:
     module, x = Functions().to(dtype), (torch.randn(2, SIZE) * 4).to(dtype)
     names, graph = exact(module, x)
-    assert sum(name.startswith("specstep.exact_") for name in names) == 14
+    assert sum(name.startswith("specstep.exact_") for name in names) == 17
     tolerances = {"rtol": 2e-6, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 2**-6, "atol": 2**-6}
     with torch.no_grad():
         for got, expected in zip(graph(x), module(x), strict=True):

@@ -157,7 +157,7 @@ def test_bad_data_is_named(line, message, model_folder, tmp_path, capsys):
     [
         (["{tmp}/none.jsonl"], "expected a readable file"),
         (["{tmp}/cut.jsonl.gz"], "expected a readable file"),
-        (["{tmp}/text.jsonl"], "expected --model"),
+        (["{tmp}/text.jsonl"], "expected a model with a tokenizer (--model)"),
         (["{tmp}/ids.jsonl", "--top", "0"], "top: expected 1 to 64"),
         (["{tmp}/ids.jsonl", "--min-count", "0"], "min_count: expected"),
         (["{tmp}/ids.jsonl", "-o", "/proc/none/out"], "could not be written"),
@@ -170,6 +170,28 @@ def test_mistakes_end_in_one_line(arguments, message, tmp_path, capsys):
     arguments = [argument.format(tmp=tmp_path) for argument in arguments]
     assert main(["count", "-o", str(tmp_path / "out"), *arguments]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1] and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--learned-rows", "0"], "learned_rows: expected 1 to 16777216"),
+        (["--learned-rows", "-1"], "learned_rows: expected 1 to 16777216"),
+        (["--top", "3"], "top and min-count: expected none beside --learned"),
+    ],
+)
+def test_what_no_learned_table_has_is_refused(given, message, model_folder, tmp_path, capsys):
+    file = write(tmp_path / "ids.jsonl", {"token_ids": [1, 2, 3]})
+    command = ["count", file, "--learned", "--model", str(model_folder), "-o", str(tmp_path / "out"), *given]
+    assert main(command) == 2 and message in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_tokens_that_the_model_has_not_are_named(tmp_path, capsys):
+    """A tokenizer that knows more tokens than the model."""
+    folder = save_model(tmp_path / "model", tokenizer=True, vocab_size=100)
+    file = write(tmp_path / "data.jsonl", {"prompt": "hello", "response": "\u00ff"})
+    assert main(["count", file, "-o", str(tmp_path / "out"), "--model", str(folder)]) == 2
+    assert "line 1: expected token ids from 0 to 99, got" in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_the_old_tables(tmp_path, monkeypatch, capsys):

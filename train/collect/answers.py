@@ -98,6 +98,12 @@ class Answers:
             ours, theirs = tokenizer_hash(self.source.tokenizer), tokenizer_hash(engine.text.tokenizer)
             if ours != theirs:
                 raise InputError(f"engine: {self._folder}: expected the tokenizer of {self.source.name}, got another")
+        asked, has = self.options.dtype, engine.spec.config.get("dtype")
+        if asked is not None and asked != has:
+            raise InputError(
+                f"engine: {self._folder}: dtype: expected {asked}, as asked for, got {has}; delete it or "
+                f"leave --dtype out"
+            )
         if engine.spec.max_seq_len < self.options.max_length:
             raise InputError(
                 f"engine: {self._folder}: max_seq_len: expected at least the {self.options.max_length} tokens of a "

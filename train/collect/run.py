@@ -14,6 +14,7 @@ import torch
 
 from ...compile.drafters.ngram_file import tokenizer_hash
 from ...compile.source import Source, load_source
+from ...errors import InputError
 from ..data.corpus import Text, encode, encode_lines, lines
 from ..data.hidden_states import feature_layers, hidden_states, quick_dtype
 from ..data.reader import Data, DataManifest, Example
@@ -26,6 +27,7 @@ from .questions import ask
 from .sampling import rows_that_fit
 
 ROUND = 128  # prompts that are answered together
+QUESTION = 16  # tokens that a question of the model's own has at least
 SHORT = 64  # tokens of a short sequence: no more prompts are drawn than may be needed
 
 
@@ -83,10 +85,22 @@ def texts_of(source: Source, options: CollectOptions, done: int, progress: Progr
     if options.documents is not None:
         prompts = ask_about(source, documents_of(options.documents), options.seed, progress.tick)
     else:
+        _check_room(source, options.max_length)
         rows = rows_that_fit(source, options.max_length, MOST_SAMPLED[source.model.device.type])
         prompts = ask(source, rows, options.seed + done, progress.tick)
     for prompt in prompts:
         yield from encode([{"prompt": prompt, "response": ""}], source.tokenizer)
+
+
+def _check_room(source: Source, length: int) -> None:
+    """Refuse sequences in which no question has room, all of which would be left out. Raises InputError."""
+    if source.tokenizer is None:
+        return  # `ask` says what is missing
+    around = len(next(encode([{"prompt": "", "response": ""}], source.tokenizer)).tokens)
+    if length < around + QUESTION:
+        raise InputError(
+            f"max_length: expected at least {around + QUESTION}, {around} of them for the chat template, got {length}"
+        )
 
 
 def _with_response(entry: dict[str, Any]) -> dict[str, Any]:

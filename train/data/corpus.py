@@ -36,18 +36,27 @@ def encode_lines(
     entries: Iterable[tuple[str, dict[str, Any]]], tokenizer: Any, vocabulary: int | None
 ) -> Iterator[Text]:
     """What `lines` yields -> the sequences. Raises InputError naming the place of a bad one."""
-    dialogues: list[dict[str, str]] = []
+    dialogues, place = list[dict[str, str]](), ""
     for place, entry in entries:
         if isinstance(entry.get("prompt"), str) and isinstance(entry.get("response"), str):
             if tokenizer is None:
-                raise InputError(f"{place}: expected --model, whose tokenizer reads text, got none")
+                raise InputError(f"{place}: expected a model with a tokenizer (--model) or token_ids, got text")
             dialogues.append(entry)
             if len(dialogues) == BATCH:
-                yield from encode(dialogues, tokenizer)
+                yield from _encode_known(place, dialogues, tokenizer, vocabulary)
                 dialogues = []
         else:
             yield _ids(place, entry, vocabulary)
-    yield from encode(dialogues, tokenizer)
+    yield from _encode_known(place, dialogues, tokenizer, vocabulary)
+
+
+def _encode_known(
+    place: str, dialogues: list[dict[str, str]], tokenizer: Any, vocabulary: int | None
+) -> Iterator[Text]:
+    """As `encode`, of tokens that the model has. Raises InputError naming the last line that was read."""
+    for text in encode(dialogues, tokenizer):
+        _check_ids(f"up to {place}", text.tokens, vocabulary)
+        yield text
 
 
 def _collected(folder: str, tokenizer: Any, vocabulary: int | None) -> Iterator[Text]:
@@ -85,13 +94,17 @@ def _ids(place: str, entry: dict[str, Any], vocabulary: int | None) -> Text:
     prompt, tokens = entry.get("prompt_token_ids", []), entry.get("token_ids")
     if not isinstance(tokens, list) or not isinstance(prompt, list):
         raise InputError(f'{place}: expected "prompt" and "response", or "token_ids" (a list), got {sorted(entry)}')
+    _check_ids(place, [*prompt, *tokens], vocabulary)
+    return Text([*prompt, *tokens], len(prompt))
+
+
+def _check_ids(place: str, tokens: Sequence[Any], vocabulary: int | None) -> None:
     highest = float("inf") if vocabulary is None else vocabulary
-    odd = [token for token in [*prompt, *tokens] if type(token) is not int or not 0 <= token < highest]
+    odd = [token for token in tokens if type(token) is not int or not 0 <= token < highest]
     if odd:
         raise InputError(
             f"{place}: expected token ids from 0 to {highest - 1}, got {odd[0]!r}: ids of another tokenizer?"
         )
-    return Text([*prompt, *tokens], len(prompt))
 
 
 def encode(dialogues: list[dict[str, str]], tokenizer: Any) -> Iterator[Text]:

@@ -115,7 +115,7 @@ class DataWriter:
         """The manifest that is there, or the new one once it is."""
         if (self.folder / MANIFEST).is_file():
             there = read_manifest(self.folder)
-            for field in ("vocab_size", "tokenizer", "hidden_size", "hidden_layers"):
+            for field in ("model", "vocab_size", "tokenizer", "hidden_size", "hidden_layers"):
                 expected, got = getattr(there, field), getattr(manifest, field)
                 if expected != got:
                     raise InputError(

@@ -33,7 +33,7 @@ def new_head(target: Source, layers: tuple[int, ...], vocabulary: Tensor, interm
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     layer = LlamaConfig(
         hidden_size=text.hidden_size,
-        intermediate_size=intermediate_size or text.intermediate_size,
+        intermediate_size=intermediate_size or getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         num_attention_heads=heads,
         num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=head_dim,

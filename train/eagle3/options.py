@@ -39,6 +39,8 @@ class TrainOptions:
             value = getattr(self, field)
             if value is not None and not low <= value <= high:
                 raise InputError(f"{field}: expected {low} to {high}, got {value}")
+        if self.width <= self.levels:
+            raise InputError(f"width: expected more than the {self.levels} levels, got {self.width}")
         if not 0 < self.learning_rate < 1 or not 0 < self.held_out < 1:
             raise InputError(
                 f"learning_rate and held_out: expected between 0 and 1, got {self.learning_rate}, {self.held_out}"

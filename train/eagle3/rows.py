@@ -16,7 +16,8 @@ class TokensOnly:
     """Sequences of JSON-lines files, in the form of `Data`: no hidden states are kept with them."""
 
     def __init__(self, file: str, source: Source):
-        texts = list(read([file], source.tokenizer, source.model.get_output_embeddings().weight.shape[0]))
+        vocabulary = source.model.get_output_embeddings().weight.shape[0]
+        texts = [text for text in read([file], source.tokenizer, vocabulary) if text.tokens]
         self._tokens = [torch.tensor(text.tokens, dtype=torch.int32) for text in texts]
         self.lengths = torch.tensor([len(tokens) for tokens in self._tokens], dtype=torch.int64)
         self.prompts = torch.tensor([text.prompt for text in texts], dtype=torch.int64)

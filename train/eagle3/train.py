@@ -38,6 +38,10 @@ def train_drafter(
     """Train a head and write it -> its folder, for `build --drafter FOLDER`. A run that was interrupted goes on from
     its last checkpoint. given: fields of `TrainOptions`. Raises InputError and BuildError."""
     options, output = TrainOptions(**given), Path(output)
+    try:  # hours before it is needed
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"output: expected a folder that can be written, got {output}: {error.strerror}") from None
     torch.manual_seed(options.seed)
     report(f"loading {model}")
     target = load_source(model, options.dtype or quick_dtype(options.device), options.device)
@@ -50,30 +54,33 @@ def train_drafter(
         f"{training.tokens:,} tokens in {training.sequences:,} sequences, {len(training.held)} batches held out; "
         f"draft vocabulary of {len(training.vocabulary):,}: {training.coverage:.1%} of what the target wrote"
     )
-    output.mkdir(parents=True, exist_ok=True)
     run = dataclasses.asdict(options) | {"model": Path(model).name, "tokens": training.tokens, "layers": list(layers)}
     checkpoint = Checkpoint(output, run)
     training.run(checkpoint, report)
     save_eagle3(output, training.head, target)
-    write_history(output / "history.jsonl", training.history)
     try:
+        write_history(output / "history.jsonl", training.history)
         plot_training(output / "history.png", training.history, options.batch * options.width)
     except ImportError:
         report("no picture of the training: that needs `pip install specstep[plot]`")
+    except OSError as error:
+        report(f"no history of the training: {error}")
     checkpoint.remove()
     report(f"head written to {output}")
     return output
 
 
 def check_logits(target: Source) -> None:
-    """Refuse a target whose logits are more than its output rows times its last hidden state. Raises InputError."""
+    """Refuse a target whose logits are more than its output rows times its last hidden state, as the head's are. Raises
+    InputError."""
     tokens = torch.arange(8, device=target.model.device)[None]
     with torch.no_grad():
         logits = target.model(tokens, use_cache=False).logits.float()
-        plain = target.model.get_output_embeddings()(target.model.base_model(tokens, use_cache=False)[0]).float()
+        last = target.model.base_model(tokens, use_cache=False)[0]
+        plain = torch.nn.functional.linear(last, target.model.get_output_embeddings().weight).float()
     if not torch.allclose(logits, plain, atol=0.05 * float(logits.std()) + 1e-6):
         raise InputError(
-            f"model: {target.name}: expected logits straight from its output layer, got scaled or capped ones"
+            f"model: {target.name}: expected logits straight from its output layer, got scaled, capped or biased ones"
         )
 
 

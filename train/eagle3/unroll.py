@@ -38,8 +38,8 @@ class TrainingPass:
         self.values.append(value)
         return self.keys, self.values
 
-    def of_queries(self, x: Tensor) -> Tensor:
-        """x: every token attends."""
+    def outputs_of(self, x: Tensor) -> Tensor:
+        """x: the outputs of all tokens are wanted."""
         return x
 
     def attention(self, query: Tensor, keys: list[Tensor], values: list[Tensor], scale: float, *_: Any) -> Tensor:

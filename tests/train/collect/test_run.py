@@ -173,6 +173,16 @@ def test_the_engine_is_built_once_and_must_be_the_model_s(model_folder, engine_f
     with pytest.raises(InputError, match="max_seq_len: expected at least the 193 tokens"):
         options_of_more = CollectOptions(prompts=write(tmp_path / "p.jsonl", {"prompt": "new"}), **options)
         run.collect(str(model_folder), tmp_path / "data", with_length(options_of_more, 193))
+    with pytest.raises(InputError, match="dtype: expected bfloat16, as asked for, got float32; delete it or leave"):
+        another = CollectOptions(
+            prompts=write(tmp_path / "p.jsonl", {"prompt": "new"}), **options | {"dtype": "bfloat16"}
+        )
+        run.collect(str(model_folder), tmp_path / "data", another)
+    with pytest.raises(InputError, match="model: expected model, as the data there has, got fine"):
+        fine = shutil.copytree(model_folder, tmp_path / "fine")
+        run.collect(str(fine), tmp_path / "data", CollectOptions(prompts=file, **options))
+    other.rename(tmp_path / "model")
+    other = tmp_path / "model"
     with pytest.raises(InputError, match="vocab_size: expected 320, as the data there has, got 321"):
         run.collect(str(other), tmp_path / "data", CollectOptions(prompts=file, **options))
 
@@ -205,6 +215,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_is_finished(model_folder, tmp_pa
         (["--max-length", "4"], "max_length: expected at least 8"),
         (["--prompts", "nowhere.jsonl"], "expected a readable file of JSON lines"),
         (["--documents", "nowhere.jsonl"], "expected a readable file of JSON lines"),
+        (["--dtype", "float32", "--max-length", "16"], "max_length: expected at least "),
         (["--documents", "a", "--prompts", "b"], "prompts and documents: expected one of them, got both"),
     ],
 )

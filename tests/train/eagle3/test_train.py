@@ -10,6 +10,7 @@ from models import greedy, save_eagle3, save_model, tiny_model
 from safetensors.torch import load_file, save_file
 from specstep.cli import main
 from specstep.compile.drafters import eagle3_file
+from specstep.compile.drafters.eagle3_config import FLAGS
 from specstep.compile.source import load_source
 from specstep.errors import BuildError, InputError
 from specstep.train.collect.options import CollectOptions
@@ -18,6 +19,7 @@ from specstep.train.data import hidden_states
 from specstep.train.data.reader import Data, read_manifest
 from specstep.train.eagle3 import train
 from specstep.train.eagle3.train import train_drafter
+from transformers import PhiConfig, PhiForCausalLM
 
 GIVEN = {
     "levels": 2, "epochs": 2, "draft_vocab_size": 300, "batch": 2, "width": 32, "held_out": 0.2, "dtype": "float32",
@@ -132,6 +134,51 @@ def test_a_head_goes_on_from_another(target, data, tmp_path):
     assert torch.equal(*d2t) and len(d2t[0]) == 300
 
 
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_head_keeps_the_architecture_that_it_goes_on_from(flag, target, data, tmp_path):
+    first = save_eagle3(tmp_path / "first", **{flag: True})
+    head = train_drafter(str(target), [data], tmp_path / "head", **GIVEN | {"start": str(first), "epochs": 1})
+    source = load_source(str(target), "float32", "cpu")
+    before, after = (eagle3_file.read_head(str(folder), source)[0].config for folder in (first, head))
+    assert [getattr(after, name) for name in FLAGS] == [getattr(before, name) for name in FLAGS]
+    assert getattr(after, flag)
+
+
+def test_a_target_that_says_nothing_of_an_inner_size_has_a_head(data, tmp_path):
+    folder = save_model(tmp_path / "gpt2", "GPT2")
+    head = train_drafter(str(folder), [data], tmp_path / "head", **GIVEN | {"epochs": 1})
+    assert json.loads((head / "config.json").read_text())["intermediate_size"] == 4 * 48
+
+
+def test_texts_without_tokens_are_left_out(target, data, tmp_path):
+    more = tmp_path / "more.jsonl"
+    more.write_text('{"token_ids": []}\n' * 30)
+    head = train_drafter(str(target), [data, str(more)], tmp_path / "head", **GIVEN | {"epochs": 1})
+    assert (head / "model.safetensors").is_file()
+
+
+def test_an_output_that_cannot_be_written_is_refused_at_once(target, tmp_path, capsys):
+    (tmp_path / "file").write_text("x")
+    for output in (tmp_path / "file", tmp_path / "file" / "head"):
+        assert main(["train-drafter", str(target), "no/data", "-o", str(output)]) == 2
+        assert f"output: expected a folder that can be written, got {output}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--device", "tpu"], "device: expected one of cpu, cuda, got tpu"),
+        (["--device", "cuda:1"], "device: expected one of cpu, cuda, got cuda:1"),
+        (["--dtype", "fp16"], "dtype: expected one of bfloat16, float32, float16, got fp16"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train-drafter", "collect"])
+def test_where_no_model_can_be_loaded_is_one_line(command, given, message, target, data, tmp_path, capsys):
+    data = ["--prompts", data] if command == "collect" else [data]
+    assert main([command, str(target), *data, "-o", str(tmp_path / "out"), *given]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_start_that_does_not_fit_is_refused(target, data, collected, tmp_path):
     head = train_drafter(str(target), [data], tmp_path / "head", **GIVEN | {"epochs": 1})
     tensors, config = load_file(head / "model.safetensors"), json.loads((head / "config.json").read_text())
@@ -213,6 +260,7 @@ def test_kept_hidden_states_train_as_fresh_ones_do(target, data, collected, tmp_
 
 BAD = [
     ({"levels": 0}, "levels: expected 1 to 16, got 0"),
+    ({"width": 8, "levels": 8}, "width: expected more than the 8 levels, got 8"),
     ({"learning_rate": 2.0}, "learning_rate and held_out: expected between 0 and 1"),
     ({"batch": 4096}, "data: expected over .* tokens to learn from"),
 ]
@@ -238,6 +286,15 @@ def test_bad_data_is_one_line(target, tmp_path, capsys):
 def test_a_target_with_capped_logits_is_refused(data, tmp_path):
     folder = save_model(tmp_path / "gemma", "Gemma2", final_logit_softcapping=1.0)
     with pytest.raises(InputError, match="expected logits straight from its output layer"):
+        train_drafter(str(folder), [data], tmp_path / "head", **GIVEN)
+
+
+def test_a_target_with_biased_logits_is_refused(data, tmp_path):
+    sizes = {"vocab_size": 320, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3}
+    model = PhiForCausalLM(PhiConfig(**sizes, num_attention_heads=4))
+    torch.nn.init.normal_(model.lm_head.bias)
+    model.save_pretrained(folder := tmp_path / "phi")
+    with pytest.raises(InputError, match="straight from its output layer, got scaled, capped or biased"):
         train_drafter(str(folder), [data], tmp_path / "head", **GIVEN)
 
 
