@@ -35,8 +35,8 @@ class Pass:
     ):
         """depths [B, T] int64; ancestors [B, T, W] int32, packed bits over M keys; key_depths [B, M] int64; the pass
         itself writes the keys `first_key .. first_key + T` of the M. wanted [1] bool: whether the pass is wanted in
-        this step; by default it is, in every one. outputs [B, Q] int64: the tokens whose outputs are
-        wanted, by default all T; the others leave their keys and values."""
+        this step; by default it is, in every one. outputs [B, Q] int64: the tokens whose outputs are wanted, by default
+        all T; the others leave their keys and values."""
         self.lengths, self.depths, self.ancestors, self.key_depths = lengths, depths, ancestors, key_depths
         self.first_key, self.wanted, self.outputs = first_key, wanted, outputs
 

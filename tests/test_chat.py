@@ -39,6 +39,13 @@ def chat(monkeypatch, capsys, lines, *arguments):
     return status, *capsys.readouterr()
 
 
+@pytest.mark.parametrize("command", ["chat", "generate"])
+def test_bytes_that_are_no_text_end_in_one_line(command, engine_folder, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
+    assert main([command, str(engine_folder)]) == 2
+    assert "expected text in utf-8 on standard input, got other bytes" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_a_line_is_a_turn_of_one_conversation(engine_folder, monkeypatch, capsys):
     options = ["--system", "be brief", "--max-new-tokens", 12, "--stats"]
     status, out, err = chat(monkeypatch, capsys, ["hello", "", "and you?"], engine_folder, *options)

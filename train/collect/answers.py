@@ -101,8 +101,8 @@ class Answers:
         asked, has = self.options.dtype, engine.spec.config.get("dtype")
         if asked is not None and asked != has:
             raise InputError(
-                f"engine: {self._folder}: dtype: expected {asked}, as asked for, got {has}; delete it or "
-                f"leave --dtype out"
+                f"engine: {self._folder}: dtype: expected {asked}, as asked for, got {has}; have another one, or leave "
+                "--dtype out"
             )
         if engine.spec.max_seq_len < self.options.max_length:
             raise InputError(

@@ -173,7 +173,7 @@ def test_the_engine_is_built_once_and_must_be_the_model_s(model_folder, engine_f
     with pytest.raises(InputError, match="max_seq_len: expected at least the 193 tokens"):
         options_of_more = CollectOptions(prompts=write(tmp_path / "p.jsonl", {"prompt": "new"}), **options)
         run.collect(str(model_folder), tmp_path / "data", with_length(options_of_more, 193))
-    with pytest.raises(InputError, match="dtype: expected bfloat16, as asked for, got float32; delete it or leave"):
+    with pytest.raises(InputError, match="dtype: expected bfloat16, as asked for, got float32; have another one, or"):
         another = CollectOptions(
             prompts=write(tmp_path / "p.jsonl", {"prompt": "new"}), **options | {"dtype": "bfloat16"}
         )
