@@ -14,6 +14,7 @@ ALL_TOKENS = -1  # a word of the allowed-token mask with every bit set
 # The table in which n-gram drafters count what an engine writes (kernels/ngram/learned.py): its rows by default; an
 # entry is (tag * LEARNED_TOKENS + token) * LEARNED_COUNTS + count.
 LEARNED_ROWS, LEARNED_TOKENS, LEARNED_COUNTS = 16384, 2**20, 256
+MOST_LEARNED_ROWS = 2**24
 
 
 class Sampling(NamedTuple):

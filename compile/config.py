@@ -10,7 +10,7 @@ from typing import Any, TypedDict, get_args, get_type_hints
 import torch
 
 from ..backends import BACKENDS, Backend
-from ..controls import LEARNED_ROWS
+from ..controls import LEARNED_ROWS, MOST_LEARNED_ROWS
 from ..errors import BuildError
 from ..graphs.drafters.drafter import Scorer
 from .described_gpu.gpus import GPU, GPUS
@@ -105,7 +105,7 @@ class EngineConfig:
         self._check_backend_options(backend)
         ranges = {
             "nodes": (0, 256), "depth": (0, 64), "top_k": (1, 64), "max_batch": (1, 256), "prefill_chunk": (2, 8192),
-            "forced_acceptance": (0, 64), "learned_rows": (0, 1 << 24),
+            "forced_acceptance": (0, 64), "learned_rows": (0, MOST_LEARNED_ROWS),
         }  # fmt: skip
         for field, (low, high) in ranges.items():
             value = getattr(self, field)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..compile.drafters.ngram_file import save_tables, tokenizer_hash
 from ..compile.source import load_tokenizer
+from ..controls import MOST_LEARNED_ROWS
 from ..errors import InputError
 from ..graphs.drafters.ngram_tables import pack
 from ..kernels.ngram.learned import WAYS, learn_text
@@ -23,7 +24,6 @@ from .data.corpus import Text, read
 MOST_IDS = 1 << 20  # vocabulary where no model says it: keys of three ids fit in int64, an entry in int32
 CHUNK = 1 << 21  # tokens counted at a time
 REPORT_EVERY = 2.0  # seconds
-MOST_ROWS = 1 << 24  # of a table that learns, as of `EngineConfig`
 STEP = 8  # tokens that are learned at once, as of a step
 # Discounts as pseudo-counts: the bigram reserve is dropped, the trigram reserve backs off to bigrams. Fitted by
 # likelihood to held-out greedy answers, with tables of 1.5M tokens.
@@ -82,8 +82,8 @@ def count_learned(
 ) -> Path:
     """Have a table of `kernels/ngram/learned.py` learn the same data, as if an engine had written it -> the path of the
     file for `load(learned=)`. Raises InputError, and EngineError where the file cannot be written."""
-    if not 1 <= learned_rows <= MOST_ROWS:
-        raise InputError(f"learned_rows: expected 1 to {MOST_ROWS}, as the engine was built with, got {learned_rows}")
+    if not 1 <= learned_rows <= MOST_LEARNED_ROWS:
+        raise InputError(f"learned_rows: expected 1 to {MOST_LEARNED_ROWS}, as the engine has, got {learned_rows}")
     report(f"loading the tokenizer of {model}")
     tokenizer, vocabulary = load_tokenizer(model)
     table, counts = torch.zeros(learned_rows + 1, WAYS, dtype=torch.int64), Tally()
