@@ -23,15 +23,14 @@ if TYPE_CHECKING:
     from .graphs.state import State, StateTensor
     from .graphs.target import CacheLayer
     from .graphs.tree import Candidates, Expand, TreeShape
-    from .report import TokenLogprobs
-    from .runtime.allowed_tokens import AllowedTokens
+    from .report import DraftedTree, TokenLogprobs
+    from .runtime.asked.allowed_tokens import AllowedTokens
+    from .runtime.asked.request import Request
+    from .runtime.asked.sampling_params import SamplingParams
     from .runtime.engine import Engine, load
-    from .runtime.messages import Message
-    from .runtime.request import Request
-    from .runtime.sampling_params import SamplingParams
-    from .runtime.session import DraftedTree
     from .runtime.stream import Generation, Piece, Stream
     from .runtime.submission import Submission
+    from .runtime.text.messages import Message
 
 _HOMES = {
     "build": "compile.build",
@@ -53,13 +52,13 @@ _HOMES = {
     "Generation": "runtime.stream",
     "Stream": "runtime.stream",
     "Piece": "runtime.stream",
-    "Request": "runtime.request",
+    "Request": "runtime.asked.request",
     "Submission": "runtime.submission",
-    "Message": "runtime.messages",
-    "SamplingParams": "runtime.sampling_params",
+    "Message": "runtime.text.messages",
+    "SamplingParams": "runtime.asked.sampling_params",
     "TokenLogprobs": "report",
-    "DraftedTree": "runtime.session",
-    "AllowedTokens": "runtime.allowed_tokens",
+    "DraftedTree": "report",
+    "AllowedTokens": "runtime.asked.allowed_tokens",
     "SpecstepError": "errors",
     "BuildError": "errors",
     "EngineError": "errors",

@@ -43,7 +43,7 @@ OF_INDUCTOR = ("weights", "compute_capability")
 
 BACKENDS: dict[str, Backend] = {
     "inductor": Backend(
-        ".compile.inductor", ".runtime.inductor.aoti", FLOATS, ("cpu", "cuda"), OF_INDUCTOR, "build", ""
+        ".compile.inductor.lower", ".runtime.inductor.aoti", FLOATS, ("cpu", "cuda"), OF_INDUCTOR, "build", ""
     ),
     "onnx": Backend(".compile.onnx.lower", ".runtime.onnx", ONNX_FLOATS, ("cpu",), (), "build-onnx", "onnx"),
     "tensorrt": Backend(*TENSORRT, ("plugins",), "build-tensorrt", "tensorrt"),

@@ -16,6 +16,9 @@ LOGPROB_STEPS = 2**20  # a log-probability is reported as an integer, in steps o
 LEAST_LOGPROB = -1e4  # stands for -inf
 SCORE_STEPS = 2**20  # a score, a probability, is reported in steps of 1 / SCORE_STEPS
 
+# What drafts the trees of a step's rows: all scorers, those that do not pause, or none of them.
+WHOLE, CHEAP, NOTHING = "whole", "cheap", "nothing"
+
 
 class Report(NamedTuple):
     """The columns in their order. D is the greatest depth of a draft tree, L = D + 1, N = TOP_LOGPROBS.
@@ -52,6 +55,14 @@ class Report(NamedTuple):
             lists.append(row[start : start + size * length])
             start += size * length
         return cls(*scalars, *lists)
+
+
+class DraftedTree(NamedTuple):
+    """The tree that a row's next step verifies: its tokens, the root's first, and the index of each one's parent, -1
+    for the root and for a place without a node. A node comes after its parent."""
+
+    tokens: list[int]
+    parents: list[int]
 
 
 class AcceptedNode(NamedTuple):

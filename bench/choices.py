@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from bench_ladder import groups
 from contender import Contender
-from specstep.report import RUNNING, AcceptedNode, RowReport
-from specstep.runtime.ladder import Chosen, Ladder, rungs_up_to
-from specstep.runtime.measure_steps import measure
-from specstep.runtime.row_drafts import RowDrafts
-from specstep.runtime.session import NOTHING, WHOLE, DraftedTree, Session
-from specstep.runtime.step_times import StepTimes
+from specstep.report import NOTHING, RUNNING, WHOLE, AcceptedNode, DraftedTree, RowReport
+from specstep.runtime.ladder.ladder import Chosen, Ladder, rungs_up_to
+from specstep.runtime.ladder.measure_steps import measure
+from specstep.runtime.ladder.row_drafts import RowDrafts
+from specstep.runtime.ladder.step_times import StepTimes
+from specstep.runtime.session import Session
 
 NEW_TOKENS = 64  # of an answer
 SECONDS = 30.0  # in which steps are timed

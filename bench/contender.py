@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from specstep.runtime.asked.request import Request
 from specstep.runtime.engine import Engine
-from specstep.runtime.ladder import make_ladder
+from specstep.runtime.ladder.ladder import make_ladder
 from specstep.runtime.open_directory import open_directory
-from specstep.runtime.request import Request
 from specstep.runtime.rows import Rows, Taken
 from specstep.runtime.submission import Caller, Submission
 

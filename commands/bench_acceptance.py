@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from ..runtime.sampling_params import SamplingParams
+from ..runtime.asked.sampling_params import SamplingParams
 from .files import write
 from .nodes_option import add_nodes_option, given_nodes
 from .progress import Progress
@@ -16,8 +16,8 @@ from .stats import course, verified
 
 if TYPE_CHECKING:
     from ..runtime.acceptance import Acceptance
+    from ..runtime.asked.request import Request
     from ..runtime.engine import Engine
-    from ..runtime.request import Request
 
 HELP = "measure how many drafted tokens an engine's target accepts"
 EXAMPLES = """examples:

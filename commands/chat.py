@@ -16,9 +16,9 @@ from .sampling_options import add_sampling_options, given_sampling
 from .stats import speed
 
 if TYPE_CHECKING:
+    from ..runtime.asked.request import Request
+    from ..runtime.asked.sampling_params import SamplingParams
     from ..runtime.engine import Engine
-    from ..runtime.request import Request
-    from ..runtime.sampling_params import SamplingParams
     from ..runtime.stream import Stream
 
 HELP = "talk to an engine in the terminal"

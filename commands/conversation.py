@@ -9,7 +9,7 @@ from ..errors import InputError
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine
-    from ..runtime.messages import Message
+    from ..runtime.text.messages import Message
 
 SYSTEM_ROLES = ("system", "developer")
 

@@ -19,8 +19,8 @@ from .sampling_options import Asked, add_sampling_options, given_sampling
 from .stats import speed, verified
 
 if TYPE_CHECKING:
+    from ..runtime.asked.request import Request
     from ..runtime.engine import Engine
-    from ..runtime.request import Request
     from ..runtime.stream import Generation
 
 HELP = "generate text with an engine"

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
-from ..runtime.messages import check_messages
+from ..runtime.text.messages import check_messages
 from .sampling_options import NOTHING, Asked, check_own
 
 if TYPE_CHECKING:
+    from ..runtime.asked.request import Request
     from ..runtime.engine import Engine
-    from ..runtime.request import Request
 
 LINES = (
     'JSON lines with "prompt", "messages" (a conversation), "token_ids" or "turns" (the first counts), and "id", '

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
-from ..runtime.sampling_params import SamplingParams
+from ..runtime.asked.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine

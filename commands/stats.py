@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..runtime.request import Request
+    from ..runtime.asked.request import Request
 
 COLUMNS, BARS = 60, " ▁▂▃▄▅▆▇█"
 

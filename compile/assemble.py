@@ -17,9 +17,9 @@ from ..graphs.step import PlainStep, SpeculativeStep
 from ..graphs.target import CacheLayer, CausalLM, UnsupportedModel, cache_layers
 from ..runtime.engine_file import TREE, EngineSpec, ProgramSpec, TensorSpec
 from .config import EngineConfig
-from .described_gpu.gpus import GPU
 from .drafters.choose import make_drafter
 from .drafters.validate import check_drafter
+from .gpus import GPU
 from .precision import Precision, choose_precision
 from .source import Source, gguf_file
 

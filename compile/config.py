@@ -13,7 +13,7 @@ from ..backends import BACKENDS, Backend
 from ..controls import LEARNED_ROWS, MOST_LEARNED_ROWS
 from ..errors import BuildError
 from ..graphs.drafters.drafter import Scorer
-from .described_gpu.gpus import GPU, GPUS
+from .gpus import GPU, GPUS
 
 TREES = ("chain", "static", "dynamic")
 WEIGHTS = {"auto": "", "bfloat16": "cpu", "int8": "cpu", "int4": "cpu", "fp8": "cuda"}  # and what takes them alone

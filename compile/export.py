@@ -1,5 +1,7 @@
 """Trace a flat program into one exported graph and check what every backend relies on."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from .assemble import FlatProgram, example_inputs
 from .drafters.blame import describe_error, line_of
 from .drafters.validate import foreign_scorers
 
+Export = Callable[[FlatProgram, EngineSpec], ExportedProgram]
+Compile = Callable[[ExportedProgram, Path, dict[str, Any]], None]  # a program to a package, with Inductor's settings
 ASSERTION = torch.ops.aten._assert_async
 EXPECTED = "expected code that torch.export can trace, for any number of rows and cache slots"
 

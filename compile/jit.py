@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ..errors import BuildError
+from ..runtime.asked.sampling_params import SamplingParams
 from ..runtime.engine import Engine
 from ..runtime.inductor.torch_session import Program, TorchSession
-from ..runtime.sampling_params import SamplingParams
-from ..runtime.text import EngineTokenizer
+from ..runtime.text.tokenizer import EngineTokenizer
 from .assemble import FlatProgram, Graphs, assemble
 from .config import BuildOptions, given_scorer, make_config
 from .drafters.validate import check_traceable

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from ..backends import BACKENDS
 from ..errors import BuildError, InputError
-from ..runtime.sampling_params import SamplingParams
+from ..runtime.asked.sampling_params import SamplingParams
 from .gguf_blocks import known_types, unknown_type
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import BuildError
 from ..kernels.native import CompilerError
 from ..runtime.engine_file import MANIFEST, WEIGHTS, EngineSpec, Manifest, file_entry
-from ..runtime.text import CHAT_TEMPLATE, TOKENIZER
+from ..runtime.text.tokenizer import CHAT_TEMPLATE, TOKENIZER
 from .lowered import Lowered
 from .source import Source
 from .swap import replace, work_folder

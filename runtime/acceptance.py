@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..report import AcceptedPath
-from .request import Request
+from .asked.request import Request
 
 
 @dataclass(frozen=True)

@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 from ..errors import InputError
+from .asked.make_requests import make_requests, require_tokenizer
+from .asked.prediction import predictions
+from .asked.prompt import Array, Prompt, RequestOptions, one_each, split_prompts
+from .asked.request import Request
+from .asked.sampling_params import SamplingParams
 from .engine_file import EngineSpec
 from .gpu import gpu_number
-from .ladder import Ladder, make_ladder
+from .ladder.ladder import Ladder, make_ladder
 from .learned import save_learned, start_learned
-from .make_requests import make_requests, require_tokenizer
 from .open_directory import open_directory
-from .prediction import predictions
-from .prompt import Array, Prompt, RequestOptions, one_each, split_prompts
-from .request import Request
-from .sampling_params import SamplingParams
 from .scheduler import Occupancy, Scheduler
 from .session import Session
 from .stream import Generation, Stream, outcome
 from .submission import Submission
-from .text import EngineTokenizer, Message
+from .text.tokenizer import EngineTokenizer, Message
 
 logger = logging.getLogger(__name__)
 

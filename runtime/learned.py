@@ -17,7 +17,7 @@ from ..errors import EngineError, InputError
 from ..user_cache import keep
 from .engine_file import EngineSpec
 from .session import Session
-from .text import EngineTokenizer
+from .text.tokenizer import EngineTokenizer
 
 FORMAT = "specstep.learned.1"
 NAME = "learned"

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from ..backends import BACKENDS
 from ..errors import EngineError
+from .asked.sampling_params import SamplingParams
 from .engine_file import REBUILD, Manifest, check_files, check_machine, read_manifest
-from .sampling_params import SamplingParams
 from .session import Session
-from .text import TOKENIZER, EngineTokenizer
+from .text.tokenizer import TOKENIZER, EngineTokenizer
 
 
 class Opened(NamedTuple):

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..report import RowReport
-from .allowed_tokens import checked
-from .ladder import Ladder
+from .asked.allowed_tokens import checked
+from .asked.request import Event, Request
+from .ladder.ladder import Ladder
+from .ladder.row_drafts import RowDrafts
 from .prefix_cache import PrefixCache
-from .request import Event, Request
-from .row_drafts import RowDrafts
 from .session import Launched, Session, rows_for
 from .submission import Caller
 

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import EngineError, InputError
-from .ladder import Ladder
+from .asked.prompt import at_least_one
+from .asked.request import Request
+from .ladder.ladder import Ladder
 from .prefix_cache import PrefixCache
-from .prompt import at_least_one
-from .request import Request
 from .rows import Rows, Taken
 from .session import Session
 from .submission import Caller, Submission

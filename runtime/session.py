@@ -12,20 +12,9 @@ from numpy import int32, int64
 from numpy.typing import NDArray
 
 from ..controls import LAG
-from ..report import RUNNING, RowReport
+from ..report import CHEAP, NOTHING, RUNNING, WHOLE, DraftedTree, RowReport
 from .buffers import Buffers
 from .engine_file import EngineSpec
-
-# What drafts the trees of a step's rows: all scorers, those that do not pause, or none of them.
-WHOLE, CHEAP, NOTHING = "whole", "cheap", "nothing"
-
-
-class DraftedTree(NamedTuple):
-    """The tree that a row's next step verifies: its tokens, the root's first, and the index of each one's parent, -1
-    for the root and for a place without a node. A node comes after its parent."""
-
-    tokens: list[int]
-    parents: list[int]
 
 
 class Launched(NamedTuple):

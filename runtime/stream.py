@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..report import TokenLogprobs
-from .request import Request
+from .asked.request import Request
 from .submission import Submission
-from .text import EngineTokenizer, TextStream
+from .text.tokenizer import EngineTokenizer, TextStream
 
 
 @dataclass(frozen=True)

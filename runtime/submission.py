@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 
 from ..report import REASONS
-from .request import Event, Request
+from .asked.request import Event, Request
 
 # What a step did for a request, or what failed with it; what failed with all; None: nothing more comes.
 Told = tuple[Request, Event | BaseException] | BaseException | None

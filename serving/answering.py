@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from ..runtime.request import Request
+from ..runtime.asked.request import Request
 from .bridge import Answer, Grown
 from .drafts import Drafts
 from .errors import BROKEN, error_body

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from ..report import TokenLogprobs
+from ..runtime.asked.request import Request
 from ..runtime.engine import Engine
-from ..runtime.request import Request
 from ..runtime.stream import Piece, Pieces
 
 

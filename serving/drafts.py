@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..runtime.stream import Piece
-from ..runtime.text import EngineTokenizer, TextStream
+from ..runtime.text.tokenizer import EngineTokenizer, TextStream
 from .bridge import Grown
 
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from ..controls import TOP_LOGPROBS
-from ..runtime.messages import ROLES
-from ..runtime.sampling_params import MOST_CHOICES, MOST_STOPS, SEEDS
+from ..runtime.asked.sampling_params import MOST_CHOICES, MOST_STOPS, SEEDS
+from ..runtime.text.messages import ROLES
 from .unsupported import without_idle
 
 MOST_IDS = 16  # stop tokens of a row

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..report import TokenLogprobs
-from ..runtime.text import TextStream
+from ..runtime.text.tokenizer import TextStream
 from .token_text import TokenText
 
 Json = dict[str, Any]

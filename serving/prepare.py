@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..runtime.messages import Message
-from ..runtime.prompt import RequestOptions
-from ..runtime.request import Request
-from ..runtime.sampling_params import SamplingParams
+from ..runtime.asked.prompt import RequestOptions
+from ..runtime.asked.request import Request
+from ..runtime.asked.sampling_params import SamplingParams
+from ..runtime.text.messages import Message
 from .errors import ApiError, too_long
 from .fields import Asked, ChatRequest, CompletionRequest
 from .served import Served

@@ -4,7 +4,7 @@ import json
 import re
 from functools import cached_property, lru_cache
 
-from ..runtime.text import EngineTokenizer
+from ..runtime.text.tokenizer import EngineTokenizer
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte in vocabularies of sentencepiece
 WORD_START = "▁"

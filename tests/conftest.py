@@ -1,4 +1,4 @@
-"""Shared fixtures. `models` is importable as a plain module because of this path entry."""
+"""Shared fixtures. The modules of helpers/ are importable by their names because of this path entry."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 import transformers
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 # The code that calls the kernels is compiled in half the time. The tests of the default engine do without.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 transformers.logging.set_verbosity_error()
@@ -22,21 +22,21 @@ transformers.logging.disable_progress_bar()
 
 # The files that take longest, longest first: workers are given one file after the other.
 LONG = (
-    "test_engine.py",
-    "test_exact_engine.py",
-    "test_onnx.py",
-    "test_own_drafter.py",
-    "test_session.py",
-    "test_tensorrt.py",
+    "compile/test_engine.py",
+    "compile/inductor/test_exact_engine.py",
+    "compile/onnx/test_lower.py",
+    "compile/drafters/test_own_drafter.py",
+    "runtime/test_session.py",
+    "compile/tensorrt/test_lower.py",
     "test_smollm2.py",
-    "test_tensorrt_session.py",
-    "test_experts.py",
-    "test_lowering.py",
-    "test_tune.py",
-    "test_packed_weights.py",
-    "test_cubin.py",
-    "test_instruction_sets.py",
-    "test_faithful.py",
+    "runtime/tensorrt/test_session.py",
+    "compile/test_experts.py",
+    "kernels/test_lowering.py",
+    "commands/test_tune.py",
+    "compile/inductor/test_packed_weights.py",
+    "kernels/test_cubin.py",
+    "kernels/test_instruction_sets.py",
+    "compile/test_faithful.py",
 )
 ENGINE = {"drafter": "ngram", "dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
 
@@ -56,7 +56,10 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     places = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))  # stable: others stay as they are
+    here = Path(__file__).parent
+    items.sort(
+        key=lambda item: places.get(item.path.relative_to(here).as_posix(), len(LONG))
+    )  # stable: others stay as they are
 
 
 @pytest.fixture(autouse=True)

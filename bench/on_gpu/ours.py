@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import specstep
-from specstep.runtime.session import CHEAP, Session
+from specstep.report import CHEAP
+from specstep.runtime.session import Session
 
 from .clock import Deadline, median_ms, programs_timed, wait, wall_s
 

@@ -1,4 +1,4 @@
-"""`specstep::kv_write`. See `reference.kv_write`. It stays one node until `compile.gpu_writes` lowers it."""
+"""`specstep::kv_write`. See `reference.kv_write`. It stays one node until `compile.inductor.gpu_writes` lowers it."""
 
 import torch
 from torch import Tensor

@@ -8,9 +8,9 @@ import numpy as np
 
 from ...errors import InputError
 from ...report import TokenLogprobs
+from ...runtime.asked.prompt import Prompt, RequestOptions
+from ...runtime.asked.request import Request
 from ...runtime.engine import Engine
-from ...runtime.prompt import Prompt, RequestOptions
-from ...runtime.request import Request
 from ..bridge import Grown
 
 

@@ -9,7 +9,7 @@ from models import tiny_tokenizer
 from specstep.compile import build
 from specstep.compile.source import Source
 from specstep.compile.writer import write_tokenizer
-from specstep.runtime.text import EngineTokenizer
+from specstep.runtime.text.tokenizer import EngineTokenizer
 
 USER = [{"role": "user", "content": "hi"}]
 

@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from sessions import PROMPTS, agree
 from specstep.commands.describe import describe
-from specstep.compile import inductor
 from specstep.compile.build import build
-from specstep.compile.inductor import instruction_flags
+from specstep.compile.inductor import lower as inductor
+from specstep.compile.inductor.lower import instruction_flags
 from specstep.errors import BuildError
 from specstep.kernels.native import INSTRUCTION_SETS, CompilerError
 from specstep.runtime.engine_file import FORMAT_VERSION, MANIFEST, read_manifest

@@ -3,9 +3,9 @@
 import pytest
 import specstep
 from models import save_model, tiny_model, tiny_tokenizer
-from specstep.compile import inductor
 from specstep.compile.assemble import assemble
 from specstep.compile.config import make_config
+from specstep.compile.inductor import lower as inductor
 from specstep.compile.source import Source
 from specstep.compile.try_drafts import QUESTION, try_drafts
 from specstep.runtime.inductor.torch_session import TorchSession

@@ -12,7 +12,7 @@ from specstep.graphs.drafters.ngram import Ngram
 from specstep.graphs.step import with_missed
 from specstep.graphs.tree import DraftTree, first_nodes, missed_node, what_follows
 from specstep.kernels.ngram.learned import learn_text
-from specstep.runtime.session import CHEAP, NOTHING, WHOLE
+from specstep.report import CHEAP, NOTHING, WHOLE
 
 OPTIONS = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
 PROMPTS = ([40, 41, 42] * 9, [5])

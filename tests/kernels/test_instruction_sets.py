@@ -18,6 +18,6 @@ OFTEN = (OWN, "avx2", "portable")  # the others differ from these by an instruct
 def test_every_instruction_set_of_this_machine(name: str) -> None:
     if name not in supported_instruction_sets():
         pytest.skip(f"needs {name}")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *sys.path])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "helpers"), *sys.path])}
     command = [sys.executable, str(HERE / "check_library.py"), str(build_library(instruction_set=name)), name]
     subprocess.run(command, env=environment, check=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from specstep.compile.gpu_writes import lower_writes
+from specstep.compile.inductor.gpu_writes import lower_writes
 from specstep.kernels.kv_write.op import kv_write as kv_write_op
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code

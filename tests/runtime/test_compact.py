@@ -4,8 +4,8 @@ import pytest
 import specstep
 from fake_session import FakeSession, alone
 from models import save_eagle3
+from specstep.runtime.asked.request import Request
 from specstep.runtime.engine import Engine
-from specstep.runtime.request import Request
 from specstep.runtime.session import rows_for
 
 PROMPTS = [[40, 41, 42] * 9, list(range(30, 53)), [9, 8, 9, 8]]

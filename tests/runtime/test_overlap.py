@@ -8,9 +8,9 @@ import pytest
 import specstep
 from fake_session import FakeSession, alone
 from models import save_eagle3
+from specstep.report import CHEAP, NOTHING, WHOLE
 from specstep.runtime.engine import Engine
-from specstep.runtime.ladder import Chosen, Ladder
-from specstep.runtime.session import CHEAP, NOTHING, WHOLE
+from specstep.runtime.ladder.ladder import Chosen, Ladder
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import threading
 import pytest
 from fake_session import POISON, FakeSession, PrefillFailedError, alone
 from specstep.errors import InputError
+from specstep.runtime.asked.request import Request
 from specstep.runtime.engine import Engine
-from specstep.runtime.request import Request
 
 CHUNK, LONG = 8, list(range(2, 92))  # of the fake session; a prompt of many chunks
 

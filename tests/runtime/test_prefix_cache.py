@@ -8,9 +8,9 @@ from fake_session import POISON, FakeSession, PrefillFailedError, alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specstep.errors import InputError
+from specstep.runtime.asked.request import Request
 from specstep.runtime.engine import Engine
 from specstep.runtime.prefix_cache import BLOCK
-from specstep.runtime.request import Request
 
 BLOCK_BYTES = BLOCK * 2 * 4  # of the fake session: two caches of an element each
 LONG = [(7 * index + index * index) % 90 for index in range(99)]

@@ -15,8 +15,8 @@ from fake_session import POISON, FakeSession, PrefillFailedError, alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specstep.errors import EngineError, InputError
+from specstep.runtime.asked.request import Request
 from specstep.runtime.engine import Engine
-from specstep.runtime.request import Request
 
 PATIENCE = 30  # seconds after which a wait is taken for a hang
 

@@ -8,7 +8,7 @@ import specstep
 import torch
 from fake_session import POISON, FakeSession, PrefillFailedError
 from models import save_eagle3, save_model, tiny_model, tiny_tokenizer
-from specstep.runtime.session import CHEAP, NOTHING, WHOLE
+from specstep.report import CHEAP, NOTHING, WHOLE
 
 BAD, SLOT_STEP = {"nan": 7, "inf": 11}, 64  # tokens whose embeddings are that
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 from fake_session import POISON, FakeSession, PrefillFailedError, alone
+from specstep.runtime.asked.request import Request
 from specstep.runtime.engine import Engine
-from specstep.runtime.request import Request
 
 PATIENCE = 30  # seconds after which a wait is taken for a hang
 

@@ -6,8 +6,8 @@ from itertools import chain
 import pytest
 from fake_session import POISON, FakeSession, alone
 from served import PATIENCE
+from specstep.runtime.asked.request import Request
 from specstep.runtime.engine import Engine
-from specstep.runtime.request import Request
 from specstep.serving.bridge import Answer
 
 NEVER = 3600.0  # seconds between two lists that no test lives through

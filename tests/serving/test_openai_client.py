@@ -6,7 +6,7 @@ import openai
 import pytest
 from served import PATIENCE, is_idle, until, user
 from specstep.report import TokenLogprobs
-from specstep.runtime.text import EngineTokenizer, TextStream
+from specstep.runtime.text.tokenizer import EngineTokenizer, TextStream
 from specstep.serving.forms import CompletionForm
 from specstep.serving.token_text import TokenText
 from tokenizers import Tokenizer, decoders, models

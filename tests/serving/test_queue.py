@@ -14,7 +14,7 @@ from fake_session import POISON, FakeSession, alone
 from models import tiny_tokenizer
 from served import PATIENCE, is_idle, post, running, until
 from specstep.runtime.engine import Engine
-from specstep.runtime.text import EngineTokenizer
+from specstep.runtime.text.tokenizer import EngineTokenizer
 from specstep.serving.app import create_app
 from specstep.serving.options import ServeOptions
 
@@ -137,7 +137,7 @@ print("closed")
 def process():
     """Starts servers in processes of their own -> each with its address."""
     started = []
-    places = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    places = [str(Path(__file__).parents[1] / "helpers"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
 
     def start(drain):

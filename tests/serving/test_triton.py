@@ -16,7 +16,7 @@ from served import PATIENCE, is_idle, until
 from specstep.cli import main
 from specstep.errors import EngineError, InputError
 from specstep.runtime.engine import Engine
-from specstep.runtime.text import EngineTokenizer
+from specstep.runtime.text.tokenizer import EngineTokenizer
 from specstep.serving.triton import model as triton_model
 from specstep.serving.triton.model import Model
 from specstep.serving.triton.tensors import INPUTS, OUTPUTS, read

@@ -23,8 +23,8 @@ from ...runtime.acceptance import Acceptance
 from ...runtime.engine import Engine
 from ...runtime.inductor.profile import profile
 from ...runtime.inductor.torch_session import TorchSession
-from ...runtime.ladder import rungs_up_to
-from ...runtime.measure_steps import measure
+from ...runtime.ladder.ladder import rungs_up_to
+from ...runtime.ladder.measure_steps import measure
 from ...runtime.session import Session
 from .choose import DEPTH, NODES, TOP_K, Choice, Drafted, Steps, label
 

@@ -13,7 +13,7 @@ from specstep.graphs.drafters.none import NoDraft
 from specstep.graphs.tree import DynamicTree
 from specstep.report import AcceptedNode
 from specstep.runtime.acceptance import Acceptance
-from specstep.runtime.step_times import StepTimes
+from specstep.runtime.ladder.step_times import StepTimes
 from specstep.train.tune import measure, run
 from specstep.train.tune.choose import DEPTH, PLAIN, TOP_K, Drafted, Steps, best_tree, choose, expect, shapes
 from specstep.train.tune.run import Bench, candidates, limit, summary

@@ -1,0 +1,1 @@
+"""Lower an engine with AOTInductor."""

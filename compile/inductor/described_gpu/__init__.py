@@ -1,0 +1,1 @@
+"""Build for a GPU that is not there."""

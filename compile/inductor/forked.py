@@ -1,0 +1,66 @@
+"""Runs a function in a forked process, which shares this one's memory."""
+
+import multiprocessing
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from ...errors import BuildError
+from .lean_code import collect_rarely
+
+Report = Callable[[str], None]
+
+
+class Forked:
+    """A function that runs in a process of its own. It is given a `report` that speaks to whoever waits."""
+
+    def __init__(self, name: str, function: Callable[[Report], Any]):
+        fork = multiprocessing.get_context("fork")
+        self.name = name
+        self.told, sender = fork.Pipe(duplex=False)
+        self.process = fork.Process(target=self._run, args=(function, sender), daemon=True)
+        self.process.start()
+        sender.close()
+
+    @staticmethod
+    def _run(function: Callable[[Report], Any], sender: Connection) -> None:
+        torch.set_num_threads(1)  # the parent's OpenMP threads are not here
+        warnings.simplefilter("ignore")  # the compiler's about itself
+        collect_rarely()
+        try:
+            sender.send(("result", function(lambda line: sender.send(("line", line)))))
+        except BuildError as error:
+            sender.send(("refused", str(error)))
+        except BaseException as error:  # sent to the parent, whatever it is
+            lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+            full = "No space left" in str(error)
+            sender.send(("failed", "no space left on the device" if full else f"{type(error).__name__}: {lines[0]}"))
+
+    def join(self, report: Report = lambda line: None) -> Any:
+        """Wait, and pass on what the function reports -> what it returned. Raises BuildError with what it raised."""
+        kind, value = "line", None
+        while kind == "line":
+            try:
+                kind, value = self.told.recv()
+            except EOFError:
+                kind, value = "failed", "the compiling process died; is there enough memory?"
+            if kind == "line":
+                report(value)
+        self.process.join()
+        if kind == "refused":
+            raise BuildError(value)
+        if kind == "failed":
+            raise BuildError(f"compile: {self.name}: {value}")
+        return value
+
+
+def run_forked(name: str, function: Callable[[Report], Any], report: Report) -> Any:
+    """Run a function in a process of its own and wait -> what it returned. Raises BuildError."""
+    child = Forked(name, function)
+    try:
+        return child.join(report)
+    finally:
+        child.process.terminate()

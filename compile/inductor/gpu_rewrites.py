@@ -1,0 +1,93 @@
+"""Rewrites of exported programs before they are compiled for a GPU, where each launch costs a few microseconds: one
+product for layers that read the same x, and cache writes that the compiler fuses with what computes keys and values."""
+
+from collections.abc import Collection, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ...kernels.fp8_linear.op import fp8_linear
+from ...kernels.kv_write.op import kv_write
+from ..precision import FP8, Form, Precision, fp8_scales
+from ..rewrites import insert_call
+from .gpu_writes import lower_writes
+from .packed_weights import Call, joined_layers, replace_layers
+from .stored_program import Packed, PackedTensors, StoredProgram
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+aten = torch.ops.aten
+
+
+def rewrite_for_gpu(exported: Collection[ExportedProgram], precision: Precision) -> list[Packed]:
+    """Rewrite programs over the same weights, in place -> the weights that were joined or became something else. A text
+    stays the same, but for the rounding of products and of weights, if `precision` asks for that."""
+    lower_writes()
+    packed = _replace_layers(exported, precision)
+    for program in exported:
+        _join_writes(program)
+    return packed
+
+
+def _replace_layers(exported: Collection[ExportedProgram], precision: Precision) -> list[Packed]:
+    """Linear layers of one x become one layer and slices of its output, where they do in every program; those whose
+    weights `precision` makes float8 become `specstep::fp8_linear`. A weight of several programs is made once; one that
+    nothing else uses is gone."""
+    packed = PackedTensors(precision)
+    programs = [StoredProgram(program, packed, "cuda", DTYPES) for program in exported]
+    for program, runs in zip(programs, joined_layers(programs, outputs=1), strict=True):
+        for layers in runs:
+            form = program.form(layers[0].args[1])
+            if form.kind == FP8:
+                replace_layers(program, layers, form, partial(_fp8_linear, program, layers))
+            elif len(layers) > 1:
+                replace_layers(program, layers, Form(form.kind, torch.clone), _linear)
+        program.drop_unused()
+    return list(packed.made.values())
+
+
+def _linear(x: Node, weight: Node, bias: Any, columns: int) -> Call:
+    return aten.linear.default, (x, weight, bias)
+
+
+def _fp8_linear(program: StoredProgram, layers: Sequence[Node], x: Node, weight: Node, bias: Any, columns: int) -> Call:
+    scales = program.packed([layer.args[1] for layer in layers], fp8_scales())
+    return fp8_linear._opoverload, (x, weight, scales, bias)
+
+
+def _join_writes(exported: ExportedProgram) -> None:
+    """The writes of a layer's keys and values, `index_put_` one after the other, become `specstep::kv_write`. That
+    keeps the strides that a cache has: behind `index_put_` the compiler takes a cache for a new tensor, and copies it
+    for a kernel of ours."""
+    writes = exported.graph.find_nodes(op="call_function", target=aten.index_put_.default)
+    writes = [node for node in writes if len(node.args[1]) == 3]
+    for keys, values in list(pairwise(writes))[::2]:
+        where = _where(keys)
+        if where is None or where != _where(values):
+            raise AssertionError(f"cache writes: expected those of keys and values in turn, got {keys} and {values}")
+        arguments = (keys.args[0], values.args[0], keys.args[2], values.args[2], *where)
+        with exported.graph.inserting_before(values):
+            insert_call(values, kv_write._opoverload, arguments)
+        for node in (keys, values):
+            node.replace_all_uses_with(node.args[0])
+            exported.graph.erase_node(node)
+    exported.graph_module.recompile()
+
+
+def _where(write: Node) -> tuple[Node, Any] | None:
+    """Lengths and first key of the `Pass` whose `slots` a write goes to, None for another write."""
+    slots = _argument(write.args[1][2], aten.unsqueeze.default)  # type: ignore[index]
+    if slots is None or slots.target != aten.add.Tensor:
+        return None
+    rows, own = slots.args
+    lengths = _argument(rows, aten.unsqueeze.default)
+    counted = _argument(own, aten.add.Tensor)
+    return None if lengths is None or counted is None else (lengths, own.args[1])
+
+
+def _argument(node: Any, target: Any) -> Any:
+    """The first argument of a call of an op, None for another one."""
+    return node.args[0] if isinstance(node, Node) and node.target == target else None

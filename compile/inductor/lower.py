@@ -1,0 +1,207 @@
+"""Lower an exported graph with AOTInductor."""
+
+import dataclasses
+import re
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._inductor import cpu_vec_isa
+from torch.export import ExportedProgram
+
+from ...errors import BuildError, needs_extra
+from ...kernels.native import LIBRARY_NAME, build_library, c_shims, detect_instruction_set, has_library, library_error
+from ...runtime.inductor.aoti import machine
+from ..assemble import Graphs
+from ..export import Compile, Export, export_program
+from ..lowered import Lowered
+from ..precision import Precision, plain
+from ..stages import count_operators, stage_shares
+from ..writer import write_weights
+from . import exact
+from .forked import Forked, run_forked
+from .gpu_rewrites import rewrite_for_gpu
+from .lean_code import FEW_PAIRS, UNCHECKED, known, no_input_checks, rules_made_once
+from .packed_weights import pack_weights
+from .stored_program import Packed
+
+CONFIG: dict[str, Any] = {
+    # The weights stay out of the package and keep their names: all programs are lent the same mapped file.
+    "always_keep_tensor_constants": True,
+    "aot_inductor.package_constants_in_so": False,
+}
+GPU_CONFIG: dict[str, Any] = {
+    "shape_padding": False,  # it would copy weights of odd sizes in each step
+}
+# One launch for small kernels that do not wait for each other; reductions over a size that varies cannot be in one.
+FEW_LAUNCHES: dict[str, Any] = {"combo_kernels": True, "combo_kernels_pointwise_only": True}
+
+
+def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Lowered:
+    """Write NAME.pt2 for each program, the weights file and, on a CPU, the library of our ops. Raises BuildError."""
+    if graphs.gpu is None:
+        return _lower(graphs, directory, report, export_program, _compile)
+    described = load_described_gpu()
+
+    def lower_without(tell: Callable[[str], None]) -> Lowered:
+        with described.lowers_without(graphs.gpu, _compile) as (export, compile_one):
+            return _lower(graphs, directory, tell, export, compile_one)
+
+    lowered: Lowered = run_forked("engine", lower_without, report)  # that process can use a real GPU no more
+    return lowered
+
+
+def load_described_gpu() -> ModuleType:
+    """Import what lowers for a GPU that is not there. Raises MissingPackageError."""
+    with needs_extra("build-cuda", "build"):
+        from .described_gpu import lower as described
+
+        described.header_folders()
+    return described
+
+
+def _lower(
+    graphs: Graphs, directory: Path, report: Callable[[str], None], export: Export, compile_one: Compile
+) -> Lowered:
+    if graphs.spec.device == "cpu" and not has_library():
+        _warn_of_missing_library(graphs.spec.config["weights"], report)
+    exported, programs = {}, {}
+    for name, program in graphs.programs.items():
+        report(f"tracing {name}")
+        exported[name] = export(program, graphs.spec)
+    report(f"compiling {' and '.join(f'{name} ({len(e.graph.nodes)} nodes)' for name, e in exported.items())}")
+    stages = stage_shares(exported["step"])  # before its weights are packed
+    device = graphs.spec.device
+    packed = compile_programs(exported, directory, device, graphs.precision, compile_one)
+
+    report("writing weights")
+    if device == "cpu" and has_library():
+        shutil.copy(build_library(), directory / LIBRARY_NAME)
+    held = {name: {**program.state_dict, **program.constants} for name, program in exported.items()}
+    wanted = {name: constant_names(directory / f"{name}.pt2", device) for name in exported}
+    constants = write_weights(directory, {name: {key: held[name][key] for key in wanted[name]} for name in exported})
+    for name in exported:
+        programs[name] = dataclasses.replace(graphs.spec.programs[name], file=f"{name}.pt2", constants=constants[name])
+    details = {"weights": _bytes_of_kinds(packed), "operators": count_operators(exported["step"])}
+    return Lowered(programs, stages, requires(device), {}, details)
+
+
+def _warn_of_missing_library(weights: str, report: Callable[[str], None]) -> None:
+    """Say what an engine is without our kernels. Raises BuildError where it cannot be what the user asked for."""
+    reason, *_ = str(library_error()).splitlines()
+    if weights in ("int8", "int4"):
+        raise BuildError(
+            f"weights: expected auto or bfloat16 where our C++ kernels cannot be built, got {weights}: {reason}"
+        )
+    report(
+        f"warning: our C++ kernels cannot be built ({reason}); PyTorch's are used, which are slower, and drafts may "
+        "change a text"
+    )
+
+
+def _bytes_of_kinds(packed: list[Packed]) -> dict[str, int]:
+    """What the packed weights of each kind take in memory."""
+    kinds = dict.fromkeys((weight.kind for weight in packed), 0)
+    for weight in packed:
+        kinds[weight.kind] += weight.tensor.nbytes
+    return kinds
+
+
+def _compile(program: ExportedProgram, path: Path, config: dict[str, Any]) -> None:
+    # Our ops take any strides. By default the compiler copies what does not have those of the traced tensors: each
+    # layer's whole cache, which it writes in place although the trace has a new tensor for it.
+    layout = torch._functorch.config.patch(custom_op_default_layout_constraint="needs_fixed_stride_order")
+    with layout, no_input_checks(), rules_made_once():
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=config)
+
+
+def compile_programs(
+    exported: dict[str, ExportedProgram],
+    directory: Path,
+    device: str,
+    precision: Precision = plain,
+    compile_one: Compile = _compile,
+) -> list[Packed]:
+    """Compile each program to `directory/NAME.pt2`: the graph, without weights. Returns the weights that were packed.
+    Raises BuildError. compile_one: what compiles a program for a GPU.
+
+    On a CPU elements get one result (`exact`), linear layers get packed weights (`kernels.linear`), where the
+    library of our kernels can be built. Each program is compiled in a process of its own, at the same time: compiling
+    is one thread of Python, then one of g++. The processes are forked and share the weights.
+    """
+    config, paths = CONFIG | known(UNCHECKED), {name: directory / f"{name}.pt2" for name in exported}
+    if device == "cuda":  # CUDA does not survive a fork
+        config |= GPU_CONFIG
+        if known(FEW_LAUNCHES) == FEW_LAUNCHES:
+            config |= FEW_LAUNCHES
+        packed = rewrite_for_gpu(exported.values(), precision)
+        for name, program in exported.items():
+            compile_one(program, paths[name], config)
+        return packed
+    packed = []
+    if has_library():
+        for program in exported.values():
+            exact.use_exact(program)
+        packed = pack_weights(exported.values(), precision)
+        config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
+    config |= known(FEW_PAIRS)
+    check_vector_instructions()
+    children = [Forked(name, _compiles(program, paths[name], config)) for name, program in exported.items()]
+    try:
+        for child in children:
+            child.join()
+    finally:
+        for child in children:
+            child.process.terminate()
+    return packed
+
+
+def _compiles(program: ExportedProgram, path: Path, config: dict[str, Any]) -> Callable[[Any], None]:
+    return lambda report: _compile(program, path, config)
+
+
+def check_vector_instructions() -> None:
+    """Find the vector instructions that the compiler may use; forked processes know them then. Inductor tries them out
+    in a process that it gives a minute: where that fails, on a very busy machine, it compiles scalar code without a
+    word. Raises BuildError."""
+    if detect_instruction_set() != "portable" and cpu_vec_isa.pick_vec_isa() == cpu_vec_isa.invalid_vec_isa:
+        raise BuildError(
+            f"compile: expected code with {detect_instruction_set()} instructions, got none: the compiler's trial of "
+            "them failed or took more than a minute; build again when the machine is less busy"
+        )
+
+
+def constant_names(path: Path, device: str) -> list[str]:
+    """Names of the weights that a compiled graph must be lent."""
+    if device == "cpu":
+        return list(torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1).get_constant_fqns())
+    with zipfile.ZipFile(path) as package:  # a machine without the GPU cannot load it
+        code, *_ = (package.read(name).decode() for name in package.namelist() if name.endswith(".wrapper.cpp"))
+    return re.findall(r'constants_info_\[\d+\]\.original_fqn = "(.*)";', code)
+
+
+def requires(device: str) -> dict[str, Any]:
+    """What a machine needs to run what is compiled on this one."""
+    here = machine()
+    needs = {"torch": here["torch"], "architecture": here["architecture"]}
+    if device == "cuda":
+        return needs | {"cuda_capability": here["cuda_capability"], "cuda": here["cuda"]}
+    isa = [*str(torch._inductor.cpu_vec_isa.pick_vec_isa()).split(), detect_instruction_set()]
+    return needs | {"instructions": [flag for flag in here["instructions"] if flag in instruction_flags(isa)]}
+
+
+def instruction_flags(isa: list[str]) -> set[str]:
+    """The operating system's names of the instructions that a vector ISA, as Inductor and we name them, stands for."""
+    wide = {"avx512f", "avx512dq", "avx512vl", "avx512bw", "avx2", "fma"}
+    flags = {
+        "avx2": {"avx2", "fma", "f16c"},
+        "avx512": wide,
+        "avx512_vnni": wide | {"avx512_vnni"},
+        "avx512_bf16": wide | {"avx512_vnni", "avx512_bf16"},
+    }
+    flags |= {"amx_tile": {"amx_tile", "amx_int8", "amx_bf16"}, "asimd": {"asimd"}}
+    return set().union(*(flags.get(name, set()) for name in isa))

@@ -1,0 +1,151 @@
+"""Exported programs and the tensors that they store, some of which are packed."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.fx import Node
+
+from ...kernels.expert_linear.op import expert_linear
+from ..precision import Form, Precision, plain
+from ..writer import identity
+
+STORED = (InputKind.PARAMETER, InputKind.BUFFER)
+Turn = Callable[[Tensor], Tensor]  # from a stored tensor to a weight [..., N, K]
+Key = tuple[Any, ...]  # of a tensor, or of several that are packed together
+
+
+def as_is(weight: Tensor) -> Tensor:
+    return weight
+
+
+def turned(weight: Tensor) -> Tensor:
+    return weight.transpose(-1, -2)
+
+
+class Packed(NamedTuple):
+    """A packed weight, one of several layers perhaps. kind: what its elements are, as `Form` names it."""
+
+    name: str
+    kind: str
+    tensor: Tensor
+
+
+class PackedTensors:
+    """Packed tensors, each made once for all programs."""
+
+    def __init__(self, precision: Precision) -> None:
+        self.precision = precision
+        self.forms: dict[Key, Form] = {}
+        self.made: dict[Key, Packed] = {}
+
+    def form(self, weight: Tensor) -> Form:
+        """What a weight [..., N, K] becomes."""
+        key = identity(weight)
+        if key not in self.forms:
+            self.forms[key] = self.precision(weight)
+        return self.forms[key]
+
+    def of(self, name: str, weights: Sequence[Tensor], form: Form) -> Packed:
+        """These tensors, joined along their first dimension and brought to a form, under a name made from `name`."""
+        key = (form.kind, *(identity(weight) for weight in weights))
+        if key not in self.made:
+            name, taken = f"{name}_packed", {other.name for other in self.made.values()}
+            while name in taken:  # by another tensor, of another program
+                name += "_"
+            made = form.make(torch.cat(list(weights)) if len(weights) > 1 else weights[0])
+            self.made[key] = Packed(name, form.kind, made)
+        return self.made[key]
+
+
+class StoredProgram:
+    """An exported program with its stored tensors."""
+
+    def __init__(self, exported: ExportedProgram, packed: PackedTensors, device: str, dtypes: Collection[torch.dtype]):
+        """device, dtypes: layers of others are left alone."""
+        self.packed_tensors, self.device, self.dtypes = packed, device, dtypes
+        self.exported, self.graph = exported, exported.graph_module.graph
+        specs = [spec for spec in exported.graph_signature.input_specs if spec.kind in STORED]
+        names = {spec.arg.name: spec.target for spec in specs}
+        self.stored = {node: names[node.name] for node in self.graph.find_nodes(op="placeholder") if node.name in names}
+        self.replaced: set[Node] = set()  # plain weights
+        self.added: dict[str, Node] = {}
+        experts = self.graph.find_nodes(op="call_function", target=expert_linear._opoverload)
+        self.routed = {node.args[1].meta["val"].shape[0] for node in experts}  # counts of experts
+
+    def calls(self, target: Any, first: int = 0) -> Iterator[Node]:
+        """Calls of an op whose arguments from `first` on are an x and a stored tensor of its dtype."""
+        for node in self.graph.find_nodes(op="call_function", target=target):
+            pair = node.args[first : first + 2]
+            x, weight = (argument.meta["val"] for argument in pair)
+            if pair[1] in self.stored and x.dtype == weight.dtype in self.dtypes and self._here(x, weight):
+                yield node
+
+    def embeddings(self) -> Iterator[Node]:
+        """Calls of `aten.embedding` over a stored tensor, by ids of int64."""
+        for node in self.graph.find_nodes(op="call_function", target=torch.ops.aten.embedding.default):
+            weight, ids = (argument.meta["val"] for argument in node.args[:2])
+            if node.args[0] in self.stored and ids.dtype == torch.int64 and self._here(weight, ids):
+                yield node
+
+    def _here(self, *tensors: Tensor) -> bool:
+        return all(tensor.device.type == self.device for tensor in tensors)
+
+    def tensor(self, node: Any) -> Tensor:
+        """The stored tensor behind a placeholder."""
+        return self.exported.state_dict[self.stored[node]].detach()
+
+    def key(self, node: Any) -> Key:
+        return identity(self.tensor(node))
+
+    def form(self, node: Any, turn: Turn = as_is) -> Form:
+        """What a stored weight becomes once it is turned."""
+        weight = turn(self.tensor(node))
+        routes = weight.dim() == 2 and len(weight) in self.routed
+        form = plain(weight) if routes else self.packed_tensors.form(weight)
+        return Form(form.kind, lambda weight: form.make(turn(weight)))
+
+    def packed(self, nodes: Sequence[Any], form: Form) -> Node:
+        """The placeholder of these stored tensors in a form, joined. They are used no more."""
+        self.replaced |= set(nodes)
+        made = self.packed_tensors.of(self.stored[nodes[0]], [self.tensor(node) for node in nodes], form)
+        if made.name not in self.added:
+            self.added[made.name] = self._add(made.name, made.tensor)
+        return self.added[made.name]
+
+    def _add(self, name: str, tensor: Tensor) -> Node:
+        specs = self.exported.graph_signature.input_specs
+        place = next(index for index, spec in enumerate(specs) if spec.kind not in STORED)
+        nodes = self.graph.find_nodes(op="placeholder")
+        mode = detect_fake_mode([node.meta.get("val") for node in nodes])
+        assert mode is not None
+        with self.graph.inserting_before(nodes[place]):
+            new = self.graph.placeholder(name.replace(".", "_"))
+        # A described GPU's program holds weights that lie on the CPU.
+        new.meta["val"] = mode.from_tensor(tensor, static_shapes=True).to(self.device)
+        specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(name=new.name), name, persistent=True))
+        self.exported.state_dict[name] = tensor
+        return new
+
+    def replace(self, node: Node, new: Node) -> None:
+        """Have all that uses a node use another, and erase it."""
+        node.replace_all_uses_with(new)
+        self.exported.graph_signature.replace_all_uses(node.name, new.name)
+        self.graph.erase_node(node)
+
+    def drop_unused(self) -> None:
+        """Erase plain weights that have no other use."""
+        specs, held = self.exported.graph_signature.input_specs, self.exported.state_dict
+        unused = {node for node in self.replaced if not node.users}
+        keys, names = {self.key(node) for node in unused}, {node.name for node in unused}
+        specs[:] = [spec for spec in specs if spec.arg.name not in names]
+        for node in unused:
+            self.graph.erase_node(node)
+        targets = {spec.target for spec in specs}
+        for name in [name for name, tensor in held.items() if name not in targets and identity(tensor) in keys]:
+            del held[name]
+        self.exported.graph_module.recompile()

@@ -1,0 +1,1 @@
+"""What a request asks: its prompt, how its tokens are chosen, what its answer may repeat."""

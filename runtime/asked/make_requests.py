@@ -1,0 +1,109 @@
+"""From a prompt and what is asked of it to requests, checked against an engine's limits."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import InputError
+from ..engine_file import EngineSpec
+from ..text.stop_text import StopText
+from ..text.tokenizer import EngineTokenizer
+from .allowed_tokens import AllowedTokens
+from .prediction import prediction_controls
+from .prompt import Prompt, at_least_one, encode, is_conversation, token_ids
+from .request import Request
+from .sampling_controls import controls, seeds
+from .sampling_params import GREEDY, SamplingParams
+
+
+def make_requests(
+    spec: EngineSpec,
+    text: EngineTokenizer | None,
+    recommended: SamplingParams | None,
+    prompt: Prompt,
+    max_new_tokens: Any,
+    *,
+    name: str,
+    sampling: Any = None,
+    chat: bool = False,
+    ignore_eos: bool = False,
+    stop_ids: Sequence[int] = (),
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    allowed_tokens: AllowedTokens | None = None,
+    forced_acceptance: bool = False,
+    prefix_scope: str = "",
+    learning: bool = True,
+    prediction: Any = None,
+) -> list[Request]:
+    """A request for each of the n choices of a prompt. Options as in `RequestOptions`. Raises InputError."""
+    forced = spec.config.get("forced_acceptance")
+    if forced is not None and not forced_acceptance:
+        raise InputError(
+            f"engine: expected one that says what its model says, got one that accepts {forced} drafts per step right "
+            "or wrong; to measure its speed give forced_acceptance"
+        )
+    if isinstance(prompt, str) or is_conversation(prompt):
+        tokens = encode(require_tokenizer(text), prompt, chat, chat_template_kwargs, name)
+    else:
+        tokens = token_ids(prompt, spec.vocab_size, f"{name}: token_ids")
+    if not isinstance(prefix_scope, str):
+        raise InputError(f"prefix_scope: expected a text, got {type(prefix_scope).__name__}")
+    params = _params(sampling, recommended)
+    most = _room(spec, tokens, max_new_tokens, name)
+    if params.min_new_tokens > most:
+        raise InputError(f"{name}: min_new_tokens: expected at most {most}, which fit, got {params.min_new_tokens}")
+    if params.n > 1 and not params.temperature:
+        raise InputError(f"{name}: n: expected 1 at temperature 0, where all choices are the same, got {params.n}")
+    asked = controls(params, spec, len(tokens), text) | ({} if allowed_tokens is None else {"masked": 1})
+    asked |= {} if learning else {"learning": 0}
+    asked |= prediction_controls(spec, text, prediction, name)
+    stops = _stop_ids(spec, ignore_eos, stop_ids)
+    return [
+        Request(tokens, len(tokens) + most, stops, asked | seed, _stop_text(params, text), allowed_tokens, prefix_scope)
+        for seed in seeds(params)
+    ]
+
+
+def require_tokenizer(text: EngineTokenizer | None) -> EngineTokenizer:
+    """Raises InputError for an engine that was built without one."""
+    if text is None:
+        raise InputError("engine: expected one with a tokenizer for text and messages, got one without; give token ids")
+    return text
+
+
+def _params(sampling: Any, recommended: SamplingParams | None) -> SamplingParams:
+    """What was asked for; greedy where nothing was. Raises InputError."""
+    if sampling is None or (isinstance(sampling, str) and sampling == "model"):
+        return (recommended or GREEDY) if sampling else GREEDY
+    return SamplingParams.of(sampling)
+
+
+def _room(spec: EngineSpec, tokens: Sequence[int], max_new_tokens: Any, name: str) -> int:
+    """Most new tokens of a prompt. Raises InputError for one that the engine cannot take."""
+    longest = spec.max_seq_len - 1
+    if not tokens:
+        raise InputError(f"{name}: expected at least one token, got an empty prompt")
+    if len(tokens) > longest:
+        raise InputError(
+            f"{name}: expected at most {longest} tokens (max_seq_len {spec.max_seq_len}), got {len(tokens)}; "
+            "shorten it or build with a larger --max-seq-len"
+        )
+    return min(spec.max_seq_len - len(tokens), at_least_one(max_new_tokens, spec.max_seq_len, "max_new_tokens"))
+
+
+def _stop_ids(spec: EngineSpec, ignore_eos: bool, stop_ids: Sequence[int]) -> list[int]:
+    """The model's end-of-sequence tokens and those that were given, each once. Raises InputError."""
+    given = token_ids(stop_ids, spec.vocab_size, "stop_ids")
+    stops = list(dict.fromkeys([*(() if ignore_eos else spec.stop_ids), *given]))
+    most = next(tensor.shape[1] for tensor in spec.state if tensor.name == "stop_ids")
+    if len(stops) > most:
+        raise InputError(f"stop_ids: expected at most {most} stop tokens, got {len(stops)}")
+    return stops
+
+
+def _stop_text(params: SamplingParams, text: EngineTokenizer | None) -> StopText | None:
+    """What looks for stop strings, where there are any. Raises InputError for an engine without a tokenizer."""
+    if not params.stop:
+        return None
+    if text is None:
+        raise InputError("stop: expected an engine with a tokenizer, got one without; give stop_ids")
+    return StopText(text, tuple(params.stop), params.min_new_tokens)

@@ -1,0 +1,1 @@
+"""How many nodes a step verifies, and who drafts."""

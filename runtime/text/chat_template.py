@@ -1,0 +1,188 @@
+"""Chat templates: conversations as the text that a model was trained on, rendered as transformers renders them.
+
+Templates come from whoever published the model, so they run in Jinja's sandbox and see plain data only.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ...errors import InputError
+from .messages import Message
+
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of an assistant's reasoning, the usual one first
+RESERVED = ("messages", "chat_template", "continue_final_message", "tokenize")
+PROBE = "specstep-probe"
+
+
+class ChatTemplate:
+    """A Jinja chat template. Compiled at its first use: a model can be given raw prompts whatever its template is."""
+
+    def __init__(self, source: str, special: Mapping[str, str]):
+        """special: the named special tokens that the template sees, such as bos_token."""
+        self.source, self._special = source, dict(special)
+
+    def render(self, messages: Sequence[Message], arguments: Mapping[str, Any] | None = None) -> str:
+        """Render checked messages, ready for the assistant's answer.
+
+        Args:
+            arguments: further variables of the template, such as `enable_thinking`, `tools` or `documents`. They
+                replace special tokens and `add_generation_prompt` of the same name.
+
+        Raises:
+            InputError: a template that does not parse or that refuses the messages, with its line; a reserved
+                argument; data that JSON could not hold.
+        """
+        arguments = {} if arguments is None else arguments
+        if not isinstance(arguments, Mapping):
+            raise InputError(
+                f"chat_template_kwargs: expected a mapping of names to values, got {type(arguments).__name__}"
+            )
+        reserved = [name for name in RESERVED if name in arguments]
+        if reserved:
+            raise InputError(
+                f"chat_template_kwargs: expected names other than {', '.join(RESERVED)}, got {reserved[0]}"
+            )
+        conversation = [self._message(message) for message in messages]
+        return self._render(conversation, _plain(arguments, "chat_template_kwargs"))
+
+    def _render(self, conversation: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
+        known = {"tools": None, "documents": None, "add_generation_prompt": True}
+        try:
+            return self._compiled.render({**known, **self._special, **arguments, "messages": conversation})
+        except Exception as error:  # a template can raise anything that Python can
+            raise InputError(f"chat_template: {_at(error)}{_one_line(error)}") from None
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        return _environment().from_string(self.source)
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        """A message as templates expect it: plain data without keys that hold None, its reasoning under each name."""
+        plain = {key: _plain(value, f"messages: {key}") for key, value in message.items() if value is not None}
+        if isinstance(plain.get("content"), list | tuple) and not self.takes_parts:
+            plain["content"] = "\n".join(part["text"] for part in plain["content"])
+        reasoning = next((plain[name] for name in REASONING if plain.get(name) is not None), None)
+        if reasoning is None:
+            return plain
+        return {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether the template reads content that is a list of parts, found by trying: one that does not fails or
+        prints the list as data, in quotes. Parts are joined with newlines for such a template."""
+        try:
+            text = self._render([{"role": "user", "content": [{"type": "text", "text": PROBE}]}], {})
+        except InputError:
+            return False
+        return re.search(rf"(?<!['\"]){PROBE}", text) is not None
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What transformers offers to templates, no more and no less."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "raise_exception": _raise,
+        "strftime_now": lambda format: datetime.now().strftime(format),
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    return environment
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks an assistant's answer for training. Here its body is all that counts. It is a call
+    block as in transformers, since what a template sets inside must not be seen outside."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Any) -> str:
+        return caller()
+
+
+class _Dict:
+    """`dict` without the class behind it, a way out of the sandbox."""
+
+    def __call__(self, *pairs: Any, **items: Any) -> dict[Any, Any]:
+        return dict(*pairs, **items)
+
+    def fromkeys(self, keys: Any, value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace` without names that begin with an underscore, another way out."""
+
+    def __init__(*arguments: Any, **attributes: Any) -> None:  # `self` is a name that a template may use
+        self, *pairs = arguments
+        first = dict(*pairs, **attributes)
+        for name in first:
+            _refuse_underscore(name)
+        jinja2.utils.Namespace.__init__(self, first)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_underscore(name: Any) -> None:
+    if str(name).startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"namespace: expected names without a leading underscore, got {name!r}")
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON as it is. Jinja's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _plain(value: Any, place: str) -> Any:
+    """A copy of nothing but JSON's types: a method of any other object could lead out of the sandbox."""
+    if isinstance(value, Mapping):
+        return {_plain(key, place): _plain(item, f"{place}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(item, place) for item in value)
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    for kind in (str, int, float):  # enums and the like
+        if isinstance(value, kind):
+            return getattr(kind, f"__{kind.__name__}__")(value)
+    raise InputError(f"{place}: expected what JSON can hold, got {type(value).__name__}")
+
+
+def _at(error: Exception) -> str:
+    """ "line N: " of the template, empty where the error does not tell."""
+    line = getattr(error, "lineno", None)  # a template that does not parse
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f"line {line}: " if line else ""
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, jinja2.TemplateError) and text else f"{type(error).__name__}: {text}"

@@ -1,0 +1,118 @@
+"""Text in and out: the tokenizer, conversations, and streaming that never cuts a character."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ...errors import EngineError, InputError
+from .chat_template import ChatTemplate
+from .messages import Message, check_messages
+
+TOKENIZER = "tokenizer.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+BROKEN = "\ufffd"  # what half a character decodes to
+MOST_HELD = 64  # tokens; a character has at most four bytes, so text that is still broken by then stays broken
+
+
+class EngineTokenizer:
+    """The tokenizer of an engine and its chat template, if it has one."""
+
+    def __init__(self, tokenizer: Tokenizer, chat_template: str | None, special: Mapping[str, str]):
+        """special: the named special tokens that a template sees, such as bos_token."""
+        tokenizer.no_truncation()  # settings of the file that would silently cut or pad prompts
+        tokenizer.no_padding()
+        self.tokenizer, self.chat_template = tokenizer, chat_template
+        self._template = None if chat_template is None else ChatTemplate(chat_template, special)
+
+    @classmethod
+    def load(cls, directory: Path, special: Mapping[str, str]) -> "EngineTokenizer":
+        """Read tokenizer.json and chat_template.jinja of an engine directory. Raises EngineError."""
+        try:
+            tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
+        except Exception as error:  # the library raises bare Exception
+            raise EngineError(f"{directory / TOKENIZER}: expected a tokenizer, got {error}") from None
+        template = directory / CHAT_TEMPLATE
+        return cls(tokenizer, template.read_text(encoding="utf-8") if template.is_file() else None, special)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, with the special tokens that the model wants around it. Raises InputError."""
+        return self.tokenizer.encode(_utf8(text)).ids
+
+    def encode_part(self, text: str) -> list[int]:
+        """Token ids of a piece of text, without any special token around it. Raises InputError."""
+        return self.tokenizer.encode(_utf8(text), add_special_tokens=False).ids
+
+    def encode_messages(
+        self, messages: Sequence[Message], chat_template_kwargs: Mapping[str, Any] | None = None, name: str = "prompt"
+    ) -> list[int]:
+        """Token ids of a conversation in the chat template, ready for the assistant's answer.
+
+        Args:
+            chat_template_kwargs: variables of the template, such as `enable_thinking`.
+            name: stands at the start of an error.
+
+        Raises:
+            InputError: messages of another shape, an engine without a chat template, or messages that it refuses.
+        """
+        check_messages(messages, name)
+        try:
+            text = _utf8(self.render(messages, chat_template_kwargs))
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+        return self.tokenizer.encode(text, add_special_tokens=False).ids  # the template writes BOS itself
+
+    def render(self, messages: Sequence[Message], chat_template_kwargs: Mapping[str, Any] | None = None) -> str:
+        """The text of a checked conversation, ready for the assistant's answer. Raises InputError."""
+        if self._template is None:
+            raise InputError("chat: expected a model with a chat template, got one without; use a raw prompt")
+        return self._template.render(messages, chat_template_kwargs)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the tokens that `decode` leaves out."""
+        return frozenset(id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special)
+
+
+def _utf8(text: str) -> str:
+    """Refuse text that no UTF-8 holds: half of a surrogate pair, as from JSON's "\\ud800"."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"text: expected Unicode, got half a surrogate pair at character {error.start}") from None
+    return text
+
+
+class TextStream:
+    """Turns tokens into text as they come. Holds back what may still change: an unfinished UTF-8 character.
+
+    A push decodes the tokens of this push and the last only, however long the text is.
+    """
+
+    def __init__(self, tokenizer: EngineTokenizer):
+        self._tokenizer = tokenizer
+        self._context: list[int] = []  # decoded before what is held, so that joining rules see their left context
+        self._held: list[int] = []  # tokens whose text was not handed out, or not all of it
+        self._shown = 0  # characters of theirs that were
+
+    def push(self, tokens: Sequence[int], last: bool = False) -> str:
+        """Add tokens -> the text that is final now. With `last`, all that is left."""
+        # Special tokens have no text. As context they would hide the word before them.
+        self._held += [token for token in tokens if token not in self._tokenizer.special_ids]
+        if not self._held:
+            return ""
+        before = self._tokenizer.decode(self._context)
+        now = self._tokenizer.decode(self._context + self._held)[len(before) :]
+        if now.endswith(BROKEN) and not last and len(self._held) < MOST_HELD:
+            now = now.rstrip(BROKEN)
+            new, self._shown = now[self._shown :], max(self._shown, len(now))
+            return new
+        new = now[self._shown :]
+        self._context, self._held, self._shown = self._held, [], 0
+        return new
