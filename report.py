@@ -23,27 +23,25 @@ WHOLE, CHEAP, NOTHING = "whole", "cheap", "nothing"
 class Report(NamedTuple):
     """The columns in their order. D is the greatest depth of a draft tree, L = D + 1, N = TOP_LOGPROBS.
 
-    count: new tokens. finish: one of the codes above. accepted: drafted tokens that the target agreed with, before stop
-    tokens and limits cut the output. drafts: how many scores follow. scores [drafts]: of each node of the tree that the
-    next step verifies, but for the root, how likely the drafter holds it to be accepted. tokens [L]: the new tokens.
-    nodes [L]: the accepted path as nodes of the tree, the root (0) first, and then the node that the target would have
-    agreed with next, had the step verified it: 0 for none. ranks [L]: each of these nodes' rank among its siblings.
-    logprobs [L]: those of the new tokens; top_tokens and top_logprobs [L * N]: the likeliest tokens in their places; of
-    rows that asked for them. Entries of `tokens` from `count` on, of `nodes` past `accepted + 1` and of `ranks` past
-    `accepted`, mean nothing.
+    Entries of `tokens` from `count` on, of `nodes` past `accepted + 1` and of `ranks` past `accepted`, mean nothing.
     """
 
-    count: Any
-    finish: Any
-    accepted: Any
-    drafts: Any
+    count: Any  # new tokens
+    finish: Any  # one of the codes above
+    accepted: Any  # drafted tokens that the target agreed with, before stop tokens and limits cut the output
+    drafts: Any  # how many scores follow
+    # [drafts]: of each node of the tree that the next step verifies, but the root, the probability that the drafter
+    # gives its acceptance
     scores: Any
-    tokens: Any
+    tokens: Any  # [L]: the new tokens
+    # [L]: the accepted path as nodes of the tree, the root (0) first, then the node that the target would have agreed
+    # with next, had the step verified it; 0: none. A chain 0-1-2 of which one node is verified and accepted, and
+    # whose node 2 has the token that the target says next: [0, 1, 2].
     nodes: Any
-    ranks: Any
-    logprobs: Any
-    top_tokens: Any
-    top_logprobs: Any
+    ranks: Any  # [L]: each of these nodes' rank among its siblings
+    logprobs: Any  # [L]: those of the new tokens, of rows that asked for them
+    top_tokens: Any  # [L * N]: the likeliest tokens in their places
+    top_logprobs: Any  # [L * N]: theirs
 
     @classmethod
     def split(cls, row: NDArray[int64]) -> "Report":
@@ -86,16 +84,14 @@ class TokenLogprobs(NamedTuple):
 
 
 class RowReport(NamedTuple):
-    """What one step did to one row: its new tokens, its finish code, the path that the target agreed with, the node
-    that follows it in the drafted tree but was not verified, 0 for none; the scores of the nodes that it drafted, see
-    `Report`; and the tokens' log-probabilities where the row asked for them."""
+    """What one step did to one row."""
 
-    tokens: list[int]
-    finish: int
-    path: AcceptedPath
-    missed: int
-    scores: list[int]
-    logprobs: list[TokenLogprobs]
+    tokens: list[int]  # the new ones
+    finish: int  # one of the codes above
+    path: AcceptedPath  # the drafts that the target agreed with
+    missed: int  # the node that follows the path in the drafted tree but was not verified; 0: none
+    scores: list[int]  # of the nodes that the step drafted, see `Report`
+    logprobs: list[TokenLogprobs]  # of the new tokens, where the row asked for them
 
     @classmethod
     def read(cls, row: NDArray[int64], alternatives: int = -1) -> "RowReport":

@@ -45,43 +45,36 @@ class BuildOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Build options, validated. `nodes` counts drafted tokens, the root not included; None picks the drafter's default.
+    """Build options, validated. Raises BuildError, which names the field, what was expected and what was given."""
 
-    drafter: "none"; "ngram" (the row's own history); "default" (the count tables and the head that the package has for
-    the model, else ngram); "auto" (what `specstep tune` chose on this machine, else default, else an EAGLE-3 head that
-    lies beside the model, with ngram); a path to count tables, a smaller causal LM or an EAGLE-3 head;
-    "package.module:factory", which is called with the loaded target and returns a `Scorer`; or several of these with
-    commas, mixed at every node. tree: "chain"; "dynamic" with `depth` levels of `top_k`; "static" with the paths in the
-    JSON file `tree_choices`, or with likely ones.
-    learned_rows: of the table in which an n-gram drafter counts what the engine writes, 16 entries of 8 bytes each; 0
-    for none. A vocabulary of more than a million tokens is not learned.
-    dtype: of what is computed, and of the caches; float32 is the default of the backend onnx. weights: what the weights
-    of linear layers are with bfloat16. On a CPU: "auto" keeps the blocks of q8_0, q4_0 and q4_1 that a GGUF file has,
-    and bfloat16 where there are none; "int8" and "int4" quantise, in groups of 32; "bfloat16" widens everything. On a
-    GPU: "fp8" rounds all but the head, and what they are multiplied with, to eight bits.
-    max_seq_len: most tokens of a row, prompt included. prefill_chunk: most prompt tokens per prefill call.
-    compute_capability: GPUs to build for, which need not be there: several for tensorrt-rtx, as ("8.9", "12.0"), one
-    for inductor with device cuda; None is the GPU at hand. plugins: whether TensorRT runs our ops as plugins (our
-    kernels) or builds them from its own layers. forced_acceptance: for measurements, so many drafted tokens are
-    accepted in each step whatever the target says; the text is then wrong.
-    """
-
+    # "none"; "ngram", over the row's own history; "default", what the package has for the model, else ngram; "auto",
+    # what `specstep tune` chose on this machine, else default, else an EAGLE-3 head that lies beside the model, with
+    # ngram; a path to count tables, a smaller causal LM or an EAGLE-3 head; "package.module:factory", called with the
+    # loaded target, which returns a `Scorer`; or several of these with commas, mixed at every node.
     drafter: str = "default"
-    nodes: int | None = None
-    tree: str | None = None
-    depth: int | None = None
-    top_k: int | None = None
-    tree_choices: str | None = None
+    nodes: int | None = None  # drafted tokens of a tree, the root not counted; None: the drafter's default
+    tree: str | None = None  # "chain"; "dynamic", `depth` levels of `top_k`; "static", the paths of `tree_choices`
+    depth: int | None = None  # levels of a tree; None: the drafter's default
+    top_k: int | None = None  # most children of a node; None: the drafter's default
+    tree_choices: str | None = None  # a JSON file with the paths of a static tree; None: likely ones
+    # rows of the table in which an n-gram drafter counts what the engine writes, 16 entries of 8 bytes each; 0: it
+    # learns nothing. A vocabulary of more than a million tokens is not learned.
     learned_rows: int = LEARNED_ROWS
-    dtype: str = "bfloat16"
+    dtype: str = "bfloat16"  # of what is computed and of the caches; float32 is the default of the backend onnx
+    # what linear layers have with bfloat16. On a CPU: "auto" keeps the blocks of q8_0, q4_0 and q4_1 that a GGUF file
+    # has, and bfloat16 where there are none; "int8" and "int4" quantise in groups of 32; "bfloat16" widens
+    # everything. On a GPU: "fp8" rounds all but the head, and what they are multiplied with, to eight bits.
     weights: str = "auto"
     device: str = "cpu"
     backend: str = "inductor"
-    max_batch: int = 1
-    max_seq_len: int = 2048
-    prefill_chunk: int = 512
+    max_batch: int = 1  # rows: requests that share a step
+    max_seq_len: int = 2048  # most tokens of a row, prompt included
+    prefill_chunk: int = 512  # most prompt tokens of one prefill call
+    # GPUs to build for, which need not be there: several for tensorrt-rtx, as ("8.9", "12.0"), one for inductor with
+    # device cuda; None: the GPU at hand.
     compute_capability: tuple[str, ...] | None = None
-    plugins: bool = True
+    plugins: bool = True  # whether TensorRT runs our kernels as plugins, or builds our ops from its own layers
+    # for measurements: so many drafts are accepted in each step, whatever the target says; the text is then wrong.
     forced_acceptance: int | None = None
 
     @property

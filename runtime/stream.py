@@ -12,19 +12,16 @@ from .text.tokenizer import EngineTokenizer, TextStream
 
 @dataclass(frozen=True)
 class Generation:
-    """What became of one prompt. token_ids are the new ones only, a final stop token included; text leaves special
-    tokens out, and a stop string, whose last token ends token_ids. finish_reason: see `request.Request`.
-    stats: see `request.Request.stats`. seed: None for a greedy one. logprobs: one of each token, None where they were
-    not asked for. more: the further choices, where more than one was asked for."""
+    """What became of one prompt."""
 
     prompt_token_ids: list[int]
-    token_ids: list[int]
-    text: str
-    finish_reason: str
-    stats: dict[str, Any]
-    seed: int | None = None
-    logprobs: list[TokenLogprobs] | None = None
-    more: "tuple[Generation, ...]" = ()
+    token_ids: list[int]  # the new ones alone, a final stop token included
+    text: str  # without special tokens, and without a stop string, whose last token ends `token_ids`
+    finish_reason: str  # see `Request`
+    stats: dict[str, Any]  # see `Request.stats`
+    seed: int | None = None  # None: greedy
+    logprobs: list[TokenLogprobs] | None = None  # one of each token; None: not asked for
+    more: "tuple[Generation, ...]" = ()  # the further choices, where more than one was asked for
 
     @property
     def choices(self) -> "list[Generation]":

@@ -27,21 +27,16 @@ READS, WARM = 20, 2  # reads of memory while the steps are timed; untimed steps 
 
 @dataclass(frozen=True)
 class Profile:
-    """One step of `rows` rows with `tokens` tokens each in the cache, over `slots` slots, on `threads` threads.
+    """One step, timed."""
 
-    step_s: median seconds of a step. recorded_s: the mean of the middle half of the recorded ones, to which the parts
-    add up. weights: bytes of the weights that linear layers read, each once. read_s: median seconds in which all
-    threads read as much memory that no cache holds.
-    """
-
-    tokens: int
-    rows: int
-    slots: int
-    threads: int
-    step_s: float
-    recorded_s: float
-    weights: int
-    read_s: float
+    tokens: int  # in the cache of each row
+    rows: int  # that take part
+    slots: int  # of the caches that the step is given
+    threads: int  # that it runs on
+    step_s: float  # median seconds of a step
+    recorded_s: float  # mean of the middle half of the recorded steps, to which the parts add up
+    weights: int  # bytes of the weights that linear layers read, each once
+    read_s: float  # median seconds in which all threads read as much memory that no cache holds
     parts: tuple[Part, ...]
 
     def stages(self) -> dict[str, float]:

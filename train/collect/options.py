@@ -10,25 +10,23 @@ OWN_TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)
 
 @dataclass(frozen=True)
 class CollectOptions:
-    """What a user may choose, validated. Raises InputError.
+    """What a user may choose, validated. Raises InputError."""
 
-    prompts: a file of JSON lines; documents: one with a "text" each, over which prompts are made; without both the
-    model asks itself. tokens: when to stop, what earlier runs collected included; None takes all of the file, or
-    OWN_TOKENS. temperatures: answers take them in turn, 0 is greedy; None stands for greedy where a file is given, else
-    for OWN_TEMPERATURES. max_length: most tokens of a sequence; longer dialogues are cut. engine: a directory to answer
-    greedily with; None builds one in the data directory when it is first needed. dtype: of the engine and of the
-    target's own passes; None is bfloat16, for the passes float32 where that is quicker.
-    """
-
-    prompts: str | None = None
+    prompts: str | None = None  # a file of JSON lines, a prompt each
+    # a file of JSON lines with a "text" each, over which prompts are made; without prompts and documents the model
+    # asks itself
     documents: str | None = None
+    # when to stop, what earlier runs collected included; None: all of the file, or OWN_TOKENS
     tokens: int | None = None
-    hidden_states: bool = False
+    hidden_states: bool = False  # whether the target's hidden states are kept, too
+    # answers take them in turn, 0 is greedy; None: greedy where a file is given, else OWN_TEMPERATURES
     temperatures: tuple[float, ...] | None = None
-    max_length: int = 1024
-    max_new_tokens: int = 384
+    max_length: int = 1024  # most tokens of a sequence; longer dialogues are cut
+    max_new_tokens: int = 384  # most tokens of an answer
+    # a directory to answer greedily with; None: one is built in the data directory when it is first needed
     engine: str | None = None
     seed: int = 0
+    # of the engine and of the target's own passes; None: bfloat16, for the passes float32 where that is quicker
     dtype: str | None = None
     device: str = "cpu"
 

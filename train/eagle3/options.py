@@ -7,27 +7,20 @@ from ...errors import InputError
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What a user may choose, validated. Raises InputError.
+    """What a user may choose, validated. Raises InputError."""
 
-    levels: of the training-time test, as deep as a tree will be; epochs: passes over the data; draft_vocab_size: most
-    frequent tokens that the head can draft; intermediate_size: of its MLP, None for the target's; batch: rows of
-    `width` tokens per update; held_out: share of the sequences that is measured on and never trained on; start: a head
-    to go on from, whose sizes and draft vocabulary are kept, None for a new one; dtype: of the target, None for the
-    quicker one of bfloat16 and float32.
-    """
-
-    levels: int = 5
-    epochs: int = 3
-    draft_vocab_size: int = 8192
-    intermediate_size: int | None = None
-    batch: int = 4
-    width: int = 512
+    levels: int = 5  # of the training-time test: as deep as a tree will be
+    epochs: int = 3  # passes over the data
+    draft_vocab_size: int = 8192  # the most frequent tokens, which the head can draft
+    intermediate_size: int | None = None  # of its MLP; None: the target's
+    batch: int = 4  # rows of `width` tokens in an update
+    width: int = 512  # tokens of a row
     learning_rate: float = 6e-3
-    held_out: float = 0.01
-    evaluations: int = 12
-    start: str | None = None
+    held_out: float = 0.01  # share of the sequences that is measured on and never trained on
+    evaluations: int = 12  # how often a run measures
+    start: str | None = None  # a head to go on from, whose sizes and draft vocabulary are kept; None: a new one
     seed: int = 0
-    dtype: str | None = None
+    dtype: str | None = None  # of the target; None: the quicker one of bfloat16 and float32
     device: str = "cpu"
 
     def __post_init__(self) -> None:
