@@ -1,7 +1,6 @@
 """The whole pipeline on one page: load, assemble, check, lower, write."""
 
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Unpack
@@ -9,6 +8,7 @@ from typing import Any, Unpack
 import torch
 
 from ..backends import BACKENDS
+from ..progress import OnProgress, silent
 from ..runtime.inductor.aoti import machine
 from .assemble import Graphs, assemble
 from .config import BuildOptions, EngineConfig, given_scorer, make_config
@@ -23,12 +23,8 @@ from .try_drafts import try_drafts
 from .tuned import with_tuned
 from .writer import engine_directory, write_manifest, write_tokenizer
 
-Report = Callable[[str], None]
 
-
-def build(
-    model: str, output: str | Path, *, report: Report = lambda message: None, **options: Unpack[BuildOptions]
-) -> Path:
+def build(model: str, output: str | Path, *, report: OnProgress = silent, **options: Unpack[BuildOptions]) -> Path:
     """Compile a model and a drafter into an engine directory, which `load` opens.
 
     Args:
@@ -68,7 +64,7 @@ def build(
     return Path(output)
 
 
-def note_held_types(model: str, config: EngineConfig, report: Report) -> None:
+def note_held_types(model: str, config: EngineConfig, report: OnProgress) -> None:
     """Say so where weights would be quantised that are quantised already."""
     file = gguf_file(model)
     held = held_types(file) if file and config.weights in ("int8", "int4") else []

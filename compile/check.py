@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from polygraphy.logger import G_LOGGER
 
 from ..controls import TOP_LOGPROBS
 from ..errors import BuildError, InputError
+from ..progress import OnProgress, silent
 from ..report import LEAST_LOGPROB, LOGPROB_STEPS, SCORE_STEPS, Report
 from ..runtime.buffers import Tensors
 from ..runtime.engine import Engine, load
@@ -94,7 +95,7 @@ def compare(
     drafter: str | None = None,
     steps: int = 8,
     save: str | Path | None = None,
-    report: Callable[[str], None] = lambda message: None,
+    report: OnProgress = silent,
 ) -> Comparison:
     """Replay recorded steps of a real generation in torch and in engines of the same configuration, of any backend.
 
@@ -219,7 +220,7 @@ def _difference(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.float64
         return np.nan_to_num(np.where(same, 0.0, np.abs(a - b)), nan=np.inf, posinf=np.inf)
 
 
-def _torch_engine(directory: Path, model: str | None, drafter: str | None, report: Callable[[str], None]) -> Engine:
+def _torch_engine(directory: Path, model: str | None, drafter: str | None, report: OnProgress) -> Engine:
     """The model itself, as an engine was configured. Raises InputError for another model."""
     manifest = read_manifest(directory)
     name = model or manifest.about["model"]["name"]

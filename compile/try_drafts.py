@@ -3,12 +3,13 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..graphs.step import SpeculativeStep
+from ..progress import OnProgress
 from ..report import RUNNING
 from ..runtime.engine_file import EngineSpec, TensorSpec
 from ..runtime.inductor.torch_session import TorchSession
@@ -19,7 +20,7 @@ QUESTION = "Explain in a few sentences why the sky is blue, then list three fact
 STEPS, SECONDS = 24, 10.0  # at most
 
 
-def try_drafts(source: Source, graphs: Graphs, device: str, report: Callable[[str], None]) -> None:
+def try_drafts(source: Source, graphs: Graphs, device: str, report: OnProgress) -> None:
     """Continue a short text with the plain modules, which lie on `device`, and report the tokens per step in one line.
     A second line warns of a neural drafter none of whose drafts is accepted."""
     step = graphs.step.module

@@ -8,12 +8,13 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..progress import OnProgress
 from ..runtime.inductor.aoti import machine
 from ..user_cache import cache_path, keep
 from .config import EngineConfig
@@ -26,9 +27,7 @@ SHAPE = ("tree", "nodes", "depth", "top_k", "tree_choices")  # a user who gives 
 AGAIN = "run `specstep tune` again"
 
 
-def with_tuned(
-    source: Source, config: EngineConfig, given: Mapping[str, Any], report: Callable[[str], None]
-) -> EngineConfig:
+def with_tuned(source: Source, config: EngineConfig, given: Mapping[str, Any], report: OnProgress) -> EngineConfig:
     """The config with the tuned choice in it, where the user gave no option that it would change; with drafter "auto"
     the tuned drafter even if they chose the tree, and where nothing was tuned the drafter that fits the model."""
     auto, shaped = config.drafter == "auto", any(given.get(name) is not None for name in SHAPE)
@@ -45,7 +44,7 @@ def with_tuned(
     return dataclasses.replace(config, drafter=fitting)
 
 
-def _tuned(source: Source, config: EngineConfig, report: Callable[[str], None]) -> tuple[EngineConfig, str] | None:
+def _tuned(source: Source, config: EngineConfig, report: OnProgress) -> tuple[EngineConfig, str] | None:
     """The config with the choice for engines of so many rows, and why; None where there is none, or none of use."""
     path = tuned_path(source, config)
     if not path.is_file():

@@ -2,11 +2,12 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
 from ..errors import InputError
+from ..progress import OnProgress, silent
 from .asked.make_requests import make_requests, require_tokenizer
 from .asked.prediction import predictions
 from .asked.prompt import Array, Prompt, RequestOptions, one_each, split_prompts
@@ -226,7 +227,7 @@ def load(
     learned: str | Path | None = None,
     nodes: int | str = "auto",
     device: str | None = None,
-    report: Callable[[str], None] = lambda message: None,
+    report: OnProgress = silent,
 ) -> Engine:
     """Load an engine directory.
 

@@ -6,7 +6,7 @@ both input and output: a program reads a cache once, before it writes it (`compi
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import zip_longest
@@ -18,6 +18,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from ..errors import EngineError
+from ..progress import OnProgress
 from .buffers import Tensors
 from .engine_file import NEXT, REBUILD, EngineSpec, Manifest, ProgramSpec, TensorSpec
 from .gpu import refuse_gpu
@@ -31,7 +32,7 @@ def machine() -> dict[str, Any]:
     return {"providers": onnxruntime.get_available_providers()}
 
 
-def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: Callable[[str], None]) -> Session:
+def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: OnProgress) -> Session:
     """Open the programs; they map the weights file. Raises EngineError for what ONNX Runtime does not take."""
     refuse_gpu(gpu)
     spec = manifest.spec

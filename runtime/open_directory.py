@@ -1,12 +1,12 @@
 """Opens an engine directory: what is in it, read, checked and ready to run."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from ..backends import BACKENDS
 from ..errors import EngineError
+from ..progress import OnProgress
 from .asked.sampling_params import SamplingParams
 from .engine_file import REBUILD, Manifest, check_files, check_machine, read_manifest
 from .session import Session
@@ -23,7 +23,7 @@ class Opened(NamedTuple):
     identity: str
 
 
-def open_directory(directory: Path, deep_check: bool, gpu: int | None, report: Callable[[str], None]) -> Opened:
+def open_directory(directory: Path, deep_check: bool, gpu: int | None, report: OnProgress) -> Opened:
     """Open what `build` wrote; deep_check: hash the weights file too; others: see `engine.load`. Raises EngineError and
     InputError."""
     while True:
@@ -48,7 +48,7 @@ def _identity(directory: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _open(directory: Path, deep_check: bool, gpu: int | None, report: Callable[[str], None]) -> Opened:
+def _open(directory: Path, deep_check: bool, gpu: int | None, report: OnProgress) -> Opened:
     """Read, check and open what is there now. Raises EngineError."""
     manifest = read_manifest(directory)
     check_files(directory, manifest, deep_check)

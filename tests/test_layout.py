@@ -10,7 +10,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("commands", "graphs", "kernels", "compile", "runtime", "serving", "train")
-SHARED = {"errors", "user_cache", "report", "controls", "backends"}  # modules at the root that every folder may import
+SHARED = {
+    "errors",
+    "user_cache",
+    "report",
+    "controls",
+    "backends",
+    "progress",
+}  # at the root: every folder may import them
 MAY_IMPORT = {
     "commands": {"commands", "compile", "runtime", "serving", "train"},
     "graphs": {"graphs", "kernels"},

@@ -4,7 +4,7 @@ Letters: V vocabulary, R contexts, K continuations kept per context.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from ..errors import InputError
 from ..graphs.drafters.ngram_tables import pack
 from ..kernels.ngram.learned import WAYS, learn_text
 from ..kernels.ngram.tables import EMPTY
+from ..progress import OnProgress, silent
 from ..runtime.learned import header, write_table
 from .data.corpus import Text, read
 
@@ -30,9 +31,6 @@ STEP = 8  # tokens that are learned at once, as of a step
 BIGRAM_DISCOUNT, TRIGRAM_DISCOUNT = 4.0, 8.0
 
 
-Report = Callable[[str], None]
-
-
 def count(
     data: Sequence[str],
     output: str | Path,
@@ -40,7 +38,7 @@ def count(
     model: str | None = None,
     top: int = 8,
     min_count: int = 3,
-    report: Report = lambda message: None,
+    report: OnProgress = silent,
 ) -> Path:
     """Count data directories and JSON-lines files (see `data/corpus.py`) into a file of tables -> its path. Raises
     InputError for data that cannot be counted and BuildError for a model or an output that cannot be used.
@@ -78,7 +76,7 @@ def count_learned(
     *,
     model: str,
     learned_rows: int,
-    report: Report = lambda message: None,
+    report: OnProgress = silent,
 ) -> Path:
     """Have a table of `kernels/ngram/learned.py` learn the same data, as if an engine had written it -> the path of the
     file for `load(learned=)`. Raises InputError, and EngineError where the file cannot be written."""
@@ -109,7 +107,7 @@ class Tally:
     tokens: int = 0
 
 
-def with_progress(texts: Iterable[Text], counts: "Counts | Tally", report: Report) -> Iterable[Text]:
+def with_progress(texts: Iterable[Text], counts: "Counts | Tally", report: OnProgress) -> Iterable[Text]:
     """The same texts, with a line now and then about how far it is."""
     reported = time.monotonic()
     for text in texts:

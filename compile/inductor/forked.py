@@ -9,15 +9,14 @@ from typing import Any
 import torch
 
 from ...errors import BuildError
+from ...progress import OnProgress, silent
 from .lean_code import collect_rarely
-
-Report = Callable[[str], None]
 
 
 class Forked:
     """A function that runs in a process of its own. It is given a `report` that speaks to whoever waits."""
 
-    def __init__(self, name: str, function: Callable[[Report], Any]):
+    def __init__(self, name: str, function: Callable[[OnProgress], Any]):
         fork = multiprocessing.get_context("fork")
         self.name = name
         self.told, sender = fork.Pipe(duplex=False)
@@ -26,7 +25,7 @@ class Forked:
         sender.close()
 
     @staticmethod
-    def _run(function: Callable[[Report], Any], sender: Connection) -> None:
+    def _run(function: Callable[[OnProgress], Any], sender: Connection) -> None:
         torch.set_num_threads(1)  # the parent's OpenMP threads are not here
         warnings.simplefilter("ignore")  # the compiler's about itself
         collect_rarely()
@@ -39,7 +38,7 @@ class Forked:
             full = "No space left" in str(error)
             sender.send(("failed", "no space left on the device" if full else f"{type(error).__name__}: {lines[0]}"))
 
-    def join(self, report: Report = lambda line: None) -> Any:
+    def join(self, report: OnProgress = silent) -> Any:
         """Wait, and pass on what the function reports -> what it returned. Raises BuildError with what it raised."""
         kind, value = "line", None
         while kind == "line":
@@ -57,7 +56,7 @@ class Forked:
         return value
 
 
-def run_forked(name: str, function: Callable[[Report], Any], report: Report) -> Any:
+def run_forked(name: str, function: Callable[[OnProgress], Any], report: OnProgress) -> Any:
     """Run a function in a process of its own and wait -> what it returned. Raises BuildError."""
     child = Forked(name, function)
     try:

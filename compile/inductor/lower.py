@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 
 from ...errors import BuildError, needs_extra
 from ...kernels.native import LIBRARY_NAME, build_library, c_shims, detect_instruction_set, has_library, library_error
+from ...progress import OnProgress
 from ...runtime.inductor.aoti import machine
 from ..assemble import Graphs
 from ..export import Compile, Export, export_program
@@ -41,13 +42,13 @@ GPU_CONFIG: dict[str, Any] = {
 FEW_LAUNCHES: dict[str, Any] = {"combo_kernels": True, "combo_kernels_pointwise_only": True}
 
 
-def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Lowered:
+def lower(graphs: Graphs, directory: Path, report: OnProgress) -> Lowered:
     """Write NAME.pt2 for each program, the weights file and, on a CPU, the library of our ops. Raises BuildError."""
     if graphs.gpu is None:
         return _lower(graphs, directory, report, export_program, _compile)
     described = load_described_gpu()
 
-    def lower_without(tell: Callable[[str], None]) -> Lowered:
+    def lower_without(tell: OnProgress) -> Lowered:
         with described.lowers_without(graphs.gpu, _compile) as (export, compile_one):
             return _lower(graphs, directory, tell, export, compile_one)
 
@@ -64,9 +65,7 @@ def load_described_gpu() -> ModuleType:
     return described
 
 
-def _lower(
-    graphs: Graphs, directory: Path, report: Callable[[str], None], export: Export, compile_one: Compile
-) -> Lowered:
+def _lower(graphs: Graphs, directory: Path, report: OnProgress, export: Export, compile_one: Compile) -> Lowered:
     if graphs.spec.device == "cpu" and not has_library():
         _warn_of_missing_library(graphs.spec.config["weights"], report)
     exported, programs = {}, {}
@@ -90,7 +89,7 @@ def _lower(
     return Lowered(programs, stages, requires(device), {}, details)
 
 
-def _warn_of_missing_library(weights: str, report: Callable[[str], None]) -> None:
+def _warn_of_missing_library(weights: str, report: OnProgress) -> None:
     """Say what an engine is without our kernels. Raises BuildError where it cannot be what the user asked for."""
     reason, *_ = str(library_error()).splitlines()
     if weights in ("int8", "int4"):

@@ -3,7 +3,6 @@
 import json
 import logging
 import warnings
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from onnxscript.rewriter.rules.common import reshape_reshape_rule
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from ...progress import OnProgress
 from ...runtime.engine_file import NEXT, SIZES, WEIGHTS, ProgramSpec
 from ..assemble import FlatProgram, Graphs
 from ..export import export_program
@@ -62,7 +62,7 @@ class FunctionalProgram(FlatProgram):
         return tuple(NEXT + name if name in self.inputs else name for name in names)
 
 
-def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Lowered:
+def lower(graphs: Graphs, directory: Path, report: OnProgress) -> Lowered:
     """Write NAME.onnx for each program and the weights file."""
     exported, models, programs = {}, {}, {}
     for name, program in graphs.programs.items():

@@ -3,18 +3,18 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ...errors import BuildError
+from ...progress import OnProgress
 from ...runtime.tensorrt.library import check_parser, load_library
 from ...user_cache import cache_path, keep
 from .plugins import register
 
-Report = Callable[[str], None]
 Profile = dict[str, tuple[int, int, int]]  # dynamic dimension, as the ONNX file names it -> least, best and most
 
 
@@ -39,7 +39,7 @@ class BuiltPlan:
 
 
 def build_plan(
-    path: Path, target: Target, plugins: Counter[str], profiles: Sequence[Profile], report: Report
+    path: Path, target: Target, plugins: Counter[str], profiles: Sequence[Profile], report: OnProgress
 ) -> BuiltPlan:
     """Build the plan of an ONNX file whose weights lie beside it. `plugins`: how many of each it must have, none where
     the target has no plugins. Raises BuildError."""
@@ -120,7 +120,7 @@ def _logger(trt: Any) -> Any:
     return Logger()
 
 
-def _monitor(trt: Any, name: str, report: Report) -> Any:
+def _monitor(trt: Any, name: str, report: OnProgress) -> Any:
     """Reports each phase of a build that has no phase above it."""
 
     class Monitor(trt.IProgressMonitor):

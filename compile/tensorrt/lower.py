@@ -3,12 +3,12 @@ the compute capabilities that are named, on a machine that may have none."""
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import BuildError
+from ...progress import OnProgress
 from ...runtime.engine_file import EngineSpec
 from ...runtime.tensorrt.driver import DriverError, driver
 from ...runtime.tensorrt.library import load_library
@@ -21,7 +21,7 @@ from .graph import fix_sizes, load_graph, use_plugins, without_functions
 SHORT = 64  # prompt tokens of a call up to which the prefill has a profile of its own
 
 
-def lower(graphs: Graphs, directory: Path, report: Callable[[str], None]) -> Lowered:
+def lower(graphs: Graphs, directory: Path, report: OnProgress) -> Lowered:
     """Write NAME.plan for each program, weights included."""
     spec = graphs.spec
     target = make_target(spec.config)
@@ -67,9 +67,7 @@ def _device_capability(message: str) -> int:
         raise BuildError(f"{message}: expected an NVIDIA GPU here, got none ({error})") from None
 
 
-def _plan(
-    path: Path, spec: EngineSpec, target: Target, report: Callable[[str], None]
-) -> tuple[BuiltPlan, list[Profile]]:
+def _plan(path: Path, spec: EngineSpec, target: Target, report: OnProgress) -> tuple[BuiltPlan, list[Profile]]:
     """The plan of an ONNX file. Caches are bound whole: TensorRT takes no view of a part of a larger buffer. A step
     verifies all nodes, for our plugins' kernels are compiled for one number of them."""
     model = load_graph(path)

@@ -4,7 +4,7 @@ The loader is called directly: its Python wrapper would import Inductor's compil
 """
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...errors import EngineError, InputError
 from ...kernels.native import LIBRARY_NAME, load_library
+from ...progress import OnProgress
 from ..engine_file import REBUILD, WEIGHTS, EngineSpec, Manifest, ProgramSpec
 from ..gpu import plan_memory, refuse_gpu
 from ..session import Session
@@ -52,7 +53,7 @@ def cpu_instructions() -> list[str]:
     return next(flags, [])
 
 
-def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: Callable[[str], None]) -> Session:
+def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: OnProgress) -> Session:
     """Load the programs, lend them the mapped weights. Raises EngineError for what does not load here."""
     if manifest.spec.device == "cpu":
         refuse_gpu(gpu)

@@ -8,13 +8,14 @@ have drafted, with or without a drafter that pauses, a step tells now and then.
 Letters: N nodes of a drafted tree.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import truediv
 from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import InputError
+from ...progress import OnProgress
 from ...report import CHEAP, NOTHING, WHOLE, RowReport
 from ..session import Session
 from .measure_steps import keep_times, kept_or_measured
@@ -165,7 +166,7 @@ class Ladder:
             drafts.source.take(before, accepted)
 
 
-def make_ladder(session: Session, nodes: int | str, identity: str, report: Callable[[str], None]) -> Ladder:
+def make_ladder(session: Session, nodes: int | str, identity: str, report: OnProgress) -> Ladder:
     """The ladder that a user asks for (see `engine.load`) over an idle session. Raises InputError."""
     most, least = session.spec.nodes, [0] if session.any_nodes else []
     if nodes == "auto":

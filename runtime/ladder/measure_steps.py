@@ -7,11 +7,12 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from ...progress import OnProgress
 from ...report import WHOLE
 from ...user_cache import cache_path, keep
 from ..session import Session
@@ -22,7 +23,7 @@ ROUNDS = 8  # most times that each size is measured
 
 
 def kept_or_measured(
-    session: Session, rungs: Sequence[int], identity: str, report: Callable[[str], None]
+    session: Session, rungs: Sequence[int], identity: str, report: OnProgress
 ) -> tuple[StepTimes, Path]:
     """The times of an idle session's steps on this machine, and where they are kept. They are measured where none are
     kept that fit. identity: what tells engines apart."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import EngineError
+from ...progress import OnProgress
 from ..buffers import Tensors
 from ..engine_file import NEXT, REBUILD, EngineSpec, Manifest, TensorSpec
 from ..gpu import refuse_gpu
@@ -40,7 +41,7 @@ def machine() -> dict[str, Any]:
     return {"libraries": libraries}
 
 
-def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: Callable[[str], None]) -> Session:
+def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: OnProgress) -> Session:
     """Load both plans. Raises EngineError where there is no GPU, or one that the plans were not built for."""
     refuse_gpu(gpu)
     spec, built_for = manifest.spec, manifest.about["compute_capability"]

@@ -1,19 +1,17 @@
 """How collecting speaks while it works."""
 
 import time
-from collections.abc import Callable
 
+from ...progress import OnProgress
 from ..data.writer import DataWriter
 
 REPORT_EVERY = 2.0  # seconds
-
-Report = Callable[[str], None]
 
 
 class Progress:
     """A line now and then about how far it is."""
 
-    def __init__(self, writer: DataWriter, report: Report):
+    def __init__(self, writer: DataWriter, report: OnProgress):
         self.writer, self.report = writer, report
         self._generated, self._since = 0, time.monotonic()
 

@@ -15,6 +15,7 @@ import torch
 from ...compile.drafters.ngram_file import tokenizer_hash
 from ...compile.source import Source, load_source
 from ...errors import InputError
+from ...progress import OnProgress, silent
 from ..data.corpus import Text, encode, encode_lines, lines
 from ..data.hidden_states import feature_layers, hidden_states, quick_dtype
 from ..data.reader import Data, DataManifest, Example
@@ -22,7 +23,7 @@ from ..data.writer import DataWriter
 from .answers import MOST_SAMPLED, Answers
 from .documents import ask_about, documents_of
 from .options import CollectOptions
-from .progress import Progress, Report
+from .progress import Progress
 from .questions import ask
 from .sampling import rows_that_fit
 
@@ -31,7 +32,7 @@ QUESTION = 16  # tokens that a question of the model's own has at least
 SHORT = 64  # tokens of a short sequence: no more prompts are drawn than may be needed
 
 
-def collect(model: str, output: str | Path, options: CollectOptions, report: Report = lambda message: None) -> Path:
+def collect(model: str, output: str | Path, options: CollectOptions, report: OnProgress = silent) -> Path:
     """Collect what a model writes, and dialogues as they are, into a data directory (see `data/reader.py`) -> its path.
     Goes on where an earlier run ended. Raises InputError and BuildError."""
     output = Path(output)

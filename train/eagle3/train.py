@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ...compile.drafters.ngram_file import tokenizer_hash
 from ...compile.source import Source, load_source
 from ...errors import InputError
 from ...graphs.drafters.eagle3 import Eagle3Head
+from ...progress import OnProgress, silent
 from ..data.hidden_states import fast_bfloat16, feature_layers, quick_dtype
 from ..data.reader import MANIFEST, Data
 from .checkpoint import Checkpoint
@@ -25,15 +26,13 @@ from .plot import plot_training, write_history
 from .rows import Rows, TokensOnly
 from .unroll import unroll
 
-Report = Callable[[str], None]
-
 REPORT_EVERY = 20.0  # seconds
 LEVEL_WEIGHT = 0.8  # of a level's loss, relative to the level before
 FIT_BATCHES = 64  # for the linear start
 
 
 def train_drafter(
-    model: str, data: Sequence[str], output: str | Path, *, report: Report = lambda message: None, **given: Any
+    model: str, data: Sequence[str], output: str | Path, *, report: OnProgress = silent, **given: Any
 ) -> Path:
     """Train a head and write it -> its folder, for `build --drafter FOLDER`. A run that was interrupted goes on from
     its last checkpoint. given: fields of `TrainOptions`. Raises InputError and BuildError."""
@@ -170,7 +169,7 @@ class Training:
     def tokens(self) -> int:
         return int(sum(source.lengths.sum() for source in self.sources))
 
-    def run(self, checkpoint: Checkpoint, report: Report) -> None:
+    def run(self, checkpoint: Checkpoint, report: OnProgress) -> None:
         """Train to the end, from the checkpoint if there is one. Raises InputError for a loss that is no number."""
         optimizer = Optimizer(self.head, self.options.learning_rate, self.steps)
         step = checkpoint.restore(self.head, optimizer, self.history)
@@ -199,7 +198,7 @@ class Training:
                 self._evaluate(step, report)
                 checkpoint.save(self.head, optimizer, self.history, step)
 
-    def _start(self, report: Report) -> None:
+    def _start(self, report: OnProgress) -> None:
         if not self._fitted:
             rows = self._rows(self._learned)
             report("fitting the linear start")
@@ -221,7 +220,7 @@ class Training:
         return value
 
     @torch.no_grad()
-    def _evaluate(self, step: int, report: Report) -> None:
+    def _evaluate(self, step: int, report: OnProgress) -> None:
         """Measure on what was held out, and say it: top-1 accuracy a per level promises 1 + a0 + a0*a1 + ... tokens of
         a chain."""
         sums = torch.stack([self._sums(self.held, index) for index in range(len(self.held))]).sum(0)

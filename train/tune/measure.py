@@ -5,7 +5,7 @@ import dataclasses
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ...errors import EngineError
 from ...graphs.drafters.drafter import Scorer
 from ...graphs.drafters.merged import Merged, parts
 from ...graphs.step import SpeculativeStep
+from ...progress import OnProgress
 from ...runtime.acceptance import Acceptance
 from ...runtime.engine import Engine
 from ...runtime.inductor.profile import profile
@@ -27,8 +28,6 @@ from ...runtime.ladder.ladder import rungs_up_to
 from ...runtime.ladder.measure_steps import measure
 from ...runtime.session import Session
 from .choose import DEPTH, NODES, TOP_K, Choice, Drafted, Steps, label
-
-Report = Callable[[str], None]
 
 REPORT_EVERY = 5.0  # seconds
 STEPS_S = 12.0  # that steps are timed for
@@ -43,7 +42,7 @@ def largest(drafter: str) -> Choice:
 
 
 def try_drafter(
-    source: Source, config: EngineConfig, drafter: str, prompts: Sequence[Any], max_new_tokens: int, report: Report
+    source: Source, config: EngineConfig, drafter: str, prompts: Sequence[Any], max_new_tokens: int, report: OnProgress
 ) -> Drafted:
     """Answer the prompts with plain modules, which need no build, and see what is accepted of the largest tree. Raises
     BuildError and InputError."""
@@ -95,7 +94,7 @@ def costly_levels(scorer: Scorer) -> int:
     return min(scorer.levels, DEPTH) if isinstance(scorer, Merged) and len(neural) == 2 else DEPTH
 
 
-def time_steps(engine: Engine, length: float, report: Report) -> Steps:
+def time_steps(engine: Engine, length: float, report: OnProgress) -> Steps:
     """Time the steps of an idle engine by rows and nodes, for rows of this length; what the drafter takes of them is
     left out where ops cannot be timed (`draft_shares`)."""
     session, spec = engine.session, engine.spec
@@ -135,7 +134,7 @@ def beside(steps: Steps, plain: Steps) -> Steps:
     return dataclasses.replace(steps, draft=draft)
 
 
-def draft_shares(session: Session, sizes: Sequence[int], length: float, report: Report) -> dict[int, float] | None:
+def draft_shares(session: Session, sizes: Sequence[int], length: float, report: OnProgress) -> dict[int, float] | None:
     """Rows -> the share of a step in which an idle session drafts, one that verifies nothing; None where ops cannot be
     timed."""
     if not isinstance(session, TorchSession) or session.spec.device != "cpu":

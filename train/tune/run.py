@@ -19,9 +19,10 @@ from ...compile.drafters.choose import default_drafters, fitting_drafters
 from ...compile.source import Source, load_source
 from ...compile.tuned import save_tuned
 from ...errors import BuildError, InputError
+from ...progress import OnProgress, silent
 from ...runtime.engine import Engine, load
 from .choose import CLOSE, DEPTH, PLAIN, TOP_K, Choice, Drafted, Expected, Steps, best_tree, choose, label
-from .measure import Report, beside, draft_shares, largest, time_steps, try_drafter, with_drafts
+from .measure import beside, draft_shares, largest, time_steps, try_drafter, with_drafts
 
 ROWS = 8  # most rows that are measured, where the user does not say
 ENGINES = 2  # most drafters that an engine is built for
@@ -48,7 +49,7 @@ def tune(
     *,
     drafters: Sequence[str] = (),
     max_new_tokens: int = 128,
-    report: Report = lambda message: None,
+    report: OnProgress = silent,
     **options: Any,
 ) -> dict[str, Any]:
     """Measure, choose, and keep the choices for `build` -> "choices" (options of `build`, and why, for engines of 1, 2,
@@ -102,7 +103,7 @@ def absolute(drafter: str) -> str:
 class Bench:
     """Builds engines of a model and times their steps."""
 
-    def __init__(self, model: str, options: dict[str, Any], folder: Path, report: Report):
+    def __init__(self, model: str, options: dict[str, Any], folder: Path, report: OnProgress):
         self.model, self.options, self.folder, self.report = model, options, folder, report
         self._plain: Steps | None = None
 
