@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypedDict, TypeGuard
 from ...errors import InputError
 from ..text.tokenizer import EngineTokenizer, Message
 from .allowed_tokens import AllowedTokens
-from .sampling_params import Sampling
+from .sampling_params import SamplingArgument
 
 
 class Array(Protocol):
@@ -39,7 +39,7 @@ class RequestOptions(TypedDict, total=False):
     learning: whether the output may be counted for the drafts of later requests.
     """
 
-    sampling: Sampling | Sequence[Sampling | None] | None
+    sampling: SamplingArgument | Sequence[SamplingArgument | None] | None
     chat: bool
     ignore_eos: bool
     stop_ids: Sequence[int]

@@ -90,7 +90,7 @@ class SamplingParams:
         return ", ".join(f"{name} {value}" for name, value in self.changed.items()) or "greedy"
 
 
-Sampling = SamplingParams | Mapping[str, Any] | Literal["model"]  # what `sampling` may be, for one prompt
+SamplingArgument = SamplingParams | Mapping[str, Any] | Literal["model"]  # what `sampling` may be, for one prompt
 Check = Callable[[str, Any], Any]  # a field's name and value -> the value as it is kept; raises InputError
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 LOGGER = logging.getLogger(__name__)
 
 
-class Graphs:
+class CudaGraphs:
     """The steps of one session as CUDA graphs, which share their memory."""
 
     def __init__(self) -> None:

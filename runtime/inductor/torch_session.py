@@ -14,7 +14,7 @@ from ...controls import LAG
 from ..buffers import Tensors
 from ..engine_file import EngineSpec, TensorSpec
 from ..session import Session
-from .cuda_graph import Graphs, Reports
+from .cuda_graph import CudaGraphs, Reports
 from .openmp import one_thread, release_threads
 
 Program = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # flat tensors in, flat tensors out, caches written in place
@@ -34,7 +34,7 @@ class TorchSession(Session):
         self._nodes = torch.arange(1 + spec.nodes, device=self.device)
         self._positions = torch.arange(-1, spec.catch_up, device=self.device)
         self._replays: dict[tuple[int | None, ...], Callable[[], Tensor]] = {}
-        self._graphs = Graphs() if gpu else None
+        self._graphs = CudaGraphs() if gpu else None
         self._reports: Reports | None = None  # on the host
         self.overlaps = gpu  # which runs beside the host
 

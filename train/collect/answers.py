@@ -14,7 +14,7 @@ from ...runtime.engine import Engine, load
 from ...runtime.engine_file import MANIFEST
 from ..data.corpus import Text
 from .options import CollectOptions
-from .progress import Progress
+from .progress import CollectProgress
 from .sampling import rows_that_fit, sample
 
 MOST_ROWS = {"cpu": 8, "cuda": 64}  # of an engine that is built here
@@ -24,7 +24,7 @@ MOST_SAMPLED = {"cpu": 64, "cuda": 256}
 class Answers:
     """Answers prompts. The engine is loaded, or built, when the first greedy answer is asked for."""
 
-    def __init__(self, source: Source, folder: Path, options: CollectOptions, seed: int, progress: Progress):
+    def __init__(self, source: Source, folder: Path, options: CollectOptions, seed: int, progress: CollectProgress):
         """folder: where an engine is built, unless the options name one or it was built before."""
         self.source, self.options, self.progress = source, options, progress
         self._folder = Path(options.engine or folder)

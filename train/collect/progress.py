@@ -8,7 +8,7 @@ from ..data.writer import DataWriter
 REPORT_EVERY = 2.0  # seconds
 
 
-class Progress:
+class CollectProgress:
     """A line now and then about how far it is."""
 
     def __init__(self, writer: DataWriter, report: OnProgress):

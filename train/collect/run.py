@@ -23,7 +23,7 @@ from ..data.writer import DataWriter
 from .answers import MOST_SAMPLED, Answers
 from .documents import ask_about, documents_of
 from .options import CollectOptions
-from .progress import Progress
+from .progress import CollectProgress
 from .questions import ask
 from .sampling import rows_that_fit
 
@@ -40,7 +40,7 @@ def collect(model: str, output: str | Path, options: CollectOptions, report: OnP
     source = load_source(model, options.dtype or quick_dtype(options.device), options.device)
     most = options.most_tokens
     with DataWriter(output, describe(source, options.hidden_states)) as writer:
-        progress = Progress(writer, report)
+        progress = CollectProgress(writer, report)
         # Another seed for each run: no run repeats another.
         answers = Answers(source, output / "engine", options, options.seed + writer.sequences, progress)
         fresh = Fresh(writer, options.max_length)
@@ -75,7 +75,7 @@ def describe(source: Source, states: bool) -> DataManifest:
     return dataclasses.replace(manifest, hidden_size=config.hidden_size, hidden_layers=layers)
 
 
-def texts_of(source: Source, options: CollectOptions, done: int, progress: Progress) -> Iterator[Text]:
+def texts_of(source: Source, options: CollectOptions, done: int, progress: CollectProgress) -> Iterator[Text]:
     """Dialogues and prompts of the file, prompts over its documents, or the model's own questions without end; a prompt
     is a text that ends with it."""
     if options.prompts is not None:

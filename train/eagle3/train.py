@@ -18,12 +18,12 @@ from ...graphs.drafters.eagle3 import Eagle3Head
 from ...progress import OnProgress, silent
 from ..data.hidden_states import fast_bfloat16, feature_layers, quick_dtype
 from ..data.reader import MANIFEST, Data
+from .batches import Batches, TokensOnly
 from .checkpoint import Checkpoint
 from .initialize import draft_vocabulary, fit_features, new_head
 from .optimizer import Optimizer
 from .options import TrainOptions
 from .plot import plot_training, write_history
-from .rows import Rows, TokensOnly
 from .unroll import unroll
 
 REPORT_EVERY = 20.0  # seconds
@@ -148,8 +148,8 @@ class Training:
         self.vocabulary = start.target_ids().cpu() if start else draft_vocabulary(counts, options.draft_vocab_size)
         self.coverage = float(counts[self.vocabulary].sum() / counts.sum().clamp(min=1))
         self._drafted = torch.zeros(len(counts), dtype=torch.bool).index_fill(0, self.vocabulary, True)
-        self.held = self._rows(kept)
-        if not len(self.held) or not len(self._rows(self._learned)):
+        self.held = self._batches(kept)
+        if not len(self.held) or not len(self._batches(self._learned)):
             raise InputError(
                 f"data: expected over {options.batch * options.width} tokens to learn from and as many held out, got "
                 f"{self.tokens} in all; collect more, or lower --batch and --width"
@@ -157,7 +157,7 @@ class Training:
         self.head = start or new_head(target, layers, self.vocabulary, options.intermediate_size)
         self._fitted = start is not None
         self._target_rows = rows[self.vocabulary.to(rows.device)]
-        self.steps = options.epochs * len(self._rows(self._learned))
+        self.steps = options.epochs * len(self._batches(self._learned))
         self.history: list[dict[str, Any]] = []
         self._unroll = torch.compile(unroll, dynamic=False)
 
@@ -181,10 +181,10 @@ class Training:
         while step < self.steps:
             epoch, index = divmod(step, self.steps // self.options.epochs)
             if epoch * (self.steps // self.options.epochs) == step or step == first:
-                rows = self._rows(
+                batches = self._batches(
                     self._learned[torch.randperm(len(self._learned), generator=self._generator(1 + epoch))]
                 )
-            loss = self._update(rows, index, optimizer, step)
+            loss = self._update(batches, index, optimizer, step)
             step += 1
             if time.monotonic() - spoken > REPORT_EVERY:
                 spoken = time.monotonic()
@@ -200,13 +200,13 @@ class Training:
 
     def _start(self, report: OnProgress) -> None:
         if not self._fitted:
-            rows = self._rows(self._learned)
+            batches = self._batches(self._learned)
             report("fitting the linear start")
-            fit_features(self.head, (rows[index] for index in range(min(FIT_BATCHES, len(rows)))))
+            fit_features(self.head, (batches[index] for index in range(min(FIT_BATCHES, len(batches)))))
         self._evaluate(0, report)
 
-    def _update(self, rows: Rows, index: int, optimizer: Optimizer, step: int) -> float:
-        sums = self._sums(rows, index)
+    def _update(self, batches: Batches, index: int, optimizer: Optimizer, step: int) -> float:
+        sums = self._sums(batches, index)
         weights = LEVEL_WEIGHT ** torch.arange(len(sums), device=sums.device)
         loss = (sums[:, 0] / sums[:, 3].clamp(min=1) * weights).sum() / weights.sum()
         value = loss.item()
@@ -232,8 +232,8 @@ class Training:
         )
         report(f"held out after {step} steps, by level: {shown}; a chain would yield {chain:.2f} tokens per step")
 
-    def _sums(self, rows: Rows, index: int) -> Tensor:
-        device, batch, target_rows = self.target.model.device.type, rows[index], self._target_rows
+    def _sums(self, batches: Batches, index: int) -> Tensor:
+        device, batch, target_rows = self.target.model.device.type, batches[index], self._target_rows
         embed, fast = self.target.model.get_input_embeddings(), fast_bfloat16(device)
         if not fast:  # the head's own type: hidden states are kept in bfloat16
             batch = batch._replace(features=batch.features.float(), last=batch.last.float())
@@ -241,9 +241,9 @@ class Training:
         with torch.autocast(device, torch.bfloat16, enabled=fast):
             return self._unroll(self.head, embed, batch, target_rows, self.options.levels)
 
-    def _rows(self, chosen: Tensor) -> Rows:
+    def _batches(self, chosen: Tensor) -> Batches:
         options = self.options
-        return Rows(self.sources, chosen, self.target, self.layers, self._drafted, options.batch, options.width)
+        return Batches(self.sources, chosen, self.target, self.layers, self._drafted, options.batch, options.width)
 
     def _generator(self, use: int) -> torch.Generator:
         return torch.Generator().manual_seed(self.options.seed * 1_000_003 + use)

@@ -20,7 +20,7 @@ WORTH = 1.02  # times the speed of plain decoding: what drafts must bring to be 
 
 
 @dataclass(frozen=True)
-class Choice:
+class DrafterSetup:
     """A drafter and its tree, as options of `build`."""
 
     drafter: str
@@ -39,7 +39,7 @@ def label(drafter: str) -> str:
     return ",".join(Path(part).name for part in drafter.split(","))
 
 
-PLAIN = Choice("none", 0, 0, 1, None)
+PLAIN = DrafterSetup("none", 0, 0, 1, None)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Expected:
     """What a drafter with a tree brings: for each number of rows its speed, plain decoding being 1, and the nodes that
     its steps verify then."""
 
-    choice: Choice
+    choice: DrafterSetup
     speed: Mapping[int, float]
     nodes: Mapping[int, int]
 
@@ -98,7 +98,7 @@ class Expected:
         return statistics.geometric_mean(self.speed.values())
 
 
-def choose(measured: Sequence[tuple[Drafted, Steps]], rows: int) -> tuple[Choice, Expected]:
+def choose(measured: Sequence[tuple[Drafted, Steps]], rows: int) -> tuple[DrafterSetup, Expected]:
     """What an engine for so many rows is built with, and what the best drafter and its tree are expected to bring:
     the choice is PLAIN where that is too little."""
     each = [best_tree(drafted, steps.up_to(rows)) for drafted, steps in measured]
@@ -138,4 +138,4 @@ def expect(drafted: Drafted, steps: Steps, depth: int, top_k: int, easy: bool = 
         speed[rows] = max(each)
         nodes[rows] = steps.rungs[each.index(speed[rows])]
     most = sum(DynamicTree.level_sizes(depth, top_k))
-    return Expected(Choice(drafted.drafter, min(NODES, most), depth, top_k), speed, nodes)
+    return Expected(DrafterSetup(drafted.drafter, min(NODES, most), depth, top_k), speed, nodes)

@@ -27,7 +27,7 @@ from ...runtime.inductor.torch_session import TorchSession
 from ...runtime.ladder.ladder import rungs_up_to
 from ...runtime.ladder.measure_steps import measure
 from ...runtime.session import Session
-from .choose import DEPTH, NODES, TOP_K, Choice, Drafted, Steps, label
+from .choose import DEPTH, NODES, TOP_K, Drafted, DrafterSetup, Steps, label
 
 REPORT_EVERY = 5.0  # seconds
 STEPS_S = 12.0  # that steps are timed for
@@ -36,9 +36,9 @@ PROFILED = 12  # steps of each number of rows that are taken apart
 MOST_DRAFT = 0.95  # share of a step that verifies nothing: what is left is the target's
 
 
-def largest(drafter: str) -> Choice:
+def largest(drafter: str) -> DrafterSetup:
     """The tree of a drafter that is measured."""
-    return Choice(drafter, NODES, DEPTH, TOP_K)
+    return DrafterSetup(drafter, NODES, DEPTH, TOP_K)
 
 
 def try_drafter(

@@ -21,7 +21,7 @@ from ...compile.tuned import save_tuned
 from ...errors import BuildError, InputError
 from ...progress import OnProgress, silent
 from ...runtime.engine import Engine, load
-from .choose import CLOSE, DEPTH, PLAIN, TOP_K, Choice, Drafted, Expected, Steps, best_tree, choose, label
+from .choose import CLOSE, DEPTH, PLAIN, TOP_K, Drafted, DrafterSetup, Expected, Steps, best_tree, choose, label
 from .measure import beside, draft_shares, largest, time_steps, try_drafter, with_drafts
 
 ROWS = 8  # most rows that are measured, where the user does not say
@@ -137,7 +137,7 @@ class Bench:
                 self._plain = time_steps(engine, drafted.length, self.report)
         return beside(steps, self._plain)
 
-    def _build(self, choice: Choice) -> Engine:
+    def _build(self, choice: DrafterSetup) -> Engine:
         self.report(f"building an engine with drafter {label(choice.drafter)}")
         folder = self.folder / "engine"
         build(self.model, folder, report=self.report, **(self.options | dataclasses.asdict(choice)))

@@ -33,7 +33,7 @@ class TokensOnly:
         return Example(self._tokens[index], int(self.prompts[index]), None, None)
 
 
-class Rows:
+class Batches:
     """The batches of one pass over some sequences of the data."""
 
     def __init__(
