@@ -109,6 +109,26 @@ def test_the_map_gives_every_file_a_phrase():
     assert not gone
 
 
+def own_test(module: Path) -> Path:
+    """Where the tests of a module lie if it has its own, those of an op's files in one."""
+    of_op = module.parent.parent == ROOT / "kernels"
+    name = module.parent.relative_to(ROOT) if of_op else module.relative_to(ROOT).with_suffix("")
+    return ROOT / "tests" / name.parent / f"test_{name.name}.py"
+
+
+def test_every_module_has_tests_or_says_where():
+    rows = [line.split("|")[1:3] for line in (ROOT / "tests" / "README.md").read_text().splitlines() if "| " in line]
+    through = {module.strip(): tests.strip().split(", ") for module, tests in rows if ".py" in module}
+    for module, tests in through.items():
+        assert (ROOT / module).is_file(), f"tests/README.md: {module} is gone"
+        assert not own_test(ROOT / module).is_file(), f"tests/README.md: {module} has tests of its own"
+        assert all((ROOT / "tests" / test).is_file() for test in tests), f"tests/README.md: {module}: {tests}"
+    ops = [path for path in SOURCES if path.parent.parent == ROOT / "kernels" and path.name == "op.py"]
+    modules = [path for path in SOURCES if path.parent.parent != ROOT / "kernels" and path.name != "__init__.py"]
+    missing = [path for path in [*ops, *modules] if not own_test(path).is_file()]
+    assert {path.relative_to(ROOT).as_posix() for path in missing} <= set(through)
+
+
 def test_packages_in_pyproject_are_the_tree():
     declared = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     folders = {path.parent.relative_to(ROOT) for path in SOURCES if path.name == "__init__.py"}
