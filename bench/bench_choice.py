@@ -1,7 +1,7 @@
 """Whether the choice of nodes is good, apart from the machine's noise: steps are simulated over one record.
 
     python bench/bench_choice.py engines/smol                     # record, a few minutes, then simulate
-    python bench/bench_choice.py --record record.json             # simulate again, after a change of runtime/ladder.py
+    python bench/bench_choice.py --record record.json             # simulate again, after a change of the ladder
 
 The record has what a step would accept at each place of each answer, with trees of all that drafts and of what is
 cheap, and how long steps take. So text, time and order are the same for every choice. Left out are prompts, what a

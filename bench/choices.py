@@ -72,8 +72,8 @@ def record(engine: str, questions: Path, report: Callable[[str], None]) -> dict[
             report(f"{group} {place + 1}")
             answer: Answer = {"group": group, "temperature": sampling.get("temperature", 0.0)}
             for draft in (draft for draft in session.drafts if draft != NOTHING):
-                contender.ladder = walk = Walk(session, draft)
-                answering = contender.answers([(prompt, sampling)], 1, NEW_TOKENS)
+                walk = Walk(session, draft)
+                answering = contender.answers([(prompt, sampling)], 1, NEW_TOKENS, walk)
                 while answering.step():
                     pass
                 answer[draft] = walk.places

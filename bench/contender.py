@@ -8,9 +8,10 @@ from pathlib import Path
 
 from specstep.runtime.asked.request import Request
 from specstep.runtime.engine import Engine
-from specstep.runtime.ladder.ladder import make_ladder
+from specstep.runtime.ladder.ladder import Ladder, make_ladder
 from specstep.runtime.open_directory import open_directory
 from specstep.runtime.rows import Rows, Taken
+from specstep.runtime.session import Session
 from specstep.runtime.submission import Caller, Submission
 
 STEPS = 8  # of a turn: in the first one caches are full of the others' weights, and what is run by few is slower
@@ -23,17 +24,17 @@ class Contender:
     def __init__(self, directory: str, nodes: int | str, report: Callable[[str], None]):
         """nodes: as for `specstep.load`."""
         opened = open_directory(Path(directory), False, None, report)
-        self.ladder = make_ladder(opened.session, nodes, opened.identity, report)
-        self.engine = Engine(opened.session, opened.text, learning=False, ladder=self.ladder)
+        self._ladder = make_ladder(opened.session, nodes, opened.identity, report)
+        self.engine = Engine(opened.session, opened.text, learning=False, ladder=self._ladder)
 
-    def answers(self, asked: Asked, rows: int, most: int) -> "Answers":
-        """What is to be done: prompts, how many at a time, and the tokens of each answer."""
+    def answers(self, asked: Asked, rows: int, most: int, ladder: Ladder | None = None) -> "Answers":
+        """What is to be done: prompts, how many at a time, the tokens of each answer. ladder: in place of its own."""
         chat = self.engine.has_chat_template
         requests = [
             self.engine.request(prompt, most, chat=chat, sampling=sampling, ignore_eos=True)
             for prompt, sampling in asked
         ]
-        return Answers(self, requests, rows)
+        return Answers(self.engine.session, requests, rows, ladder or self._ladder)
 
 
 class Answers:
@@ -41,16 +42,15 @@ class Answers:
     row is free for which no request waits: a batch that empties is one of fewer rows, and would be measured by its
     slowest answers. tokens: of all answers so far."""
 
-    def __init__(self, contender: Contender, requests: Sequence[Request], most: int):
-        """most: rows that answer at a time."""
-        session, self._ladder, self._most = contender.engine.session, contender.ladder, most
-        self._rows = Rows(session, session.spec.prefill_chunk, None, self._ladder)
+    def __init__(self, session: Session, requests: Sequence[Request], most: int, ladder: Ladder):
+        """most: rows that answer at a time. ladder: says how many nodes a step verifies."""
+        self._rows, self._most = Rows(session, session.spec.prefill_chunk, None, ladder), most
         self._caller, self._waiting, self.tokens = Caller(requests), deque(requests), 0
         self._told = Submission(self._caller, requests)
 
     def step(self) -> bool:
         """Prefill, and step once -> whether it goes on. Raises what a prefill or a step raised."""
-        self._rows.prefill(self._take)
+        self._rows.prefill(self._take_next)
         self._rows.step(awaited=False)
         try:
             while told := self._told.poll():
@@ -67,12 +67,10 @@ class Answers:
         self._told.cancel()
         self._rows.release_ended()
 
-    def _take(self) -> Taken | None:
+    def _take_next(self) -> Taken | None:
         if not self._waiting or len(self._rows.running) == self._most:
             return None
-        request = self._waiting.popleft()
-        self._rows.filling = Taken(self._caller, request, self._ladder.row(request.temperature))
-        return self._rows.filling
+        return self._rows.take(self._caller, self._waiting.popleft())
 
 
 def seconds_of_each(answers: dict[str, Answers], order: random.Random) -> dict[str, float]:

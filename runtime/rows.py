@@ -82,13 +82,18 @@ class Rows:
                 self.session.release(self.filling.row)
             self.filling = None
 
-    def prefill(self, take: Callable[[], Taken | None]) -> None:
+    def take(self, caller: Caller, request: Request) -> Taken:
+        """Make a request the one whose prompt is prefilled next; none may be `filling`."""
+        self.filling = Taken(caller, request, self.ladder.row(request.temperature))
+        return self.filling
+
+    def prefill(self, take_next: Callable[[], Taken | None]) -> None:
         """Prefill prompts, one after the other, as far as the coming step may wait for them. If that fails, it fails
-        for the one alone. take: makes the next request of the queue `filling`, if one waits."""
+        for the one alone. take_next: takes the next request of the queue by `take`, if one waits."""
         spent = 0
         if self._next is not None:  # its rows stay where they are
             return
-        while taken := self.filling or (take() if self.session.free_rows else None):
+        while taken := self.filling or (take_next() if self.session.free_rows else None):
             if taken.row is None:
                 self._compact(len(self.running))  # so that its row will be behind them
             try:

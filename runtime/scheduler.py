@@ -45,8 +45,8 @@ class Scheduler:
         most = at_least_one(prefill_per_step, session.spec.prefill_chunk, "prefill_per_step")
         budget = at_least_one(prefix_cache_bytes or None, 0, "prefix_cache_bytes")
         prefixes = PrefixCache(session, budget) if budget else None
-        self._ladder = ladder or Ladder([session.spec.nodes])
-        self._rows: Rows | None = Rows(session, max(most, 2), prefixes, self._ladder)  # of the worker alone
+        ladder = ladder or Ladder([session.spec.nodes])
+        self._rows: Rows | None = Rows(session, max(most, 2), prefixes, ladder)  # of the worker alone
         self._lock = threading.Lock()  # of what follows
         self._callers: deque[Caller] = deque()  # those with requests that wait for a row, the next to be served first
         self._worker: threading.Thread | None = None
@@ -162,10 +162,10 @@ class Scheduler:
                 if caller.cancelled or not caller.waiting:
                     continue
                 request = caller.waiting.popleft()
-                rows.filling = Taken(caller, request, self._ladder.row(request.temperature))
+                taken = rows.take(caller, request)
                 if caller.waiting:
                     self._callers.append(caller)
-                return rows.filling
+                return taken
         return None
 
 
