@@ -54,7 +54,8 @@ class Submission:
         self._caller = caller
         self._unfinished = list(requests)
         self._error: BaseException | None = None
-        self._lock = threading.Lock()  # of how requests end: `cancel` is for any thread
+        # Of how requests end. `cancel` is for any thread, and for a signal's handler inside of a reader: re-entrant.
+        self._lock = threading.RLock()
         self._abandoned = weakref.finalize(self, caller.cancel)
 
     def __iter__(self) -> Iterator[tuple[Request, list[int]]]:
@@ -78,8 +79,8 @@ class Submission:
         listener(True)
 
     def cancel(self) -> None:
-        """End the requests that still run or wait, from any thread; a reader that waits gets no more. What was read so
-        far stays, with the finish reason "cancelled"."""
+        """End the requests that still run or wait, from any thread or a signal's handler; a reader that waits gets no
+        more. What was read so far stays, with the finish reason "cancelled"."""
         self._end("cancelled")
 
     def _end(self, reason: str) -> None:

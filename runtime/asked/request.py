@@ -83,7 +83,7 @@ class Request:
         if self.predicted is not None:
             self.predicted.push(report.tokens[:kept])
         self.nodes.append(event.nodes)
-        self.finish_reason = REASONS.get(finish)
+        self.finish_reason = self.finish_reason or REASONS.get(finish)  # a signal's handler may have cancelled it
         return report.tokens[:kept]
 
     @property
