@@ -22,9 +22,13 @@ from ..progress import OnProgress
 from .buffers import Tensors
 from .engine_file import NEXT, REBUILD, EngineSpec, Manifest, ProgramSpec, TensorSpec
 from .gpu import refuse_gpu
+from .recent import Recent
 from .session import Session
 
 PROVIDERS = ["CPUExecutionProvider"]
+MOST_SIZES = 256  # of steps whose bindings are kept
+
+Size = tuple[int, int | None, int]  # of a step: rows, nodes, positions to catch up
 
 
 def machine() -> dict[str, Any]:
@@ -104,7 +108,7 @@ class OnnxSession(Session):
         self._sets: list[Tensors] = [first, second]
         self._turn = 0  # of the set that the next step reads; it writes the other
         self._nodes, self._positions = np.arange(1 + spec.nodes), np.arange(-1, spec.catch_up)
-        self._bindings: dict[tuple[int | None, ...], list[onnxruntime.IOBinding]] = {}  # size of a step -> of each turn
+        self._bindings: Recent[Size, list[onnxruntime.IOBinding]] = Recent(MOST_SIZES)  # of each turn
         self._slots_bound = 0
 
     @property
@@ -158,10 +162,8 @@ class OnnxSession(Session):
         if nodes is None and self.spec.plain and self._plain:
             program, run = self.spec.plain, self._plain
         size = rows, nodes, catch_up
-        if size not in self._bindings:
-            pairs = (self._sets, reversed(self._sets))
-            self._bindings[size] = [_bind(run, program, *self._bound(*size, *pair)) for pair in pairs]
-        run.run_with_iobinding(self._bindings[size][self._turn])
+        bindings = self._bindings.get(size, lambda: self._bind_turns(run, program, size))
+        run.run_with_iobinding(bindings[self._turn])
         now, after = self.state, self._sets[1 - self._turn]
         for tensor in self.spec.state:  # rows that take no part in the step, and what it does not return
             if NEXT + tensor.name in self.spec.step.outputs:
@@ -191,6 +193,12 @@ class OnnxSession(Session):
     def _rows(self, buffers: Tensors, rows: slice) -> Tensors:
         return {name: array if name in self._shared else array[rows] for name, array in buffers.items()}
 
+    def _bind_turns(
+        self, run: onnxruntime.InferenceSession, program: ProgramSpec, size: Size
+    ) -> list[onnxruntime.IOBinding]:
+        """A step of this size, for each turn."""
+        return [_bind(run, program, *self._bound(*size, *pair)) for pair in (self._sets, reversed(self._sets))]
+
     def _bound(
         self, rows: int, nodes: int | None, catch_up: int, now: Tensors, after: Tensors
     ) -> tuple[Tensors, Tensors]:
@@ -211,7 +219,8 @@ class OnnxSession(Session):
                 kept = min(slots, self._slots_bound)
                 new[:, :, :kept] = now[tensor.name][:, :, :kept]
             now[tensor.name] = after[tensor.name] = new
-        self._bindings, self._slots_bound = {}, slots
+        self._slots_bound = slots
+        self._bindings.clear()
 
 
 def _bind(

@@ -179,6 +179,10 @@ def _refuse_after_fork() -> None:
         if scheduler._worker is not None:
             scheduler._closed, scheduler._worker = True, None
             scheduler._broken = RuntimeError("this process was forked while the engine was running")
+            taken = scheduler._rows.taken if scheduler._rows is not None else []
+            for caller in {*scheduler._callers, *(each.caller for each in taken)}:
+                caller.forked(scheduler._refusal())
+            scheduler._callers.clear()
 
 
 os.register_at_fork(after_in_child=_refuse_after_fork)

@@ -93,7 +93,7 @@ def outcome(request: Request, tokenizer: EngineTokenizer | None) -> Generation:
     if request.stop_text is not None:
         text = request.stop_text.text
     else:
-        text = tokenizer.decode(request.tokens) if tokenizer else ""
+        text = tokenizer.text_of(request.tokens) if tokenizer else ""
     logprobs = request.logprobs if "logprobs" in request.controls else None
     reason = request.finish_reason or ""
     return Generation(request.prompt, request.tokens, text, reason, request.stats, request.seed, logprobs)

@@ -36,6 +36,15 @@ class Caller:
         self.waiting = deque(requests)
         self.events = Events()
         self.cancelled = False
+        # Of how requests end. `Submission.cancel` is for any thread, and for a signal's handler inside of a reader.
+        self.lock = threading.RLock()
+
+    def forked(self, error: BaseException) -> None:
+        """In a forked child, which has neither the worker nor who held the lock or listens: raise an error to those who
+        read."""
+        self.events, self.lock = Events(), threading.RLock()
+        self.waiting.clear()
+        self.events.put(error)
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -54,8 +63,6 @@ class Submission:
         self._caller = caller
         self._unfinished = list(requests)
         self._error: BaseException | None = None
-        # Of how requests end. `cancel` is for any thread, and for a signal's handler inside of a reader: re-entrant.
-        self._lock = threading.RLock()
         self._abandoned = weakref.finalize(self, caller.cancel)
 
     def __iter__(self) -> Iterator[tuple[Request, list[int]]]:
@@ -86,7 +93,7 @@ class Submission:
     def _end(self, reason: str) -> None:
         """End the requests that have not, for a reason."""
         self._abandoned()
-        with self._lock:
+        with self._caller.lock:
             for request in self._unfinished:
                 request.finish_reason = request.finish_reason or reason
 
@@ -98,7 +105,7 @@ class Submission:
             self.cancel()
             raise StopIteration
         request, event = self._next_event(block)
-        with self._lock:
+        with self._caller.lock:
             if request.finish_reason:  # by another thread, since it was looked at
                 raise StopIteration
             tokens = request.advance(event)

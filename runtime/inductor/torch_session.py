@@ -13,11 +13,14 @@ from torch import Tensor
 from ...controls import LAG
 from ..buffers import Tensors
 from ..engine_file import EngineSpec, TensorSpec
+from ..recent import Recent
 from ..session import Session
 from .cuda_graph import CudaGraphs, Reports
 from .openmp import one_thread, release_threads
 
 Program = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # flat tensors in, flat tensors out, caches written in place
+Size = tuple[int, int, int | None, int]  # of a step: rows, slots, nodes, positions to catch up
+MOST_SIZES = 256  # whose views are kept, 40 KiB each; on a GPU, where steps are over whole caches, there are fewer
 
 
 class TorchSession(Session):
@@ -33,7 +36,7 @@ class TorchSession(Session):
         self.caches = {tensor.name: _allocate(tensor, self.device) for tensor in spec.caches}
         self._nodes = torch.arange(1 + spec.nodes, device=self.device)
         self._positions = torch.arange(-1, spec.catch_up, device=self.device)
-        self._replays: dict[tuple[int | None, ...], Callable[[], Tensor]] = {}
+        self._replays: Recent[Size, Callable[[], Tensor]] = Recent(MOST_SIZES)
         self._graphs = CudaGraphs() if gpu else None
         self._reports: Reports | None = None  # on the host
         self.overlaps = gpu  # which runs beside the host
@@ -77,10 +80,8 @@ class TorchSession(Session):
         if self._graphs:  # kernels stop where a row ends: one graph for all lengths
             slots, catch_up = self.spec.most_slots, self._captured_catch_up(nodes or 0, catch_up)
         size = rows, slots, nodes, catch_up
-        if size not in self._replays:
-            self._replays[size] = self._make_replay(*size)
         with self._current():
-            return self._replays[size]()
+            return self._replays.get(size, lambda: self._make_replay(*size))()
 
     def _current(self) -> AbstractContextManager[Any]:
         """Has the engine's GPU be the current one, which is a thread's own."""

@@ -15,6 +15,7 @@ TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 BROKEN = "\ufffd"  # what half a character decodes to
 MOST_HELD = 64  # tokens; a character has at most four bytes, so text that is still broken by then stays broken
+MOST_AT_ONCE = 32  # tokens that are decoded together
 
 
 class EngineTokenizer:
@@ -74,6 +75,10 @@ class EngineTokenizer:
         """Text of token ids, special tokens left out."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """As `decode`, but of bytes that are no text it makes what a stream of the tokens shows."""
+        return TextStream(self).push(tokens, last=True)
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of the tokens that `decode` leaves out."""
@@ -92,7 +97,8 @@ def _utf8(text: str) -> str:
 class TextStream:
     """Turns tokens into text as they come. Holds back what may still change: an unfinished UTF-8 character.
 
-    A push decodes the tokens of this push and the last only, however long the text is.
+    The text depends on the tokens alone, not on how many come at once: it is what one push a token gives. A push
+    decodes the tokens of this push and the last only, however long the text is.
     """
 
     def __init__(self, tokenizer: EngineTokenizer):
@@ -104,15 +110,40 @@ class TextStream:
     def push(self, tokens: Sequence[int], last: bool = False) -> str:
         """Add tokens -> the text that is final now. With `last`, all that is left."""
         # Special tokens have no text. As context they would hide the word before them.
-        self._held += [token for token in tokens if token not in self._tokenizer.special_ids]
-        if not self._held:
-            return ""
-        before = self._tokenizer.decode(self._context)
-        now = self._tokenizer.decode(self._context + self._held)[len(before) :]
-        if now.endswith(BROKEN) and not last and len(self._held) < MOST_HELD:
-            now = now.rstrip(BROKEN)
-            new, self._shown = now[self._shown :], max(self._shown, len(now))
-            return new
-        new = now[self._shown :]
-        self._context, self._held, self._shown = self._held, [], 0
+        plain = [token for token in tokens if token not in self._tokenizer.special_ids]
+        starts = range(0, len(plain), MOST_AT_ONCE)
+        text = "".join(self._push_some(plain[start : start + MOST_AT_ONCE]) for start in starts)
+        return text + self._rest() if last else text
+
+    def _push_some(self, tokens: list[int]) -> str:
+        """Add tokens: at once where that gives what one after the other does, for that is faster."""
+        held = self._held + tokens
+        if len(held) < MOST_HELD:
+            now = self._decoded(held)
+            if BROKEN not in now:
+                return self._hand_out(held, now)
+        return "".join(map(self._push_one, tokens))
+
+    def _push_one(self, token: int) -> str:
+        held = [*self._held, token]
+        now = self._decoded(held)
+        if not now.endswith(BROKEN) or len(held) >= MOST_HELD:
+            return self._hand_out(held, now)
+        self._held, now = held, now.rstrip(BROKEN)
+        new, self._shown = now[self._shown :], max(self._shown, len(now))
         return new
+
+    def _rest(self) -> str:
+        return self._hand_out(self._held, self._decoded(self._held)) if self._held else ""
+
+    def _hand_out(self, held: list[int], now: str) -> str:
+        """Take the text of what is held as final -> what of it was not shown."""
+        new = now[self._shown :]
+        self._context, self._held, self._shown = held, [], 0
+        return new
+
+    def _decoded(self, held: list[int]) -> str:
+        """The text of what is held, behind its context. A byte that is no text spoils all bytes that it follows, as
+        SentencePiece has them: then it is that of what is held alone."""
+        before, whole = (self._tokenizer.decode(tokens) for tokens in (self._context, self._context + held))
+        return whole[len(before) :] if whole.startswith(before) else self._tokenizer.decode(held)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -385,6 +386,24 @@ def test_a_forked_child_is_refused_while_the_engine_runs():
         os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     assert tokens + [token for piece in stream for token in piece.token_ids] == alone([5], 61)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["runs", "waits"])
+def test_a_forked_child_that_reads_its_parents_stream_is_refused(waits):
+    engine = engine_of(1, pause=0.01)
+    streams = [engine.submit(request([start], 60)) for start in (5, 6)]
+    tokens = list(next(streams[0]).token_ids)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(PATIENCE)  # ends a child that waits
+        try:
+            streams[waits].result()
+        except EngineError as error:
+            os._exit(0 if "forked while the engine was running" in str(error) else 2)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert tokens + [token for piece in streams[0] for token in piece.token_ids] == alone([5], 61)
 
 
 def test_a_program_that_ends_in_the_middle_of_a_stream_ends(engine_folder):

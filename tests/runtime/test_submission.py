@@ -1,6 +1,8 @@
 """Reading a submission without waiting, and being told when there is something to read."""
 
+import os
 import queue
+import signal
 import threading
 import time
 
@@ -74,3 +76,26 @@ def test_a_listener_is_told_of_ends_alone():
     assert sum(len(tokens) for _, tokens in submission) == 60
     here = threading.current_thread().name
     assert ends[0] == here and len([name for name in ends if name != here]) == 2, "at once, then for each request"
+
+
+def test_a_signal_inside_of_a_read_may_cancel(monkeypatch):
+    """The handler runs in the thread that reads, wherever that is: here, while it takes in what a step did."""
+    engine, asked = Engine(FakeSession(1), None), request([5], 40)
+    stream, advance = engine.submit(asked), Request.advance
+    waits = threading.Timer(PATIENCE, os.abort)  # a deadlock, which nothing else ends
+    waits.daemon = True
+    waits.start()
+
+    def interrupted(self, event):
+        if self.tokens:
+            signal.raise_signal(signal.SIGINT)
+        return advance(self, event)
+
+    monkeypatch.setattr(Request, "advance", interrupted)
+    before = signal.signal(signal.SIGINT, lambda *_: stream.cancel())
+    try:
+        tokens = [token for piece in stream for token in piece.token_ids]
+    finally:
+        signal.signal(signal.SIGINT, before)
+        waits.cancel()
+    assert asked.finish_reason == "cancelled" and tokens == asked.tokens == alone([5], 41)[: len(tokens)] != []

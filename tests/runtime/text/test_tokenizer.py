@@ -7,6 +7,7 @@ import specstep
 from hypothesis import given
 from hypothesis import strategies as st
 from models import tiny_tokenizer
+from specstep.runtime.text import tokenizer as tokenizer_module
 from specstep.runtime.text.messages import check_messages
 from specstep.runtime.text.tokenizer import EngineTokenizer, TextStream
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -67,6 +68,51 @@ def test_a_push_costs_the_same_however_long_the_text_is(tokens):
     text = "".join(stream.push(tokens) for _ in range(2000)) + stream.push([], last=True)
     assert text == TEXT.decode(tokens * 2000)
     assert max(longest, default=0) <= 128
+
+
+def byte_fallback():
+    """A tokenizer in the manner of Llama 2: words, and bytes for what is no word."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁the": 256, "s": 257, "</s>": 258}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    tokenizer.add_special_tokens(["</s>"])
+    parts = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence([*parts])
+    return EngineTokenizer(tokenizer, None, {})
+
+
+FALLBACK = byte_fallback()
+BYTES = [*"a é€🙂".encode(), 0x84, 0xFF]
+FALLBACK_TOKENS = st.lists(st.sampled_from([*BYTES, 256, 257, 258]), max_size=80)
+LEVEL_TOKENS = st.lists(st.sampled_from([*TEXT.encode("a é€🙂�")]) | st.integers(2, 257), max_size=80)
+
+
+@pytest.mark.parametrize("held", [4, 64])  # few, so that the bound is met
+@pytest.mark.parametrize(("text", "tokens"), [(FALLBACK, FALLBACK_TOKENS), (TEXT, LEVEL_TOKENS)], ids=["fallback", "level"])
+@given(st.data())
+def test_the_text_does_not_depend_on_how_many_tokens_come_at_once(text, tokens, held, data):
+    tokens = data.draw(tokens)
+    sizes = data.draw(st.lists(st.integers(0, 9), max_size=len(tokens)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer_module, "MOST_HELD", held)
+        single, several, start = TextStream(text), TextStream(text), 0
+        for size in sizes:
+            part = tokens[start : start + size]
+            assert several.push(part) == "".join(single.push([token]) for token in part)
+            start += size
+        rest = "".join(single.push([token]) for token in tokens[start:]) + single.push([], last=True)
+        assert several.push(tokens[start:], last=True) == rest
+
+
+@given(st.lists(st.sampled_from([b"a", " é".encode(), "€".encode(), "🙂".encode(), 256, 257]), max_size=40))
+def test_bytes_that_are_text_are_decoded_as_such(parts):
+    tokens = [token for part in parts for token in ([part] if isinstance(part, int) else part)]
+    assert FALLBACK.text_of(tokens) == FALLBACK.decode(tokens)
+
+
+def test_a_byte_that_is_no_text_spoils_none_before_it():
+    stream = TextStream(FALLBACK)
+    assert [stream.push(tokens) for tokens in ([*"€".encode()], [0x84], [257])] == ["€", "", "\ufffds"]
+    assert FALLBACK.text_of([*"€".encode(), 0x84, 257]) == "€\ufffds"
 
 
 def test_prompts_are_never_cut_or_padded():
