@@ -20,6 +20,7 @@ from .commands import (
     train_drafter,
     tune,
 )
+from .commands.terminal import complain, end_at_second_interrupt, take_any_text
 from .errors import SpecstepError
 
 COMMANDS = {
@@ -41,18 +42,20 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command -> exit status: 0; 1 where `check` found a difference; 2 for bad input (one line on standard error
-    says which); 130 when interrupted."""
+    says which); 130 when interrupted; a second Ctrl-C ends it at once."""
     options = parser().parse_args(arguments)
+    take_any_text()
+    end_at_second_interrupt()
     try:
         return options.run(options)
     except SpecstepError as error:
-        print(f"specstep: {error}", file=sys.stderr)
+        complain(str(error))
         return 2
     except BrokenPipeError:  # the reader went away, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print("specstep: interrupted", file=sys.stderr)
+        complain("interrupted")
         return 130
 
 

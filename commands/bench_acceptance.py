@@ -13,6 +13,7 @@ from .nodes_option import add_nodes_option, given_nodes
 from .progress import Progress
 from .prompts import LINES, Entry, make_requests, read_prompts
 from .stats import course, verified
+from .terminal import say
 
 if TYPE_CHECKING:
     from ..runtime.acceptance import Acceptance
@@ -75,9 +76,9 @@ def _tell(options: argparse.Namespace, engine: "Engine", members: "dict[str, lis
 
     groups = {name: Acceptance.of(some) for name, some in members.items()}
     courses = {name: course(some) for name, some in members.items()}
-    print(table(groups))
+    say(table(groups))
     if options.nodes == "auto":
-        print("\n" + verified(members["all"]))
+        say("\n" + verified(members["all"]))
     config = {name: engine.spec.config[name] for name in ("drafter", "nodes", "depth", "top_k", "dtype")}
     if options.json:
         figures = {name: group.to_dict() | {"nodes_course": courses[name]} for name, group in groups.items()}

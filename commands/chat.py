@@ -12,8 +12,10 @@ from ..errors import InputError
 from .conversation import History, add_template_options, given_arguments
 from .device_option import add_device_option
 from .learning_options import add_learning_options, given_learning
+from .prompts import BOM
 from .sampling_options import add_sampling_options, given_sampling
 from .stats import speed
+from .terminal import complain, say
 
 if TYPE_CHECKING:
     from ..runtime.asked.request import Request
@@ -84,10 +86,11 @@ class Chat:
         """Answer the lines of standard input -> exit status: 2 where a line could not be answered."""
         failed = False
         try:
-            for line in sys.stdin:
-                if line.strip() == "/exit":
+            for number, line in enumerate(sys.stdin):
+                said = (line if number else line.removeprefix(BOM)).strip()
+                if said == "/exit":
                     break
-                failed |= not self._take(line.strip())
+                failed |= not self._take(said)
         except UnicodeDecodeError as error:
             raise InputError(f"expected text in {error.encoding} on standard input, got other bytes") from None
         return 2 if failed else 0
@@ -97,7 +100,7 @@ class Chat:
         way, the first at an empty prompt gives a hint and the second leaves."""
         with contextlib.suppress(ImportError):  # history and editing for `input`
             import readline  # noqa: F401
-        print(f"{COMMANDS}\n")
+        say(f"{COMMANDS}\n")
         warned = False
         with self._interruptible():
             while True:
@@ -108,26 +111,26 @@ class Chat:
                         return 0
                     self._take(line)
                 except EOFError:
-                    print()
+                    say("")
                     return 0
                 except KeyboardInterrupt:
-                    print()
+                    say("")
                     if warned:
                         return 0
-                    print(HINT)
+                    say(HINT)
                     warned = True
 
     def _take(self, line: str) -> bool:
         """Do what a line says -> whether that could be done."""
         if line == "/help":
-            print(COMMANDS)
+            say(COMMANDS)
         elif line == "/reset":
             self._history.reset()
         elif line:
             try:
                 self._answer(line)
             except InputError as error:  # the conversation goes on without this turn
-                print(f"specstep: {error}", file=sys.stderr)
+                complain(str(error))
                 return False
         return True
 
@@ -136,29 +139,31 @@ class Chat:
         messages, tokens, dropped = self._history.prompt(line)
         if dropped:
             longest = self._engine.spec.max_seq_len
-            print(f"specstep: forgot the oldest turns ({dropped}): max_seq_len is {longest}", file=sys.stderr)
+            complain(f"forgot the oldest turns ({dropped}): max_seq_len is {longest}")
         request = self.request(tokens)
         started, said = time.perf_counter(), ""
         try:
             self._stream = self._engine.submit(request)
             for piece in self._stream:
                 said += piece.text
-                print(piece.text, end="", flush=True)
-            print()
+                say(piece.text, end="")
+            say("")
             self._history.answered(messages, said)
         finally:
             self._stream = None
         if self._stats:
-            print(speed([request], time.perf_counter() - started), file=sys.stderr)
+            say(speed([request], time.perf_counter() - started), file=sys.stderr)
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C cancels the answer under way and raises nothing, so that nothing is left half done."""
+        """Ctrl-C cancels the answer under way and raises nothing, so that nothing is left half done; the second one
+        raises."""
 
         def interrupt(*_: object) -> None:
-            if self._stream is None:
+            stream, self._stream = self._stream, None
+            if stream is None:
                 raise KeyboardInterrupt
-            self._stream.cancel()
+            stream.cancel()
 
         before = signal.signal(signal.SIGINT, interrupt)
         try:

@@ -4,6 +4,7 @@ import argparse
 
 from ..errors import InputError, needs_extra
 from .progress import Progress
+from .terminal import say
 
 HELP = "compare engines' steps with torch, through polygraphy"
 EXAMPLES = """examples:
@@ -30,9 +31,9 @@ def run(options: argparse.Namespace) -> int:
     with Progress() as report:
         result = compare(options.engines, options.model, options.drafter, options.steps, options.save, report)
     for worst in result.worst:
-        print(
+        say(
             f"{worst.runners[0]} and {worst.runners[1]}: worst output {worst.name} at {list(worst.place)} of step "
             f"{worst.step}: {worst.expected:g} and {worst.got:g}, off by {worst.error:.2g}"
         )
-    print(f"{result.steps} steps: {'all outputs agree' if result.agree else 'OUTPUTS DIFFER'}")
+    say(f"{result.steps} steps: {'all outputs agree' if result.agree else 'OUTPUTS DIFFER'}")
     return 0 if result.agree else 1

@@ -35,7 +35,7 @@ def given_arguments(options: argparse.Namespace) -> dict[str, Any]:
             raise InputError(f"template-arg: expected NAME=VALUE, got {given!r}")
         try:
             arguments[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments[name] = value
     return arguments
 

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import InputError
+from .terminal import say
 
 HELP = "write a model repository for Triton Inference Server"
 EXAMPLES = """examples:
@@ -55,5 +56,5 @@ def run(options: argparse.Namespace) -> int:
             replace(work, place)
     except OSError as error:
         raise InputError(f"output: {place}: could not be written: {error.strerror or error}") from None
-    print(f"{place}: a model of {options.instances} instance{'s' if options.instances > 1 else ''}")
+    say(f"{place}: a model of {options.instances} instance{'s' if options.instances > 1 else ''}")
     return 0

@@ -14,9 +14,10 @@ from .device_option import add_device_option
 from .learning_options import add_learning_options, given_learning
 from .nodes_option import add_nodes_option, given_nodes
 from .progress import Progress
-from .prompts import LINES, Entry, make_requests, read_prompts
+from .prompts import BOM, LINES, Entry, make_requests, read_prompts
 from .sampling_options import Asked, add_sampling_options, given_sampling
 from .stats import speed, verified
+from .terminal import say
 
 if TYPE_CHECKING:
     from ..runtime.asked.request import Request
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
 def _standard_input() -> str:
     """All of it, without the last line ends. Raises InputError."""
     try:
-        return sys.stdin.read().rstrip("\n")
+        return sys.stdin.read().removeprefix(BOM).rstrip("\n")
     except UnicodeDecodeError as error:
         raise InputError(f"prompt: expected text in {error.encoding} on standard input, got other bytes") from None
 
@@ -124,7 +125,7 @@ def _generate(
 def _prediction(file: str | None) -> str | None:
     """The text of a file. Raises InputError."""
     try:
-        return None if file is None else Path(file).read_text(encoding="utf-8")
+        return None if file is None else Path(file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"prediction: expected a readable file of text, got {file}: {error}") from None
 
@@ -141,8 +142,8 @@ class Text(NamedTuple):
 def _print_stream(engine: "Engine", request: "Request") -> None:
     """Print the text of a request as it comes."""
     for piece in engine.submit(request):
-        print(piece.text, end="", flush=True)
-    print()
+        say(piece.text, end="")
+    say("")
 
 
 def _print_results(engine: "Engine", texts: list[Text], as_json: bool) -> None:
@@ -154,7 +155,7 @@ def _print_results(engine: "Engine", texts: list[Text], as_json: bool) -> None:
             result = engine.result(text.request)
             printed += 1
             choice = f", choice {text.choice}" if text.of > 1 else ""
-            print(json.dumps(_fields(text, result)) if as_json else f"[{text.name}{choice}] {result.text}", flush=True)
+            say(json.dumps(_fields(text, result)) if as_json else f"[{text.name}{choice}] {result.text}")
 
 
 def _fields(text: Text, result: "Generation") -> dict[str, Any]:
@@ -175,10 +176,10 @@ def _fields(text: Text, result: "Generation") -> dict[str, Any]:
 
 def _print_stats(requests: list["Request"], seconds: float) -> None:
     """Speed over the whole run, prefill and queue included; seconds: what it took."""
-    print(speed(requests, seconds), file=sys.stderr)
+    say(speed(requests, seconds), file=sys.stderr)
     steps = sum(request.steps for request in requests)
     histogram = sum((request.accepted for request in requests), Counter())
     for depth in range(max(histogram) + 1):
         share = histogram[depth] / steps
-        print(f"  {depth:3} accepted {'█' * round(40 * share):<40} {share:6.1%}", file=sys.stderr)
-    print(verified(requests), file=sys.stderr)
+        say(f"  {depth:3} accepted {'█' * round(40 * share):<40} {share:6.1%}", file=sys.stderr)
+    say(verified(requests), file=sys.stderr)

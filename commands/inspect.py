@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from .files import write
+from .terminal import say
 
 HELP = "show what an engine is made of"
 EXAMPLES = """examples:
@@ -25,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
 
     manifest = read_manifest(options.engine)
     check_files(Path(options.engine), manifest, deep=False)
-    print(manifest.to_json() if options.json else describe(manifest))
+    say(manifest.to_json() if options.json else describe(manifest))
     if options.svg:
         write(options.svg, draw(manifest.about["tree"], manifest.about["stages"]))
     return 0

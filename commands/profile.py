@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import EngineError, InputError
 from .files import write
+from .terminal import say
 
 if TYPE_CHECKING:
     from ..runtime.engine_file import EngineSpec
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     title = f"{model}, {config['dtype']}, drafter {config['drafter']}, {nodes} drafted nodes"
     if config["drafter"] == "none":
         title = f"{model}, {config['dtype']}, no drafter"
-    print(describe(title, profiles))
+    say(describe(title, profiles))
     if options.json:
         told = [dataclasses.asdict(profile) | {"stages": profile.stages()} for profile in profiles]
         write(options.json, json.dumps({"engine": title, "profiles": told}, indent=1) + "\n")

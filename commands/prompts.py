@@ -1,7 +1,6 @@
 """Prompts from a file of JSON lines, for the commands that run an engine on them."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import InputError
 from ..runtime.text.messages import check_messages
 from .sampling_options import NOTHING, Asked, check_own
+from .terminal import complain
 
 if TYPE_CHECKING:
     from ..runtime.asked.request import Request
@@ -18,6 +18,7 @@ LINES = (
     'JSON lines with "prompt", "messages" (a conversation), "token_ids" or "turns" (the first counts), and "id", '
     '"category", "chat_template_kwargs", "sampling" and "prediction" where they have one'
 )
+BOM = "\ufeff"  # what some editors put ahead of a text
 
 
 class Entry(NamedTuple):
@@ -35,7 +36,7 @@ class Entry(NamedTuple):
 def read_prompts(file: str) -> list[Entry]:
     """Read a file of prompts, an entry for each line that is not empty. Raises InputError for an unreadable file."""
     try:
-        lines = Path(file).read_text(encoding="utf-8").split("\n")  # not at U+2028, which JSON may hold as it is
+        lines = Path(file).read_text(encoding="utf-8-sig").split("\n")  # not at U+2028, which JSON may hold as it is
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"prompts: expected a readable file of JSON lines, got {file}: {error}") from None
     return [_entry(number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -46,7 +47,7 @@ def _entry(number: int, line: str) -> Entry:
     place = f"prompts: line {number}"
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter where it is nested too deep
         return Entry(number, InputError(f"{place}: expected a JSON object, got {error}"))
     if not isinstance(fields, dict):
         return Entry(number, InputError(f"{place}: expected a JSON object, got {line[:60]}"))
@@ -111,5 +112,5 @@ def make_requests(
             )
             requests.append((entry, choices))
         except InputError as error:  # the other prompts still run
-            print(f"specstep: {error}", file=sys.stderr)
+            complain(str(error))
     return requests

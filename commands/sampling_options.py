@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
 from ..runtime.asked.sampling_params import SamplingParams
+from .terminal import say
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine
@@ -45,7 +46,7 @@ class Asked(NamedTuple):
     def tell(self, engine: "Engine") -> None:
         """Say on standard error that the model recommends something else than what the options leave as it is."""
         if engine.recommended and not self.model and "temperature" not in self.fields:
-            print(f"greedy; the model recommends {engine.recommended}: --sampling model takes it", file=sys.stderr)
+            say(f"greedy; the model recommends {engine.recommended}: --sampling model takes it", file=sys.stderr)
 
 
 NOTHING = Asked()

@@ -12,6 +12,7 @@ from ..errors import InputError, needs_extra
 from .device_option import add_device_option
 from .learning_options import add_learning_options, given_learning
 from .nodes_option import add_nodes_option, given_nodes
+from .terminal import say
 
 HELP = "serve engines over HTTP, with the API of OpenAI"
 ENVIRONMENT = "SPECSTEP_API_KEY"
@@ -101,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     }
     with contextlib.ExitStack() as open_, listen(options.host, options.port) as bound:
         if not keys and not is_local(options.host):
-            print(OPEN.format(options.host), file=sys.stderr)
+            say(OPEN.format(options.host), file=sys.stderr)
         engines = {
             name: open_.enter_context(load(directory, **how, **given_learning(options)))
             for name, directory in named(options.engines).items()

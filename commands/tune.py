@@ -8,6 +8,7 @@ from ..errors import InputError, needs_extra
 from .files import write
 from .progress import Progress
 from .prompts import LINES, Entry, read_prompts
+from .terminal import say
 from .tune_page import describe
 
 HELP = "choose the fastest drafter and tree for a model on this machine, for `build` to use"
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
     with Progress() as report:
         result = tune(options.model, drafters=options.drafter or (), report=report, **given)
-    print(describe(result))
+    say(describe(result))
     if options.output:
         write(options.output, json.dumps(result, indent=1) + "\n")
     if options.png:

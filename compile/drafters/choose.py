@@ -152,8 +152,8 @@ def _static(config: EngineConfig, default: TreeShape) -> TreeShape:
 
 def _read_choices(file: str) -> list[list[int]]:
     try:
-        choices = json.loads(Path(file).read_text())
-    except (OSError, ValueError) as error:
+        choices = json.loads(Path(file).read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"tree_choices: expected a JSON file with a list of paths, got {file}: {error}") from None
     good = isinstance(choices, list) and all(isinstance(p, list) and all(type(r) is int for r in p) for p in choices)
     if not good:

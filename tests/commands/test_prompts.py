@@ -152,3 +152,17 @@ def test_generate_takes_conversations_and_a_system_message(engine_folder, tmp_pa
 def test_raw_prompts_have_no_template_to_fill(engine_folder, capsys):
     assert main(["generate", str(engine_folder), "--prompt", "x", "--raw", "--system", "y"]) == 2
     assert "raw: expected no --system" in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b"}', encoding="utf-8-sig")
+    assert [entry.prompt for entry in read_prompts(str(path))] == ["a", "b"]
+
+
+def test_lines_that_are_nested_too_deep_are_named(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("[" * 100_000 + '\n{"prompt": "b"}')
+    first, second = read_prompts(str(path))
+    assert str(first.prompt).startswith("prompts: line 1: expected a JSON object, got maximum recursion depth exceeded")
+    assert second.prompt == "b"

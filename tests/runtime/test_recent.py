@@ -27,7 +27,9 @@ def test_steps_of_many_sizes_are_not_all_kept():
     step = ProgramSpec("", ("lengths", "nodes", "catch_up", "own"), ("report",))
     spec = dataclasses.replace(spec, config={"nodes": 15, "depth": 3}, step=step)
     seen = []
-    session = TorchSession(spec, lambda inputs: [], lambda inputs: (seen.append(inputs[3].shape), [torch.ones(1, 1)])[1])
+    session = TorchSession(
+        spec, lambda inputs: [], lambda inputs: (seen.append(inputs[3].shape), [torch.ones(1, 1)])[1]
+    )
     sizes = [(rows, slots, nodes, 0) for rows in (1, 16) for slots in range(1, 61) for nodes in range(16)]
     for rows, slots, nodes, catch_up in sizes:
         session.replay(rows, slots, nodes, catch_up)

@@ -72,7 +72,7 @@ def lines(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, object) of each line of a file, plain or gzipped, that is not empty. Raises InputError."""
     path = Path(file)
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as text:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as text:
             for number, line in enumerate(text, 1):
                 if line.strip():
                     yield f"{path}: line {number}", _object(f"{path}: line {number}", line)
@@ -83,7 +83,7 @@ def lines(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _object(place: str, line: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter where it is nested too deep
         raise InputError(f"{place}: expected a JSON object, got {error}") from None
     if not isinstance(entry, dict):
         raise InputError(f"{place}: expected a JSON object, got {line[:60].strip()}")

@@ -87,7 +87,9 @@ LEVEL_TOKENS = st.lists(st.sampled_from([*TEXT.encode("a é€🙂�")]) | st.i
 
 
 @pytest.mark.parametrize("held", [4, 64])  # few, so that the bound is met
-@pytest.mark.parametrize(("text", "tokens"), [(FALLBACK, FALLBACK_TOKENS), (TEXT, LEVEL_TOKENS)], ids=["fallback", "level"])
+@pytest.mark.parametrize(
+    ("text", "tokens"), [(FALLBACK, FALLBACK_TOKENS), (TEXT, LEVEL_TOKENS)], ids=["fallback", "level"]
+)
 @given(st.data())
 def test_the_text_does_not_depend_on_how_many_tokens_come_at_once(text, tokens, held, data):
     tokens = data.draw(tokens)
