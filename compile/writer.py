@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import BuildError
@@ -18,6 +17,7 @@ from ..runtime.text.tokenizer import CHAT_TEMPLATE, TOKENIZER
 from .lowered import Lowered
 from .source import Source
 from .swap import replace, work_folder
+from .tensors_file import save_tensors
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def write_weights(directory: Path, programs: dict[str, dict[str, Tensor]]) -> di
                 stored[key] = f"{program}/{constant}" if constant in tensors else constant
                 tensors[stored[key]] = tensor.cpu().contiguous()
             names[program][constant] = stored[key]
-    save_file(tensors, str(directory / WEIGHTS))
+    save_tensors(tensors, directory / WEIGHTS)
     return names
 
 

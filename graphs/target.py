@@ -1,5 +1,6 @@
 """transformers' own modeling code as a traceable pass over the engine's cache: the target, and draft models alike."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ class CausalLM(nn.Module):
         model.set_attn_implementation(ATTENTION_NAME)
         model.set_experts_implementation(EXPERTS_NAME)
         self.model = model.eval().requires_grad_(False)
+        self.cache_name = cache_name(model)
         self.feature_layers = tuple(feature_layers)
         self.config = model.config.get_text_config()
         self.layers: int = self.config.num_hidden_layers
@@ -71,10 +73,15 @@ class CausalLM(nn.Module):
             given = {"inputs_embeds": where.zeros_unless_wanted(self.model.get_input_embeddings()(tokens))}
         return given | {
             "position_ids": positions,
-            "past_key_values": cache,
+            self.cache_name: cache,
             "use_cache": True,
             "attention_pass": where,
         }
+
+
+def cache_name(model: PreTrainedModel) -> str:
+    """What a model's `forward` calls its cache: older releases of transformers have another name."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def capture_last_layer(model: PreTrainedModel) -> None:
@@ -127,7 +134,8 @@ def cache_layers(model: PreTrainedModel) -> list[CacheLayer]:
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
         try:
-            model(input_ids=token, position_ids=token, past_key_values=recorder, use_cache=True, attention_mask=None)
+            given = {"position_ids": token, cache_name(model): recorder, "attention_mask": None}
+            model(input_ids=token, use_cache=True, **given)
         except Exception as error:  # modeling code raises anything
             raise UnsupportedModel(f"model: {type(model).__name__} cannot be traced: {reason(error)}") from error
     count = model.config.get_text_config().num_hidden_layers

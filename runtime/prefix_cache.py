@@ -27,6 +27,9 @@ class Block(NamedTuple):
     place: int
 
 
+Chain = list[tuple[Key, Block]]  # the blocks that a row's tokens begin with, in order
+
+
 class PrefixCache:
     """Blocks within a budget, in the store of a session; the least recently used make room for others.
 
@@ -58,7 +61,7 @@ class PrefixCache:
     def recall(self, row: int, scope: str, prompt: Sequence[int]) -> int:
         """Fill the caches of a row that was begun with what is kept of its prompt -> how many of its tokens need no
         prefill. The last token is no part of a prefill, and one more is left to it: what else a drafter keeps."""
-        found = self._find(scope, prompt)
+        found = self._find(scope, prompt, len(prompt), [])
         cached = min(BLOCK * len(found), len(prompt) - 1) - 1
         if cached < 1:
             return 0
@@ -66,11 +69,15 @@ class PrefixCache:
         self.session.resume(row, cached, _runs((block.place for _, block in found), 0))
         return cached
 
-    def keep(self, row: int, scope: str, tokens: Sequence[int]) -> None:
-        """Keep what is new of a row. tokens: all that it has, its root included, which is the last."""
-        found = self._find(scope, tokens)
+    def keep(self, row: int, scope: str, tokens: Sequence[int], count: int, known: Chain) -> Chain:
+        """Keep what is new of a row -> its blocks. tokens: its first `count` are all that it has, its root included,
+        which is the last; known: what this returned before for the same request, so that a long prompt is not compared
+        from its start on with each of its chunks."""
+        found = self._find(scope, tokens, count, known)
         first = len(found)
-        places = self._make_room(len(tokens) // BLOCK - first, {block.number for _, block in found})
+        if first == count // BLOCK and first == len(known):
+            return found
+        places = self._make_room(count // BLOCK - first, {block.number for _, block in found})
         try:
             for run in _runs(places, first):
                 self.session.keep(row, *run)
@@ -80,13 +87,15 @@ class PrefixCache:
         for index, place in enumerate(places, first):
             before = found[-1][1].number if found else scope
             found.append(((before, _tokens(tokens, index)), Block(next(self._numbers), place)))
-        self._blocks.update(found)
+        self._blocks.update(found[first:])
         self._touch(found)
+        return found
 
-    def _find(self, scope: str, tokens: Sequence[int]) -> list[tuple[Key, Block]]:
-        """The blocks that tokens begin with."""
-        found: list[tuple[Key, Block]] = []
-        for index in range(len(tokens) // BLOCK):
+    def _find(self, scope: str, tokens: Sequence[int], count: int, known: Chain) -> Chain:
+        """The blocks that the first `count` tokens begin with. known: the first of them, if they are still kept."""
+        # A block goes after those that follow it: the last one tells of all.
+        found = [*known] if known and self._blocks.get(known[-1][0]) == known[-1][1] else []
+        for index in range(len(found), count // BLOCK):
             key = found[-1][1].number if found else scope, _tokens(tokens, index)
             if key not in self._blocks:
                 break

@@ -13,7 +13,7 @@ from .asked.allowed_tokens import checked
 from .asked.request import Event, Request
 from .ladder.ladder import Ladder
 from .ladder.row_drafts import RowDrafts
-from .prefix_cache import PrefixCache
+from .prefix_cache import Chain, PrefixCache
 from .session import Launched, Session, rows_for
 from .submission import Caller
 
@@ -28,6 +28,7 @@ class Taken:
         self.output: list[int] = []
         self.row: int | None = None
         self.cached = 0  # tokens of the prompt that needed no prefill
+        self.kept: Chain = []  # what of it is in the prefix cache
 
     @property
     def ended(self) -> bool:
@@ -126,8 +127,10 @@ class Rows:
     def _keep(self, taken: Taken) -> None:
         """Keep what a request has in its row, for others that begin like it."""
         if self.prefixes is not None and taken.row is not None:
-            tokens = [*taken.request.prompt, *taken.output]
-            self.prefixes.keep(taken.row, taken.request.prefix_scope, tokens[: self.session.processed(taken.row) + 1])
+            asked, count = taken.request, self.session.processed(taken.row) + 1
+            tokens = [*asked.prompt, *taken.output] if taken.output else asked.prompt  # one chunk after the other
+            count = min(count, len(tokens))
+            taken.kept = self.prefixes.keep(taken.row, asked.prefix_scope, tokens, count, taken.kept)
 
     def _compact(self, rows: int) -> None:
         for source, target in self.session.compact(rows).items():

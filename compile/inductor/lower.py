@@ -79,7 +79,7 @@ def _lower(graphs: Graphs, directory: Path, report: OnProgress, export: Export, 
 
     report("writing weights")
     if device == "cpu" and has_library():
-        shutil.copy(build_library(), directory / LIBRARY_NAME)
+        shutil.copyfile(build_library(), directory / LIBRARY_NAME)  # with the mode of a new file
     held = {name: {**program.state_dict, **program.constants} for name, program in exported.items()}
     wanted = {name: constant_names(directory / f"{name}.pt2", device) for name in exported}
     constants = write_weights(directory, {name: {key: held[name][key] for key in wanted[name]} for name in exported})

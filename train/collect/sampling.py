@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...compile.source import Source
-from ...graphs.target import cache_layers
+from ...graphs.target import cache_layers, cache_name
 
 LIKELIEST = 256  # tokens among which one is drawn: sorting the whole vocabulary would take longer than the model
 SHARE_OF_MEMORY = 4  # a cache may take one part in so many of what is free
@@ -35,7 +35,7 @@ def sample(
     limits, temperatures: most new tokens of each row, and its temperature, above 0. generator: of the model's device.
     `tick` is called with the tokens of each pass.
     """
-    model, device = source.model, source.model.device
+    model, device, name = source.model, source.model.device, cache_name(source.model)
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)  # [B, T]
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
@@ -44,8 +44,8 @@ def sample(
     results: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # the prompt of each row of the batch
     while rows:
-        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-        logits = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, name: cache}
+        logits = model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1]
         chosen = draw(logits.float() / temperature, top_p, generator)  # [B]
         running = []
         for place, (row, token) in enumerate(zip(rows, chosen.tolist(), strict=True)):

@@ -9,10 +9,10 @@ from types import TracebackType
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ...compile.swap import sync_file
+from ...compile.tensors_file import save_tensors
 from ...errors import InputError
 from .reader import MANIFEST, DataManifest, Example, Shard, read_manifest
 
@@ -88,8 +88,7 @@ class DataWriter:
                 tensors[field] = torch.cat([getattr(example, field) for example in waiting])
         work = self.folder / f"{name}.tmp"
         try:
-            save_file(tensors, work)
-            work.chmod(0o644)  # as other files are
+            save_tensors(tensors, work)
             shard = Shard(name, len(waiting), len(tensors["tokens"]), work.stat().st_size)
             _put(work, self.folder / name)
             self._write_manifest(dataclasses.replace(self.manifest, shards=(*self.manifest.shards, shard)))
