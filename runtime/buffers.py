@@ -35,8 +35,8 @@ class Buffers:
         """What the time of a step depends on beside the engine and the processor, for JSON."""
         return []
 
-    def array(self, values: Any, dtype: str = "int64") -> Any:
-        """Numbers, a list of them or an array as a tensor of the backend, to be assigned to a part of the state."""
+    def set(self, name: str, row: int, values: Any) -> None:
+        """Fill a row of a state tensor with a number, or write a list or an array to the front of it."""
         raise NotImplementedError
 
     def numpy(self, name: str, row: int) -> NDArray[Any]:

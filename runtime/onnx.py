@@ -116,8 +116,9 @@ class OnnxSession(Session):
         """State, what all rows share, and caches as they are now."""
         return self._sets[self._turn]
 
-    def array(self, values: Any, dtype: str = "int64") -> NDArray[Any]:
-        return np.array(values, dtype)
+    def set(self, name: str, row: int, values: Any) -> None:
+        place, given = self.state[name], np.asarray(values)
+        place[(row, slice(len(given))) if given.ndim else row] = given
 
     def numpy(self, name: str, row: int) -> NDArray[Any]:
         return self.state[name][row].copy()
@@ -126,7 +127,7 @@ class OnnxSession(Session):
         # As many slots as the step that follows needs: caches that grow are copied.
         self._use_slots(max(slots, self.slots_for(max(self.lengths) + self.spec.scratch)))
         now, after = (self._rows(buffers, slice(row, row + 1)) for buffers in (self.state, self._sets[1 - self._turn]))
-        now |= {"tokens": self.array(tokens)[None], "count": self.array([count])}
+        now |= {"tokens": np.array([tokens], np.int64), "count": np.array([count], np.int64)}
         self._prefill.run_with_iobinding(_bind(self._prefill, self.spec.prefill, now, after))
         caches = {tensor.name for tensor in self.spec.caches}
         for name in {output.removeprefix(NEXT) for output in self.spec.prefill.outputs} - caches:

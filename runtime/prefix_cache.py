@@ -50,7 +50,9 @@ class PrefixCache:
             )
         session.make_store(places * BLOCK)
         self._free = deque(range(places))
-        self._blocks: OrderedDict[Key, Block] = OrderedDict()  # the least recently used first, a block's own end behind
+        self._blocks: dict[Key, Block] = {}
+        # By number, which is quicker to hash: the least recently used first, a block after those that follow it.
+        self._recent: OrderedDict[int, Key] = OrderedDict()
         self._numbers = count()
 
     @property
@@ -77,7 +79,7 @@ class PrefixCache:
         first = len(found)
         if first == count // BLOCK and first == len(known):
             return found
-        places = self._make_room(count // BLOCK - first, {block.number for _, block in found})
+        places = self._make_room(count // BLOCK - first, found)
         try:
             for run in _runs(places, first):
                 self.session.keep(row, *run)
@@ -88,6 +90,7 @@ class PrefixCache:
             before = found[-1][1].number if found else scope
             found.append(((before, _tokens(tokens, index)), Block(next(self._numbers), place)))
         self._blocks.update(found[first:])
+        self._recent.update((block.number, key) for key, block in found[first:])
         self._touch(found)
         return found
 
@@ -102,21 +105,18 @@ class PrefixCache:
             found.append((key, self._blocks[key]))
         return found
 
-    def _touch(self, found: Sequence[tuple[Key, Block]]) -> None:
+    def _touch(self, found: Chain) -> None:
         """Note that blocks are used: the last first, so that none goes before those that follow it."""
-        for key, _ in reversed(found):
-            self._blocks.move_to_end(key)
+        for _, block in reversed(found):
+            self._recent.move_to_end(block.number)
 
-    def _make_room(self, wanted: int, needed: set[int]) -> list[int]:
+    def _make_room(self, wanted: int, needed: Chain) -> list[int]:
         """Places for so many blocks, or for fewer where only `needed` ones are left to go, in their order."""
-        places: list[int] = []
-        while len(places) < wanted:
-            if self._free:
-                places.append(self._free.popleft())
-            elif self._blocks and next(iter(self._blocks.values())).number not in needed:
-                places.append(self._blocks.popitem(last=False)[1].place)
-            else:
-                break
+        places = [self._free.popleft() for _ in range(min(wanted, len(self._free)))]
+        if len(places) < wanted:
+            numbers = {block.number for _, block in needed}
+            while len(places) < wanted and self._recent and next(iter(self._recent)) not in numbers:
+                places.append(self._blocks.pop(self._recent.popitem(last=False)[1]).place)
         return sorted(places)
 
 

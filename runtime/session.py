@@ -87,7 +87,7 @@ class Session(Buffers):
                 given["seeds"] %= 2**63  # the graph's arithmetic knows no negative ones
             given |= {"limits": limit, "stop_ids": list(stop_ids), "prompt_lengths": len(tokens), "history": tokens}
             for name, values in given.items():
-                self._assign(name, row, values)
+                self.set(name, row, values)
         except BaseException:
             self.release(row)
             raise
@@ -100,7 +100,7 @@ class Session(Buffers):
             self._written[row] = start + slots
             self.recall(row, start, place, slots)
         self.lengths[row] = self._processed[row] = count
-        self.state["lengths"][row] = self.array(count)
+        self.set("lengths", row, count)
 
     def next_chunk(self, row: int, most: int) -> int:
         """How many tokens `fill` would prefill."""
@@ -119,7 +119,7 @@ class Session(Buffers):
                 self._processed[row] = self.lengths[row]
             if self.lengths[row] < len(tokens) - 1:
                 return False
-            self.state["finish"][row] = RUNNING
+            self.set("finish", row, RUNNING)
         except BaseException:
             self.release(row)
             raise
@@ -137,7 +137,7 @@ class Session(Buffers):
     def allow(self, row: int, bits: NDArray[int32]) -> None:
         """Say what may follow each node of `tree` in the next step: bit j of word w of a node's row of bits
         [T, ceil(V / 32)] stands for token 32 * w + j. The row was admitted with the control `masked`."""
-        self.state["allowed"][row, : len(bits)] = self.array(bits, "int32")
+        self.set("allowed", row, bits)
 
     def processed(self, row: int) -> int:
         """Tokens of a row from its first on that are in all caches, the drafter's, too."""
@@ -238,14 +238,6 @@ class Session(Buffers):
         needs."""
         return -(-needed // self.spec.slot_step) * self.spec.slot_step
 
-    def _assign(self, name: str, row: int, values: Any) -> None:
-        """Write a number, or a list to the front of a row of a state tensor."""
-        array = self.array(values, next(tensor.dtype for tensor in self.spec.state if tensor.name == name))
-        if array.ndim == 0:
-            self.state[name][row] = array
-        elif len(array):
-            self.state[name][row, : len(array)] = array
-
     def _clean(self, row: int) -> None:
         """Remove what the row's caches held before. Slots that nothing may attend to still take part in matrix products
         with a weight of 0, and 0 * NaN is NaN: an old NaN or inf would reach the new request."""
@@ -256,7 +248,7 @@ class Session(Buffers):
     def _reset(self, row: int) -> None:
         """Give the row's state the values of an empty row."""
         for tensor in self.spec.state:
-            self.state[tensor.name][row] = tensor.fill
+            self.set(tensor.name, row, tensor.fill)
         self.lengths[row] = self._predicted[row] = self._pending[row] = self._processed[row] = 0
 
 

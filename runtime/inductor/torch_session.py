@@ -50,15 +50,17 @@ class TorchSession(Session):
     def conditions(self) -> list[Any]:
         return [torch.get_num_threads(), *([torch.cuda.get_device_name(self.device)] if self._graphs else [])]
 
-    def array(self, values: Any, dtype: str = "int64") -> Tensor:
-        return torch.as_tensor(values, dtype=getattr(torch, dtype), device=self.device)
+    def set(self, name: str, row: int, values: Any) -> None:
+        place, given = self.state[name][row], torch.as_tensor(values, dtype=self.state[name].dtype, device=self.device)
+        (place[: len(given)] if given.ndim else place).copy_(given)
 
     def numpy(self, name: str, row: int) -> NDArray[Any]:
         return _numpy(self.state[name][row])
 
     def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
         rows = slice(row, row + 1)
-        inputs = self._views(rows, slots) | {"tokens": self.array(tokens)[None], "count": self.array([count])}
+        given = {"tokens": [tokens], "count": [count]}
+        inputs = self._views(rows, slots) | {name: torch.tensor(of, device=self.device) for name, of in given.items()}
         with self._current():
             outputs = self._prefill([inputs[name] for name in self.spec.prefill.inputs])
         for name, tensor in zip(self.spec.prefill.outputs, outputs, strict=True):

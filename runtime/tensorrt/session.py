@@ -137,14 +137,16 @@ class TensorrtSession(Session):
         self._positions = self._new((1 + spec.depth,), "int64")
         self._positions.write(np.arange(1 + spec.depth))
 
-    def array(self, values: Any, dtype: str = "int64") -> NDArray[Any]:
-        return np.array(values, dtype)
+    def set(self, name: str, row: int, values: Any) -> None:
+        given = np.asarray(values)
+        if given.size:
+            self.state[name][(row, slice(len(given))) if given.ndim else row] = given
 
     def numpy(self, name: str, row: int) -> NDArray[Any]:
         return self.state[name].read(row + 1)[row]
 
     def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
-        self._tokens[0, : len(tokens)] = self.array(tokens)
+        self._tokens[0, : len(tokens)] = np.array(tokens, np.int64)
         self._count[0] = count
         extra = {"tokens": self._tokens.address, "count": self._count.address}
         addresses = self._addresses(self._prefill.plan, row, extra)

@@ -8,6 +8,7 @@ from fake_session import POISON, FakeSession, PrefillFailedError, alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specstep.errors import InputError
+from specstep.runtime import prefix_cache
 from specstep.runtime.asked.request import Request
 from specstep.runtime.engine import Engine
 from specstep.runtime.prefix_cache import BLOCK
@@ -192,3 +193,25 @@ def test_random_prompts_with_random_joins_and_leaves(asked, rows, blocks, most):
     assert prefixes.used_bytes <= blocks * BLOCK_BYTES
     places = [block.place for block in prefixes._blocks.values()]
     assert sorted([*places, *prefixes._free]) == list(range(blocks)), "each place once"
+
+
+def test_a_long_prompt_is_compared_once(monkeypatch):
+    """Each chunk of a prompt is kept when it is prefilled; what was kept of it before is not looked up again."""
+    compared, real = [], prefix_cache._tokens
+    monkeypatch.setattr(prefix_cache, "_tokens", lambda tokens, index: (compared.append(index), real(tokens, index))[1])
+    session, tokens, known = FakeSession(1), [*range(64 * BLOCK)], []
+    monkeypatch.setattr(session, "keep", lambda *_: None)
+    cache = prefix_cache.PrefixCache(session, 64 * BLOCK_BYTES)
+    for count in range(BLOCK // 2, 64 * BLOCK + 1, BLOCK // 2):
+        known = cache.keep(0, "", tokens, count, known)
+        assert len(known) == count // BLOCK == len(cache._blocks)
+    assert len(compared) <= 4 * 64
+
+
+def test_blocks_that_made_room_for_others_are_kept_anew():
+    session, tokens, other = FakeSession(1), LONG[: 2 * BLOCK + 1], LONG[5:]
+    cache = prefix_cache.PrefixCache(session, 2 * BLOCK_BYTES)
+    known = cache.keep(0, "", tokens, len(tokens), [])
+    cache.keep(0, "", other, 2 * BLOCK, [])
+    again = cache.keep(0, "", tokens, len(tokens), known)
+    assert again[0][0] == known[0][0] and again[1] != known[1] and len(cache._blocks) == 2
