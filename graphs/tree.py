@@ -158,7 +158,10 @@ def missed_node(drafted: DraftTree, parent: Tensor, token: Tensor) -> Tensor:
 
 def what_follows(state: State, tree: DraftTree, choice: Tensor) -> Tensor:
     """[B, T, 3] int64: the token ahead of each node, -1 where there is none, its own, and what the target says next
-    (choice [B, T]), -1 where there is no node. state: as ahead of the step."""
+    (choice [B, T]), -1 where there is no node. state: as ahead of the step.
+
+    A history ..., 5, 7, whose 7 is the root; node 1 is 9; the target says 9, and 4 after it: [[5, 7, 9], [7, 9, 4]].
+    """
     before = state["lengths"][:, None] - 1
     before = state["history"].gather(1, before.clamp(min=0)).where(before >= 0, -1)
     parents = tree.tokens.gather(1, tree.parents.clamp(min=0)).where(tree.parents >= 0, before)

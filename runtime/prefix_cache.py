@@ -1,8 +1,8 @@
 """Keys and values of prompts and answers that were served, kept for prompts that begin like them.
 
-They are kept in blocks of BLOCK tokens. Slot p of a drafter's cache may depend on the token at p + 1 (EAGLE-3 pairs the
-two), so a block has the slots that its tokens and those before them decide: from the one ahead of its first token to
-the one ahead of its last. What else a drafter keeps comes anew from the prompt's last chunk, which is always prefilled.
+Blocks have BLOCK tokens. Slot p of a drafter's cache may depend on the token at p + 1, so a block has the
+slots that its tokens and those before them decide: block 0 keeps slots 0 to 30, block 1 slots 31 to 62, for the slot 31
+of EAGLE-3 needs token 32. What else a drafter keeps comes anew from the prompt's last chunk, which is always prefilled.
 """
 
 import math

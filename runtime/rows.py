@@ -173,8 +173,8 @@ class Rows:
         return Step(launched, dict(self.running), length, begin, self.session.captured > captured)
 
     def _may_overlap(self, step: Step, awaited: bool) -> bool:
-        """Whether the next step may begin before this one is read: nobody waits for what is done between them, no fewer
-        rows would do, and what it will verify is of the kind that was verified before."""
+        """Whether the next step may begin before this one is read. Not if a prompt fills or waits for a free row, fewer
+        rows would do, a drafter owes a catch-up, a mask needs the tokens, or what drafts has changed."""
         if (
             self.filling is not None
             or (awaited and self.session.free_rows)

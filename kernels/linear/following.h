@@ -1,5 +1,5 @@
-// Which weight follows which. A model multiplies by its weights in the same order step after step, so that what the last
-// step multiplied by next is worth fetching while its threads wait for work.
+// Which weight follows which. The last step multiplied by q, k, v, then o, then gate: while threads wait after o, they
+// fetch gate.
 #pragma once
 
 #include <unordered_map>

@@ -90,8 +90,8 @@ class TorchSession(Session):
         return torch.cuda.device(self.device) if self._graphs else nullcontext()
 
     def _captured_catch_up(self, nodes: int, catch_up: int) -> int:
-        """Positions to catch up that there is a graph for: nothing; a path and the one ahead of it, as in a row's first
-        step; or a path and all that a drafter left out."""
+        """Positions to catch up that there is a graph for. For a depth of 7 and 3 nodes: 0; 5, a path of 4 and the one
+        ahead of it, as in a row's first step; or 12, the path and the LAG, 8, that a drafter left out."""
         path = min(nodes, self.spec.depth) + 1
         return next(most for most in (0, 1 + path, LAG + path) if catch_up <= most)
 

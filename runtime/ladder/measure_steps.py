@@ -148,8 +148,9 @@ def _fitted(
     long: int,
     saved: Mapping[str, Mapping[int, float]],
 ) -> StepTimes:
-    """The table of what was found, and where nothing was, for rows of which nothing was: what as many tokens cost.
-    saved: see `StepTimes`; sizes that are not in it save what the last one does."""
+    """The table of what was found; for rows of which nothing was, what as many tokens cost: where no time was left for 8
+    rows, 8 rows of 8 tokens cost what the line says at 64. saved: see `StepTimes`; sizes that are not in it save what
+    the last one does."""
     short = {
         (rows, rung): min(  # a step takes no longer than one of as many rows and nodes: then it was disturbed
             other for (r, n, at), other in found.items() if at == SHORT and r >= rows and n >= rung
