@@ -148,7 +148,7 @@ def _fitted(
     long: int,
     saved: Mapping[str, Mapping[int, float]],
 ) -> StepTimes:
-    """The table of what was found; for rows of which nothing was, what as many tokens cost: where no time was left for 8
+    """The table of what was found; for rows of which nothing was, what as many tokens cost: with no time left for 8
     rows, 8 rows of 8 tokens cost what the line says at 64. saved: see `StepTimes`; sizes that are not in it save what
     the last one does."""
     short = {
