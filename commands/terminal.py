@@ -6,8 +6,8 @@ import threading
 from typing import Any, TextIO
 
 # ESC begins sequences that move the cursor, name the window or ask the terminal to type; C1 controls are such, too.
-_CONTROLS = {code: 0x2400 + code for code in range(32)} | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-_CONTROLS = {code: shown for code, shown in _CONTROLS.items() if chr(code) not in "\t\n"} | {ord("\r"): None}
+_CONTROLS: dict[int, int | None] = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+_CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD) | {ord("\r"): None}
 
 
 def without_controls(text: str) -> str:
