@@ -15,7 +15,7 @@ from specstep.compile import swap
 from specstep.compile.writer import engine_directory
 from specstep.runtime.engine_file import MANIFEST, check_files, read_manifest
 
-CALLS = ("open", "close", "fsync", "rename", "chmod")
+CALLS = ("open", "close", "fsync", "rename")
 HOLD = """
 import sys, time
 from pathlib import Path
