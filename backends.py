@@ -8,21 +8,16 @@ from .errors import needs_extra
 
 
 class Backend(NamedTuple):
-    """One backend.
+    """One backend."""
 
-    compiler: module with `lower(graphs, directory, report) -> Lowered`. runner: module with `machine()` and
-    `open_session(directory, manifest, gpu, report) -> Session`. dtypes, devices: what it takes, its defaults first.
-    options: the build options that not every backend has. build_extra, run_extra: the extras that building and
-    running take.
-    """
-
-    compiler: str
-    runner: str
-    dtypes: tuple[str, ...]
-    devices: tuple[str, ...]
-    options: tuple[str, ...]
-    build_extra: str
-    run_extra: str
+    compiler: str  # module with `lower(graphs, directory, report) -> Lowered`
+    runner: str  # module with `machine()` and `open_session(directory, manifest, gpu, report) -> Session`
+    dtypes: tuple[str, ...]  # that it takes, its default first
+    devices: tuple[str, ...]  # that it takes, its default first
+    options: tuple[str, ...]  # the build options that not every backend has
+    build_extra: str  # the extra that building takes
+    run_extra: str  # the extra that running takes
+    any_nodes: bool = True  # whether a step may verify fewer nodes than a tree has, and a program draft nothing
 
     def load_compiler(self) -> ModuleType:
         """Import `compiler`. Raises MissingPackageError."""
@@ -46,6 +41,8 @@ BACKENDS: dict[str, Backend] = {
         ".compile.inductor.lower", ".runtime.inductor.aoti", FLOATS, ("cpu", "cuda"), OF_INDUCTOR, "build", ""
     ),
     "onnx": Backend(".compile.onnx.lower", ".runtime.onnx", ONNX_FLOATS, ("cpu",), (), "build-onnx", "onnx"),
-    "tensorrt": Backend(*TENSORRT, ("plugins",), "build-tensorrt", "tensorrt"),
-    "tensorrt-rtx": Backend(*TENSORRT, ("plugins", "compute_capability"), "build-tensorrt-rtx", "tensorrt-rtx"),
+    "tensorrt": Backend(*TENSORRT, ("plugins",), "build-tensorrt", "tensorrt", any_nodes=False),
+    "tensorrt-rtx": Backend(
+        *TENSORRT, ("plugins", "compute_capability"), "build-tensorrt-rtx", "tensorrt-rtx", any_nodes=False
+    ),
 }

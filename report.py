@@ -29,7 +29,7 @@ class Report(NamedTuple):
     count: Any  # new tokens
     finish: Any  # one of the codes above
     accepted: Any  # drafted tokens that the target agreed with, before stop tokens and limits cut the output
-    drafts: Any  # how many scores follow
+    scored: Any  # how many scores follow
     # [drafts]: of each node of the tree that the next step verifies, but the root, the probability that the drafter
     # gives its acceptance
     scores: Any
@@ -45,7 +45,7 @@ class Report(NamedTuple):
 
     @classmethod
     def split(cls, row: NDArray[int64]) -> "Report":
-        """A row of 4 + drafts + L * (4 + 2 * N) integers -> its columns; the lists are views of it."""
+        """A row of 4 + scored + L * (4 + 2 * N) integers -> its columns; the lists are views of it."""
         scalars = row[:SCALARS].tolist()
         start = SCALARS + scalars[-1]
         length, lists = _most_tokens(row, start), [row[SCALARS:start]]
@@ -97,10 +97,10 @@ class RowReport(NamedTuple):
     def read(cls, row: NDArray[int64], alternatives: int = -1) -> "RowReport":
         """A row of the report. alternatives: how many likely tokens are wanted beside each new one, -1 for no
         log-probabilities."""
-        drafts = int(row[SCALARS - 1])
-        length = _most_tokens(row, SCALARS + drafts)
-        count, finish, accepted, _, *lists = row[: SCALARS + drafts + 3 * length].tolist()
-        scores, lists = lists[:drafts], lists[drafts:]
+        scored = int(row[SCALARS - 1])
+        length = _most_tokens(row, SCALARS + scored)
+        count, finish, accepted, _, *lists = row[: SCALARS + scored + 3 * length].tolist()
+        scores, lists = lists[:scored], lists[scored:]
         tokens, nodes, ranks = lists[:count], lists[length : 2 * length], lists[2 * length :]
         path = zip(nodes[1 : accepted + 1], ranks[1 : accepted + 1], strict=True)
         logprobs = _logprobs(Report.split(row), tokens, alternatives) if alternatives >= 0 else []

@@ -71,7 +71,7 @@ def record(engine: str, questions: Path, report: Callable[[str], None]) -> dict[
         for place, (prompt, sampling) in enumerate(asked):
             report(f"{group} {place + 1}")
             answer: Answer = {"group": group, "temperature": sampling.get("temperature", 0.0)}
-            for draft in (draft for draft in session.drafts if draft != NOTHING):
+            for draft in (draft for draft in session.draft_kinds if draft != NOTHING):
                 walk = Walk(session, draft)
                 answering = contender.answers([(prompt, sampling)], 1, NEW_TOKENS, walk)
                 while answering.step():
@@ -150,7 +150,7 @@ def compare(recorded: Mapping[str, Any], rows: int) -> dict[str, Compared]:
         simulate(ladder, answers, rows, times)
     for group, answers in several.items():
         speed, steps = simulate(ladder, answers, rows, times)
-        fixed = [Fixed(0, times.drafts[-1]), *(Fixed(nodes, WHOLE) for nodes in times.rungs[1:])]
+        fixed = [Fixed(0, times.draft_kinds[-1]), *(Fixed(nodes, WHOLE) for nodes in times.rungs[1:])]
         speeds = {other.rungs[0]: simulate(other, answers, rows, times)[0] for other in fixed}
         found[group] = Compared(speed, steps, speeds)
     return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..backends import BACKENDS
 from ..errors import BuildError
 from ..graphs.choice import sampled_choice
 from ..graphs.drafters.drafter import Drafter, Scorer, most_catch_up
@@ -161,7 +162,7 @@ def _spec(
         caches=tuple(caches),
         prefill=ProgramSpec("", ("tokens", "count", *names), ("lengths", *returned)),
         step=ProgramSpec("", ("nodes", *catch, *names), (*moved, *TREE, *returned)),
-        plain=plain if shape.nodes and drafter.scorer.skippable and not config.backend.startswith("tensorrt") else None,
+        plain=plain if shape.nodes and drafter.scorer.skippable and BACKENDS[config.backend].any_nodes else None,
     )
 
 

@@ -83,8 +83,8 @@ class SpeculativeStep(nn.Module):
         path = with_missed(
             path, accepted, missed_node(drafted, *(x.gather(1, accepted[:, None]) for x in (path, tokens)))
         )
-        accepted, drafts = accepted.where(count > 0, 0), torch.full_like(count, self.drafter.nodes)
-        report = Report(count, finish, accepted, drafts, None, tokens, path, ranks, *log_probs)
+        accepted, scored = accepted.where(count > 0, 0), torch.full_like(count, self.drafter.nodes)
+        report = Report(count, finish, accepted, scored, None, tokens, path, ranks, *log_probs)
         return report, after | committed, moved | committed
 
     @staticmethod

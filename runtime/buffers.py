@@ -21,7 +21,6 @@ class Buffers:
 
     spec: EngineSpec
     state: dict[str, Any]
-    any_nodes = True  # whether a step may verify fewer nodes than a tree has
     overlaps = False  # whether a step runs beside the host, so that the next may be begun before its report is read
     captured = 0  # sizes of a step that were recorded so far: the first step of each takes longer
 

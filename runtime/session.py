@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from numpy import int32, int64
 from numpy.typing import NDArray
 
+from ..backends import BACKENDS
 from ..controls import LAG
 from ..report import CHEAP, NOTHING, RUNNING, WHOLE, DraftedTree, RowReport
 from .buffers import Buffers
@@ -46,7 +47,12 @@ class Session(Buffers):
         self._written = [0] * spec.max_batch  # slots of each row that anything was written to since it was cleared
 
     @property
-    def drafts(self) -> tuple[str, ...]:
+    def any_nodes(self) -> bool:
+        """Whether a step may verify fewer nodes than a tree has."""
+        return BACKENDS[self.spec.config["backend"]].any_nodes
+
+    @property
+    def draft_kinds(self) -> tuple[str, ...]:
         """What may draft the trees of a step."""
         nothing = [] if self.spec.plain is None else [NOTHING]
         return WHOLE, *([CHEAP] if self.spec.catch_up else []), *nothing
@@ -153,7 +159,7 @@ class Session(Buffers):
         what drafts the next trees; the last of `drafts` for what is not among them. A step that drafts nothing verifies
         the roots alone. A text depends on neither. Where nothing was drafted, the next report's `missed` means
         nothing."""
-        draft = draft if draft in self.drafts else self.drafts[-1]
+        draft = draft if draft in self.draft_kinds else self.draft_kinds[-1]
         nodes = 0 if draft == NOTHING else self.spec.nodes if nodes is None else nodes
         running, (rows, slots) = self._running, self.next_size()
         if max([0, *running]) >= rows:

@@ -84,7 +84,7 @@ class Ladder:
             return Chosen(self.rungs[-1 if drafted else 0], WHOLE if self.rungs[-1] else NOTHING)
         self._steps += 1
         if self._left == 0 or self._rows != drafts:
-            seconds = {draft: self._times.seconds(rows, length, draft) for draft in self._times.drafts}
+            seconds = {draft: self._times.seconds(rows, length, draft) for draft in self._times.draft_kinds}
             self._draft, self._left = self._drafts(drafts, seconds)
             self._rows = [*drafts]
         draft = self._draft

@@ -30,7 +30,7 @@ def kept_or_measured(
     path = times_path(identity, session)
     try:
         times = StepTimes.from_dict(json.loads(path.read_text()))
-        if (times.rungs, times.drafts) == (tuple(rungs), session.drafts):
+        if (times.rungs, times.draft_kinds) == (tuple(rungs), session.draft_kinds):
             return times, path
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         pass  # nothing is kept, or nothing of use
@@ -71,7 +71,7 @@ def measure(session: Session, rungs: Sequence[int], budget: float = BUDGET_S) ->
     order = list(dict.fromkeys((rungs[0], rungs[len(rungs) // 2], *rungs)))  # time may not last for all
     long = max(SHORT, min(1024, 3 * session.spec.max_seq_len // 4))
     found: dict[tuple[int, int, int], float] = {}
-    saved: dict[str, dict[int, float]] = {draft: {} for draft in session.drafts[1:]}
+    saved: dict[str, dict[int, float]] = {draft: {} for draft in session.draft_kinds[1:]}
     with _Rows(session) as rows:
         rows.add(1, SHORT)
         session.step(rungs[-1])
@@ -122,7 +122,7 @@ def _time_steps(session: Session, rungs: Sequence[int], end: float) -> tuple[dic
     """Seconds of the next step of a session by rung, the least of a few, until `end`, the first two at least once; and
     of a step of the first rung by what else may draft."""
     found: dict[int, float] = {}
-    less = dict.fromkeys(session.drafts[1:], math.inf)
+    less = dict.fromkeys(session.draft_kinds[1:], math.inf)
     for _ in range(ROUNDS):
         for rung in rungs:
             if len(found) > 1 and time.perf_counter() > end:

@@ -44,8 +44,8 @@ class StepTimes:
         self._holding = {rows: rows for rows in self.table}  # rows of a step -> those in the table that hold them
 
     @property
-    def drafts(self) -> tuple[str, ...]:
-        """What may draft, as `Session.drafts`."""
+    def draft_kinds(self) -> tuple[str, ...]:
+        """What may draft, as `Session.draft_kinds`."""
         return WHOLE, *self.saved
 
     def seconds(self, rows: int, length: float, drafted: str = WHOLE) -> list[float]:

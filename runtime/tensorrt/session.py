@@ -106,8 +106,6 @@ class TensorrtSession(Session):
     """See `Session`. Each number of rows has an execution context and a CUDA graph of its own. A step verifies all
     nodes."""
 
-    any_nodes = False
-
     def __init__(self, spec: EngineSpec, prefill: Plan, step: Plan, device: Driver):
         super().__init__(spec)
         self._step, self.device, self.stream = step, device, device.stream()

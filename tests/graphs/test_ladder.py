@@ -160,7 +160,7 @@ def test_steps_that_draft_nothing_say_the_same(backend, model_folder, request):
     """An n-gram drafter takes up where it was, as its trees are of the history alone."""
     engine = specstep.load(request.getfixturevalue(backend))
     eager = specstep.eager(str(model_folder), drafter="ngram", **OPTIONS)
-    assert NOTHING in engine.session.drafts
+    assert NOTHING in engine.session.draft_kinds
     for controls in (GREEDY, SAMPLED):
         expected, plain, _ = run(eager, lambda: 0, controls)
         replayed, replay = [], engine.session.replay

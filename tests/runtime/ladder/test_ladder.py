@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from fake_session import FakeSession, alone
+from specstep.backends import BACKENDS
 from specstep.errors import InputError
 from specstep.report import CHEAP, NOTHING, SCORE_STEPS, WHOLE, AcceptedNode, RowReport
 from specstep.runtime.engine import Engine
@@ -338,7 +339,7 @@ def test_wrong_numbers_of_nodes(nodes):
 
 
 def test_backends_that_verify_all(monkeypatch):
-    monkeypatch.setattr(FakeSession, "any_nodes", False)
+    monkeypatch.setitem(BACKENDS, "inductor", BACKENDS["inductor"]._replace(any_nodes=False))
     for nodes in ("auto", "all", 2):
         assert make_ladder(FakeSession(1), nodes, "engine", lambda message: None).rungs == (2,)
     with pytest.raises(InputError, match="nodes: expected auto, all, or 2, as an engine of this backend"):
