@@ -182,7 +182,7 @@ def settled(outputs: Mapping[str, Any]) -> Tensors:
     length, and log-probabilities that it did not ask for; with the report's scores as floats of their own."""
     arrays = {name: np.array(values) for name, values in outputs.items()}
     reports = [Report.split(row) for row in arrays.get("report", ())]
-    if reports and reports[0].drafts:
+    if reports and reports[0].scored:
         arrays[SCORES] = np.array([report.scores for report in reports]) / SCORE_STEPS
     for report in reports:
         report.scores[:] = 0

@@ -55,8 +55,8 @@ class FakeSession(Session):
         program = ProgramSpec("", (), ())
         caches = tuple(TensorSpec(name, (rows, 1, 256, 1), "float32") for name in ("own", "following"))
         super().__init__(EngineSpec(
-            {"backend": "inductor", "nodes": depth, "depth": depth}, rows, 100, 256, 64, 4, 0, (), 8, vocabulary, stops, "cpu", state,
-            (), caches, program, program,
+            {"backend": "inductor", "nodes": depth, "depth": depth}, rows, 100, 256, 64, 4, 0, (), 8, vocabulary,
+            stops, "cpu", state, (), caches, program, program,
         ))  # fmt: skip
         self.caches = np.zeros((rows, 256, 2), np.int64)
         self.state = {tensor.name: np.full(tensor.shape, tensor.fill, tensor.dtype) for tensor in state}
