@@ -17,6 +17,12 @@ LEARNED_ROWS, LEARNED_TOKENS, LEARNED_COUNTS = 16384, 2**20, 256
 MOST_LEARNED_ROWS = 2**24
 
 
+def most_catch_up(depth: int) -> int:
+    """The most positions that a drafter which pauses processes in a step. For a depth of 4 they are 18: LAG, 8, that it
+    left out, 5 of this step's path, and room for 5 rejected ones behind."""
+    return LAG + 2 * (depth + 1)
+
+
 class Sampling(NamedTuple):
     """The columns of the state tensor `sampling`, float32. 0 turns any of them off."""
 

@@ -1,10 +1,14 @@
 """What a machine keeps from process to process: files under `$XDG_CACHE_HOME/specstep`, or `~/.cache/specstep`."""
 
+import contextlib
+import fcntl
 import functools
 import os
+import re
 import tempfile
 import threading
 from pathlib import Path
+from typing import BinaryIO
 
 
 def cache_path(*names: str) -> Path:
@@ -23,15 +27,38 @@ def _temporary() -> "tempfile.TemporaryDirectory[str]":
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Write a file, whole or not at all. Raises OSError."""
+    """Write a file, whole or not at all, and remove what killed writers of it have left. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    work = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        with work.open("wb") as file:
+    _remove_left(path)
+    work, file = _locked_file(path)
+    with file:
+        try:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(work, path)
-    except OSError:
-        work.unlink(missing_ok=True)
-        raise
+            os.replace(work, path)
+        except OSError:
+            work.unlink(missing_ok=True)
+            raise
+
+
+def _locked_file(path: Path) -> tuple[Path, BinaryIO]:
+    """A new file beside `path`, locked: the system releases the lock when a process ends, however it ends."""
+    while True:
+        work = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+        file = work.open("wb")
+        with contextlib.suppress(OSError):  # a disk without locks: nobody will remove it either
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if work.exists():  # else another writer took it for a leftover before it was locked
+            return work, file
+        file.close()
+
+
+def _remove_left(path: Path) -> None:
+    """Remove the work files of `path` that nobody has locked any more."""
+    pattern = re.compile(re.escape(f".{path.name}.") + r"\d+\.\d+")
+    for left in path.parent.iterdir():
+        if pattern.fullmatch(left.name):
+            with contextlib.suppress(OSError), left.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()

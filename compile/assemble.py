@@ -17,14 +17,13 @@ from ..graphs.state import StateTensor, row_state
 from ..graphs.step import PlainStep, SpeculativeStep
 from ..graphs.target import CacheLayer, CausalLM, UnsupportedModel, cache_layers
 from ..runtime.engine_file import TREE, EngineSpec, ProgramSpec, TensorSpec
+from ..runtime.manifest_rules import SLOT_STEP, capacity_for, scratch_for
 from .config import EngineConfig
 from .drafters.choose import make_drafter
 from .drafters.validate import check_drafter
 from .gpus import GPU
 from .precision import Precision, choose_precision
 from .source import Source, gguf_file
-
-SLOT_STEP = 64
 
 
 @dataclass(frozen=True)
@@ -124,10 +123,9 @@ def _spec(
     target: Source, drafter: Drafter, target_layers: list[CacheLayer], vocabulary: int, config: EngineConfig
 ) -> EngineSpec:
     shape, layers = drafter.shape, target_layers + drafter.scorer.cache_layers()
-    drafted = max(shape.depth + 2, 1 + sum(shape.frontiers))  # slots past the length after a step, at most D + 1 more
     catch_up = most_catch_up(shape) if drafter.scorer.pauses else 0
-    scratch = max(shape.nodes + 1, shape.depth + 1 + drafted, catch_up + 1)
-    capacity = capacity_for(config.max_seq_len, scratch)
+    scratch = scratch_for(shape.nodes, shape.depth, shape.frontiers, catch_up)
+    capacity = capacity_for(config.max_seq_len, scratch, SLOT_STEP)
     batch = config.max_batch
     declared = row_state(capacity, shape.nodes, vocabulary)
     own = drafter.scorer.state(shape)
@@ -168,12 +166,6 @@ def _spec(
 
 def _tensor(name: str, tensor: StateTensor, leading: tuple[int, ...]) -> TensorSpec:
     return TensorSpec(name, (*leading, *tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.fill)
-
-
-def capacity_for(max_seq_len: int, scratch: int) -> int:
-    """Slots of caches for rows of so many tokens, see `EngineSpec`."""
-    capacity = -(-(max_seq_len + scratch) // SLOT_STEP) * SLOT_STEP + SLOT_STEP
-    return max(capacity, 3 * SLOT_STEP)  # a number of slots that can only be one is no dynamic dimension
 
 
 def example_inputs(spec: EngineSpec, program: FlatProgram, slots: int) -> list[Tensor]:

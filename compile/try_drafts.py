@@ -13,7 +13,8 @@ from ..progress import OnProgress
 from ..report import RUNNING
 from ..runtime.engine_file import EngineSpec, TensorSpec
 from ..runtime.inductor.torch_session import TorchSession
-from .assemble import Graphs, capacity_for
+from ..runtime.manifest_rules import capacity_for
+from .assemble import Graphs
 from .source import Source
 
 QUESTION = "Explain in a few sentences why the sky is blue, then list three facts about light."
@@ -72,7 +73,7 @@ def _question(tokenizer: Any) -> Sequence[int]:
 def _trial_spec(spec: EngineSpec, longest: int, device: str) -> EngineSpec:
     """The same engine on a device, with a batch of one and room for `longest` tokens alone: caches of all its slots can
     take more memory than the model."""
-    capacity = capacity_for(longest, spec.scratch)
+    capacity = capacity_for(longest, spec.scratch, spec.slot_step)
 
     def shaped(tensor: TensorSpec, *row: int) -> TensorSpec:
         return dataclasses.replace(tensor, shape=(1, *row))

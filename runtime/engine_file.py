@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EngineError
+from .manifest_rules import DTYPE_BYTES, check_manifest
+from .manifest_rules import NEXT as NEXT  # in a program that writes nothing in place
 
 FORMAT_VERSION = 14
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
-NEXT = "next."  # in a program that writes nothing in place, `next.X` is the output that input X becomes
 SIZES = ("nodes", "catch_up")  # inputs of a step that hold 0, 1, ..., and say by their length how many
 TREE = ("tree_tokens", "tree_parents")  # the state in which a drafted tree lies
+MOST_MANIFEST = 2**26  # bytes; that of a model of 100 layers has 200 KB
 REBUILD = "build the engine again with `specstep build`"
 
 
@@ -40,7 +42,7 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         """What it takes in memory."""
-        return math.prod(self.shape) * int("".join(filter(str.isdigit, self.dtype))) // 8
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -127,18 +129,25 @@ def read_manifest(directory: str | Path) -> Manifest:
     if not path.is_file():
         raise EngineError(f"engine: expected a directory with {MANIFEST}, got {directory}; {REBUILD}")
     try:
-        data = json.loads(path.read_text())
+        if path.stat().st_size > MOST_MANIFEST:
+            raise ValueError(f"more than {MOST_MANIFEST} bytes")
+        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
         version = data["format_version"]
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise EngineError(
-            f"{path}: expected an engine manifest, got a file that does not parse ({error!r}); {REBUILD}"
+            f"{path}: expected an engine manifest, got a file that does not parse ({error!r:.200}); {REBUILD}"
         ) from None
-    if version != FORMAT_VERSION:
-        raise EngineError(f"{path}: format_version: expected {FORMAT_VERSION}, got {version!r}; {REBUILD}")
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise EngineError(f"{path}: format_version: expected {FORMAT_VERSION}, got {version!r:.60}; {REBUILD}")
     try:
-        return Manifest(**(data | {"spec": _spec(data["spec"])}))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise EngineError(f"{path}: expected the fields of format {FORMAT_VERSION}, got {error}; {REBUILD}") from None
+        check_manifest(data)
+    except ValueError as error:
+        raise EngineError(f"{path}: {error}; copy it again or {REBUILD}") from None
+    return Manifest(**(data | {"spec": _spec(data["spec"])}))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name}, which is no number of JSON")
 
 
 def _spec(data: dict[str, Any]) -> EngineSpec:

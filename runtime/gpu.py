@@ -1,6 +1,8 @@
 """Which GPU an engine runs on, and whether its memory is enough: nothing here knows a tensor library."""
 
+import math
 import re
+from pathlib import Path
 
 from ..errors import EngineError, InputError
 from .engine_file import REBUILD, WEIGHTS, Manifest
@@ -16,6 +18,13 @@ def gpu_number(device: str | None) -> int | None:
     if found is None:
         raise InputError(f"device: expected cuda or one GPU as cuda:1, got {device!r}")
     return int(found[1])
+
+
+def available_memory() -> float:
+    """Bytes of the machine's memory that may be taken; without a bound where the system does not say."""
+    path = Path("/proc/meminfo")
+    found = re.search(r"MemAvailable: +(\d+) kB", path.read_text()) if path.is_file() else None
+    return int(found[1]) * 1024 if found else math.inf
 
 
 def refuse_gpu(gpu: int | None) -> None:

@@ -9,6 +9,7 @@ from ..errors import EngineError
 from ..progress import OnProgress
 from .asked.sampling_params import SamplingParams
 from .engine_file import REBUILD, Manifest, check_files, check_machine, read_manifest
+from .gpu import GIGABYTE, available_memory
 from .session import Session
 from .text.tokenizer import TOKENIZER, EngineTokenizer
 
@@ -54,12 +55,35 @@ def _open(directory: Path, deep_check: bool, gpu: int | None, report: OnProgress
     check_files(directory, manifest, deep_check)
     runner = _runner(manifest)
     check_machine(manifest, runner.machine())
-    session = runner.open_session(directory, manifest, gpu, report)
+    session = _open_session(runner, directory, manifest, gpu, report)
     special = manifest.about.get("special_tokens", {})
     text = EngineTokenizer.load(directory, special) if TOKENIZER in manifest.files else None
     sampling = manifest.about.get("sampling")
     identity = manifest.files[manifest.spec.step.file]["sha256"]
     return Opened(session, text, SamplingParams.of(sampling) if sampling else None, identity)
+
+
+def _open_session(
+    runner: ModuleType, directory: Path, manifest: Manifest, gpu: int | None, report: OnProgress
+) -> Session:
+    """The runner's session. Raises EngineError where its buffers do not fit in memory."""
+    spec = manifest.spec
+    tensors = (*spec.state, *spec.shared, *spec.caches)
+    needed = sum(tensor.nbytes for tensor in tensors)
+    filled = sum(tensor.nbytes for tensor in tensors if tensor.fill)  # zeros cost nothing until they are used
+    if spec.device == "cpu" and filled > (available := available_memory()):
+        raise _too_large(needed, f"{available / GIGABYTE:.2f} available")
+    try:
+        return runner.open_session(directory, manifest, gpu, report)
+    except (MemoryError, RuntimeError) as error:
+        raise _too_large(needed, str(error).splitlines()[0] if str(error) else "less") from None
+
+
+def _too_large(needed: int, got: str) -> EngineError:
+    return EngineError(
+        f"memory: expected {needed / GIGABYTE:.2f} GB for state and caches, got {got}; free some, or {REBUILD} and a "
+        "smaller --max-batch or --max-seq-len"
+    )
 
 
 def _runner(manifest: Manifest) -> ModuleType:

@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ...errors import BuildError
 from ...graphs.drafters.eagle3 import Eagle3, Eagle3Head
+from ...user_cache import keep
 from ..config import EngineConfig
 from ..source import Source, gguf_file
 from .eagle3_config import AUX_LAYERS, FLAGS, LAYER_FIELDS, read_config
@@ -193,10 +194,8 @@ def save_eagle3(folder: Path, head: Eagle3Head, target: Source) -> None:
     ids = tensors["d2t"] + torch.arange(head.config.draft_vocab_size)
     tensors["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, ids, True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "new.safetensors").write_bytes(save(tensors))
-        (folder / "new.safetensors").replace(folder / FILES[0])
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        keep(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+        keep(folder / FILES[0], save(tensors))
     except OSError as error:
         raise BuildError(f"{folder}: expected room for the head, got {error}") from None
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ...controls import LAG
+from ... import controls
 from ..attention import Pass
 from ..state import State, StateTensor
 from ..target import CacheLayer
@@ -85,9 +85,8 @@ class Scorer(nn.Module):
 
 
 def most_catch_up(shape: TreeShape) -> int:
-    """The most positions that a scorer which pauses processes in a step. For a depth of 4 they are 18: LAG, 8, that it
-    left out, 5 of this step's path, and room for 5 rejected ones behind."""
-    return LAG + 2 * (shape.depth + 1)
+    """The most positions that a scorer which pauses processes in a step over such trees."""
+    return controls.most_catch_up(shape.depth)
 
 
 class Drafter(nn.Module):

@@ -1,0 +1,243 @@
+"""What manifest.json may say: fields, types, ranges and relations, checked before anything is allocated or run.
+
+A program is native code that trusts its tensors: it would write past one whose shape is too small.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ..backends import BACKENDS, FLOATS
+from ..controls import BANNED_WORDS, BIASES, MOST_LEARNED_ROWS, STOP_IDS, WORD_TOKENS, Sampling, most_catch_up
+from .json_checks import (
+    anything,
+    equal_to,
+    fields,
+    integer,
+    list_of,
+    mapping_of,
+    number,
+    one_of,
+    optional,
+    refusal,
+    text,
+)
+
+DTYPE_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4,
+    "float64": 8,
+}  # fmt: skip
+NEXT = "next."  # in a program that writes nothing in place, `next.X` is the output that input X becomes
+SLOT_STEP = 64  # programs take any multiple of it
+GIVEN = ("tokens", "count", "nodes", "catch_up")  # inputs that are no tensors of the session
+INTEGER = integer(-(2**63), 2**63 - 1)
+Data = dict[str, Any]
+
+
+def check_manifest(data: Any) -> None:
+    """Raises ValueError for what no build of this format writes: the field, what was expected, what was found."""
+    MANIFEST_FIELDS("manifest", data)
+    spec = data["spec"]
+    _check_numbers(spec, data["about"]["tree"])
+    _check_tensors(spec)
+    for name in ("prefill", "step", "plain"):
+        if spec[name] is not None:
+            _check_program(name, spec, data["files"])
+
+
+def file_name(name: str, value: Any) -> None:
+    """Takes the name of a file that lies in the directory itself."""
+    if not isinstance(value, str) or not re.fullmatch(r"[\w+-][\w.+-]{0,254}", value) or value == "manifest.json":
+        raise refusal(name, "a name of letters, digits and . _ + -", value)
+
+
+def capacity_for(max_seq_len: int, scratch: int, slot_step: int) -> int:
+    """Slots of caches for rows of so many tokens, see `EngineSpec`."""
+    capacity = -(-(max_seq_len + scratch) // slot_step) * slot_step + slot_step
+    return max(capacity, 3 * slot_step)  # a number of slots that can only be one is no dynamic dimension
+
+
+def scratch_for(nodes: int, depth: int, frontiers: Sequence[int], catch_up: int) -> int:
+    """Slots past a row's length that a step writes. frontiers: nodes that each level expands."""
+    drafted = max(depth + 2, 1 + sum(frontiers))  # slots past the length after a step, at most D + 1 more
+    return max(nodes + 1, depth + 1 + drafted, catch_up + 1)
+
+
+def row_shapes(capacity: int, nodes: int, vocab_size: int) -> dict[str, tuple[list[int], str]]:
+    """Shape of a row and dtype of the state that every engine has, as `graphs/state.py` declares it."""
+    numbers = (
+        "lengths", "limits", "finish", "prediction_lengths", "prompt_lengths", "min_lengths", "seeds", "logprobs",
+        "masked", "learning",
+    )  # fmt: skip
+    return {
+        **dict.fromkeys(("history", "prediction"), ([capacity], "int64")),
+        **dict.fromkeys(("tree_tokens", "tree_parents"), ([nodes + 1], "int64")),
+        **dict.fromkeys(numbers, ([], "int64")),
+        "stop_ids": ([STOP_IDS], "int64"),
+        "sampling": ([len(Sampling._fields)], "float32"),
+        "bias_ids": ([BIASES], "int64"),
+        "bias": ([BIASES], "float32"),
+        "banned_words": ([BANNED_WORDS, WORD_TOKENS], "int64"),
+        "allowed": ([nodes + 1, -(-vocab_size // 32)], "int32"),
+    }
+
+
+def _check_numbers(spec: Data, tree: Data) -> None:
+    """The relations of sizes."""
+    config = spec["config"]
+    for name in ("max_batch", "max_seq_len", "device"):
+        equal_to(config[name])(name, spec[name])
+    for name in ("nodes", "depth", "top_k"):
+        equal_to(config[name])(f"about.tree.{name}", tree[name])
+    equal_to(min(config["prefill_chunk"], spec["max_seq_len"]))("prefill_chunk", spec["prefill_chunk"])
+    if spec["catch_up"]:
+        equal_to(most_catch_up(config["depth"]))("catch_up", spec["catch_up"])
+    equal_to(scratch_for(config["nodes"], config["depth"], tree["frontiers"], spec["catch_up"]))(
+        "scratch", spec["scratch"]
+    )
+    equal_to(capacity_for(spec["max_seq_len"], spec["scratch"], spec["slot_step"]))("capacity", spec["capacity"])
+
+
+def _check_tensors(spec: Data) -> None:
+    """Names once, rows and slots as the sizes say, and shapes that are known."""
+    batch, capacity = spec["max_batch"], spec["capacity"]
+    every = [tensor["name"] for kind in ("state", "shared", "caches") for tensor in spec[kind]]
+    twice = sorted({name for name in every if every.count(name) > 1} | ({*every} & {*GIVEN}))
+    if twice:
+        raise refusal("tensors", "each name once", twice[0])
+    rows, found = row_shapes(capacity, spec["config"]["nodes"], spec["vocab_size"]), {}
+    for tensor in spec["state"]:
+        found[tensor["name"]] = tensor
+        equal_to([batch])(f"{tensor['name']}.shape", tensor["shape"][:1])
+    for name, (shape, dtype) in rows.items():
+        if name not in found:
+            raise refusal("state", name, sorted(found))
+        equal_to([batch, *shape])(f"{name}.shape", found[name]["shape"])
+        equal_to(dtype)(f"{name}.dtype", found[name]["dtype"])
+    learned_rows = spec["config"]["learned_rows"]
+    for tensor in spec["shared"]:
+        if tensor["name"].rpartition(".")[2] == "learned":
+            equal_to([learned_rows + 1, 16])(f"{tensor['name']}.shape", tensor["shape"])
+            equal_to("int64")(f"{tensor['name']}.dtype", tensor["dtype"])
+    layers = len(spec["caches"]) // 2
+    names = [f"{kind}.{index}" for kind in ("keys", "values") for index in range(layers)]
+    equal_to(names)("caches", [tensor["name"] for tensor in spec["caches"]])
+    for tensor in spec["caches"]:
+        shape = tensor["shape"]
+        if len(shape) != 4 or [shape[0], shape[2]] != [batch, capacity]:
+            raise refusal(f"{tensor['name']}.shape", [batch, "H", capacity, "D"], shape)
+        equal_to(spec["config"]["dtype"])(f"{tensor['name']}.dtype", tensor["dtype"])
+    odd = sorted({*spec["drafter"]} - {*every})
+    if odd:
+        raise refusal("drafter", "names of tensors", odd[0])
+
+
+def _check_program(name: str, spec: Data, files: Data) -> None:
+    """Its file is one that is checked, and its inputs and outputs are tensors of the session."""
+    program = spec[name]
+    if program["file"] not in files:
+        raise refusal(f"{name}.file", f"one of {', '.join(sorted(files))}", program["file"])
+    tensors = {tensor["name"] for kind in ("state", "shared", "caches") for tensor in spec[kind]}
+    for side, known in (("inputs", {*GIVEN, *tensors}), ("outputs", {"report", *tensors})):
+        names = [each.removeprefix(NEXT) for each in program[side]]
+        odd = [each for each in names if each not in known or names.count(each) > 1]
+        if odd:
+            raise refusal(f"{name}.{side}", "names of tensors, each once", odd[0])
+    if name != "prefill":
+        equal_to(["report"])(f"{name}.outputs", program["outputs"][:1])
+
+
+DIMENSION, NODES, DEPTH = integer(0), integer(0, 256), integer(0, 64)
+TENSOR = fields(
+    {
+        "name": text,
+        "shape": list_of(DIMENSION, 8),
+        "dtype": one_of(*DTYPE_BYTES),
+        "fill": INTEGER,
+    }
+)
+PROGRAM = fields({"file": file_name, "inputs": list_of(text), "outputs": list_of(text), "constants": mapping_of(text)})
+CONFIG = fields(
+    {
+        "drafter": text,
+        "nodes": NODES,
+        "depth": DEPTH,
+        "top_k": integer(0, 64),
+        "learned_rows": integer(0, MOST_LEARNED_ROWS),
+        "dtype": one_of(*FLOATS),
+        "device": one_of("cpu", "cuda"),
+        "backend": one_of(*BACKENDS),
+        "max_batch": integer(1, 256),
+        "max_seq_len": integer(4),
+        "prefill_chunk": integer(2, 8192),
+        "forced_acceptance": optional(number),
+    },
+    further=True,
+)
+SPEC = fields(
+    {
+        "config": CONFIG,
+        "max_batch": integer(1, 256),
+        "max_seq_len": integer(4),
+        "capacity": integer(1),
+        "slot_step": equal_to(SLOT_STEP),
+        "scratch": integer(1),
+        "catch_up": integer(0),
+        "drafter": list_of(text),
+        "prefill_chunk": integer(2),
+        "vocab_size": integer(1, 2**31),
+        "stop_ids": list_of(INTEGER, STOP_IDS),
+        "device": text,
+        "state": list_of(TENSOR),
+        "shared": list_of(TENSOR),
+        "caches": list_of(TENSOR),
+        "prefill": PROGRAM,
+        "step": PROGRAM,
+        "plain": optional(PROGRAM),
+    }
+)
+TREE = fields(
+    {
+        "kind": text,
+        "nodes": NODES,
+        "depth": DEPTH,
+        "top_k": integer(0, 64),
+        "frontiers": list_of(integer(0, 2**16), 65),
+        "paths": optional(list_of(list_of(integer(0, 256), 64), 256)),
+    }
+)
+ABOUT = fields(
+    {
+        "model": fields({"name": text, "parameters": integer(0)}, further=True),
+        "tree": TREE,
+        "stages": mapping_of(fields({"nodes": integer(0), "parameters": integer(0)})),
+        "versions": mapping_of(text),
+        "build_s": number,
+        "special_tokens": mapping_of(text),
+        "sampling": optional(mapping_of(anything)),
+    },
+    further=True,
+)
+
+
+def _sha256(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise refusal(name, "64 hexadecimal digits", value)
+
+
+def _requirement(name: str, value: Any) -> None:
+    if isinstance(value, list):
+        list_of(text)(name, value)
+    else:
+        optional(text)(name, value)
+
+
+MANIFEST_FIELDS = fields(
+    {
+        "format_version": anything,
+        "spec": SPEC,
+        "requires": mapping_of(_requirement),
+        "about": ABOUT,
+        "files": mapping_of(fields({"bytes": integer(0), "sha256": _sha256}), names=file_name),
+    }
+)
