@@ -1,5 +1,6 @@
 """Where kept files lie."""
 
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,13 @@ def test_without_a_home_files_live_as_long_as_the_process(monkeypatch):
     user_cache._temporary.cache_clear()
     with pytest.raises(FileNotFoundError):
         path.read_bytes()
+
+
+def test_what_a_killed_writer_left_is_removed_and_what_one_writes_is_not(tmp_path):
+    path, left, held = tmp_path / "table", tmp_path / ".table.4000000.7", tmp_path / ".table.4000001.7"
+    left.write_bytes(b"half")
+    with held.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        keep(path, b"whole")
+        assert path.read_bytes() == b"whole"
+        assert sorted(tmp_path.iterdir()) == [held, path]

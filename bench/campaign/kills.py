@@ -97,7 +97,7 @@ def learned_writes() -> Writes:
 
 def collected_writes() -> Writes:
     """Collected data, shard by shard; a version is a sequence."""
-    from specstep.train.data.reader import MANIFEST, Data, DataManifest
+    from specstep.train.data.reader import MANIFEST, Data, DataManifest, read_manifest
     from specstep.train.data.writer import DataWriter
 
     def write(place: Path, turn: int) -> None:
@@ -105,7 +105,7 @@ def collected_writes() -> Writes:
             writer.add([turn % 50] * 2000, 0)
 
     def read(place: Path) -> int:
-        if not (place / MANIFEST).exists():
+        if not (place / MANIFEST).exists() or not read_manifest(place).shards:
             return -1
         data = Data(place)
         for index in range(max(0, len(data) - 3), len(data)):
