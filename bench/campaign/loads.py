@@ -84,8 +84,8 @@ def load(folder: Path, expected: str) -> tuple[str, str]:
 def campaign(engines: list[Path], seeds: range) -> Iterator[Outcome]:
     """Damage and load an engine for each seed."""
     import torch
-    from specstep.commands import describe  # noqa: F401 (imported once, for all forks)
-    from specstep.runtime import engine  # noqa: F401
+    from specstep.commands import describe  # noqa: F401 (once, for all forks)
+    from specstep.runtime import open_directory  # noqa: F401
     from specstep.runtime.inductor import aoti  # noqa: F401
 
     torch.set_num_threads(1)
