@@ -90,8 +90,9 @@ def mapping_of(check: Check, names: Check = anything) -> Check:
     return each
 
 
-def fields(checks: Mapping[str, Check], *, further: bool = False) -> Check:
-    """Takes an object with these fields; others only where there may be `further` ones."""
+def fields(checks: Mapping[str, Check], *, maybe: Mapping[str, Check] | None = None, further: bool = False) -> Check:
+    """Takes an object with these fields, and those of `maybe`; others only where there may be `further` ones."""
+    may_be = maybe or {}
 
     def each(name: str, value: Any) -> None:
         if not isinstance(value, dict):
@@ -100,7 +101,9 @@ def fields(checks: Mapping[str, Check], *, further: bool = False) -> Check:
             if field not in value:
                 raise ValueError(f"{name}: expected the field {field}, got none")
             check(f"{name}.{field}", value[field])
-        odd = sorted(value.keys() - checks.keys())
+        for field in value.keys() & may_be.keys():
+            may_be[field](f"{name}.{field}", value[field])
+        odd = sorted(value.keys() - checks.keys() - may_be.keys())
         if odd and not further:
             raise refusal(name, "no further fields", odd[0])
 

@@ -43,6 +43,9 @@ def check_manifest(data: Any) -> None:
     for name in ("prefill", "step", "plain"):
         if spec[name] is not None:
             _check_program(name, spec, data["files"])
+    returned = [spec["prefill"]["outputs"][1:], spec["step"]["outputs"][5:]]
+    if spec["config"]["backend"] == "inductor":
+        equal_to(returned[0])("step.outputs after tree_parents", returned[1])
 
 
 def file_name(name: str, value: Any) -> None:
@@ -145,6 +148,33 @@ def _check_program(name: str, spec: Data, files: Data) -> None:
             raise refusal(f"{name}.{side}", "names of tensors, each once", odd[0])
     if name != "prefill":
         equal_to(["report"])(f"{name}.outputs", program["outputs"][:1])
+    if (
+        spec["config"]["backend"] == "inductor"
+    ):  # models of other backends name what they take, and are compared with it
+        _check_order(name, spec)
+
+
+def _check_order(name: str, spec: Data) -> None:
+    """Inputs and outputs of a program that knows them by their place alone, as `compile/assemble.py` orders them."""
+    names = [tensor["name"] for kind in ("state", "shared", "caches") for tensor in spec[kind]]
+    own, moved = spec["drafter"], ["report", "lengths", "finish"]
+    catch_up = ["catch_up"] if spec["catch_up"] else []
+    inputs, outputs = {
+        "prefill": (["tokens", "count", *names], ["lengths"]),
+        "step": (["nodes", *catch_up, *names], [*moved, "tree_tokens", "tree_parents"]),
+        "plain": ([each for each in names if each not in own], moved),
+    }[name]
+    equal_to(inputs)(f"{name}.inputs", spec[name]["inputs"])
+    got = spec[name]["outputs"]
+    equal_to(outputs)(f"{name}.outputs", got[: len(outputs)])
+    returned = got[len(outputs) :]
+    if name == "plain" or returned != [each for each in own if each in returned]:
+        equal_to([])(f"{name}.outputs after {outputs[-1]}", returned)
+
+
+def _operator(name: str, value: Any) -> None:
+    if not re.fullmatch(r"(specstep|aten)::\w+", value):
+        raise refusal(name, "specstep::NAME or aten::NAME", value)
 
 
 DIMENSION, NODES, DEPTH = integer(0), integer(0, 256), integer(0, 64)
@@ -216,6 +246,7 @@ ABOUT = fields(
         "special_tokens": mapping_of(text),
         "sampling": optional(mapping_of(anything)),
     },
+    maybe={"weights": mapping_of(integer(0)), "operators": mapping_of(integer(0), names=_operator)},
     further=True,
 )
 

@@ -74,7 +74,8 @@ def _check(path: Path, session: onnxruntime.InferenceSession, spec: EngineSpec, 
     for value in session.get_inputs():
         if value.name in tensors:
             tensor = tensors[value.name]
-            wrong = [n for n, m in zip(tensor.shape[1:], value.shape[1:], strict=True) if isinstance(m, int) and n != m]
+            sizes = zip(tensor.shape[1:], value.shape[1:], strict=False)
+            wrong = len(tensor.shape) != len(value.shape) or any(isinstance(m, int) and n != m for n, m in sizes)
             kind = f"tensor({_onnx_type(tensor.dtype)})"
             if wrong or value.type != kind:
                 raise EngineError(

@@ -18,6 +18,8 @@ ALTERED = {  # where in the manifest -> value, and what the line names
     ("spec", "step", "file"): ("../step.pt2", "step.file"),
     ("spec", "plain", "file"): ("other.pt2", "plain.file"),
     ("spec", "step", "inputs", 0): ("nothing", "step.inputs"),
+    ("spec", "step", "inputs"): (["nodes"], "step.inputs"),
+    ("spec", "prefill", "outputs"): (["lengths"], "step.outputs"),
     ("spec", "step", "outputs", 0): ("lengths", "step.outputs"),
     ("spec", "max_batch"): (10**30, "max_batch"),
     ("spec", "max_seq_len"): (193, "max_seq_len"),
@@ -39,6 +41,7 @@ ALTERED = {  # where in the manifest -> value, and what the line names
     ("spec", "stop_ids"): ("1", "stop_ids"),
     ("requires", "torch"): ({}, "torch"),
     ("about", "special_tokens"): (None, "special_tokens"),
+    ("about", "weights"): ({"float32": "x"}, "weights"),
     ("about", "build_s"): ("long", "build_s"),
 }
 
