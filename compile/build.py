@@ -14,8 +14,7 @@ from .assemble import Graphs, assemble
 from .config import BuildOptions, EngineConfig, given_scorer, make_config
 from .drafters.validate import check_traceable
 from .faithful import check_faithful
-from .gguf_blocks import held_types
-from .gguf_reads import shared_reads
+from .gguf.blocks import held_types
 from .lowered import Lowered
 from .source import Source, gguf_file, load_source, model_summary
 from .stages import describe_tree
@@ -45,7 +44,7 @@ def build(model: str, output: str | Path, *, report: OnProgress = silent, **opti
     compiler = BACKENDS[config.backend].load_compiler()
     if config.gpu is not None:
         compiler.load_described_gpu()  # before a large model is loaded
-    with engine_directory(Path(output)) as directory, shared_reads():
+    with engine_directory(Path(output)) as directory:
         report(f"loading {model}")
         source = load_source(model, config.dtype, config.build_device)
         write_tokenizer(directory, source)  # first: a template that is refused must not cost a compile

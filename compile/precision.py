@@ -12,7 +12,7 @@ from ..kernels.fp8_linear.reference import MULTIPLE, quantize
 from ..kernels.linear.groups import Groups, pack_groups, quantize_int4, quantize_int8
 from ..kernels.linear.packing import pack
 from .config import EngineConfig
-from .gguf_blocks import GgufBlocks
+from .gguf.blocks import GgufBlocks
 
 
 class Form(NamedTuple):

@@ -4,21 +4,20 @@ import contextlib
 import importlib.util
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.utils import logging as hub_logging
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
-from transformers import modeling_gguf_pytorch_utils as gguf_loader
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from ..backends import BACKENDS
 from ..errors import BuildError, InputError
 from ..runtime.asked.sampling_params import SamplingParams
-from .gguf_blocks import known_types, unknown_type
+from .gguf.load import load_gguf, load_gguf_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -70,21 +69,27 @@ def load_source(name: str, dtype: str, device: str) -> Source:
     """Load weights and tokenizer. `name`: an alias of ALIASES, an HF directory, a .gguf file, or a hub id. Raises
     BuildError."""
     _check_place(dtype, device)
-    location, options = _locate(name)
+    path = _locate(name)
     with _quiet():
-        try:
-            model, loaded = AutoModelForCausalLM.from_pretrained(
-                location, dtype=getattr(torch, dtype), output_loading_info=True, **NO_CODE, **_gguf(options), **options
-            )
-        except Exception as error:  # loaders raise anything
-            if options and (odd := unknown_type(Path(location, options["gguf_file"]))):
-                raise BuildError(f"model: {name}: expected tensors of {', '.join(known_types())}, got {odd}") from error
-            raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
-        if missing := sorted(loaded["missing_keys"]):  # transformers fills them with random numbers
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            split = "; merge the parts of a split GGUF file first" if "-of-" in options.get("gguf_file", "") else ""
-            raise BuildError(f"model: {name}: expected all weights, got none for {', '.join(missing[:3])}{more}{split}")
-        return Source(name, model.to(device).eval(), _tokenizer(location, options))
+        if isinstance(path, Path) and path.is_file():
+            model, tokenizer = load_gguf(path, getattr(torch, dtype))
+        else:
+            model, tokenizer = _load_directory(name, str(path), dtype), _tokenizer(str(path))
+        return Source(name, model.to(device).eval(), tokenizer)
+
+
+def _load_directory(name: str, location: str, dtype: str) -> PreTrainedModel:
+    """A model in transformers' own files: a directory, or a hub id."""
+    try:
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            location, dtype=getattr(torch, dtype), output_loading_info=True, **NO_CODE
+        )
+    except Exception as error:  # loaders raise anything
+        raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
+    if missing := sorted(loaded["missing_keys"]):  # transformers fills them with random numbers
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise BuildError(f"model: {name}: expected all weights, got none for {', '.join(missing[:3])}{more}")
+    return model
 
 
 def _check_place(dtype: str, device: str) -> None:
@@ -100,53 +105,45 @@ def _check_place(dtype: str, device: str) -> None:
 def gguf_file(name: str) -> Path | None:
     """The GGUF file that a model's name stands for, None for another kind of model, or none at all."""
     try:
-        location, options = _locate(name)
+        path = _locate(name)
     except BuildError:
         return None
-    return Path(location, options["gguf_file"]) if options else None
+    return path if isinstance(path, Path) and path.is_file() else None
 
 
 def load_tokenizer(name: str) -> tuple[Any, int]:
     """A model's tokenizer, None where it has none, and the size of its vocabulary, without its weights. Raises
     BuildError."""
-    location, options = _locate(name)
+    path = _locate(name)
     with _quiet():
+        if isinstance(path, Path) and path.is_file():
+            return load_gguf_tokenizer(path)
         try:
-            config = AutoConfig.from_pretrained(location, **NO_CODE, **options)
+            config = AutoConfig.from_pretrained(str(path), **NO_CODE)
         except Exception as error:  # loaders raise anything
             raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
-        return _tokenizer(location, options), config.get_text_config().vocab_size
+        return _tokenizer(str(path)), config.get_text_config().vocab_size
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the loaders' messages and progress bars; the settings of the process come back when the block ends."""
     verbosity, hub_verbosity = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
-    bars, gguf_bar = transformers_logging.is_progress_bar_enabled(), gguf_loader.tqdm
+    bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    gguf_loader.tqdm = _no_bar  # it takes tqdm from its own package: no setting of transformers reaches it
     try:
         yield
     finally:
-        gguf_loader.tqdm = gguf_bar
         if bars:
             transformers_logging.enable_progress_bar()
         hub_logging.set_verbosity(hub_verbosity)
         transformers_logging.set_verbosity(verbosity)
 
 
-def _no_bar(items: Iterable[Any], **_: Any) -> Iterable[Any]:
-    return items
-
-
-def _gguf(options: dict[str, str]) -> dict[str, Any]:
-    return {"quantization_config": GgufConfig(dequantize=True)} if options else {}
-
-
-def _locate(name: str) -> tuple[str, dict[str, str]]:
-    """Name -> what `from_pretrained` takes: a location and, for GGUF, the file in it."""
+def _locate(name: str) -> Path | str:
+    """Name -> the GGUF file or the directory that it stands for, or a hub id. Raises BuildError."""
     path = Path(name).expanduser()
     if name in ALIASES:
         package, file, hint = ALIASES[name]
@@ -156,17 +153,17 @@ def _locate(name: str) -> tuple[str, dict[str, str]]:
         if path.name != file:
             raise BuildError(f"model: {name}: expected the package that carries {file}, got none; install it: {hint}")
     if path.suffix == ".gguf" and path.is_file():
-        return str(path.parent), {"gguf_file": path.name}
+        return path
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise BuildError(f"model: expected a directory with config.json, a .gguf file or a hub id, got {name}")
-        return str(path), {}
+        return path
     if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
         known = ", ".join(ALIASES)
         raise BuildError(
             f"model: expected a model directory, a .gguf file, a hub id (owner/name) or {known}, got {name!r}"
         )
-    return name, {}
+    return name
 
 
 def _reason(name: str, error: Exception) -> str:
@@ -179,14 +176,14 @@ def _reason(name: str, error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-def _tokenizer(location: str, options: dict[str, str]) -> Any:
+def _tokenizer(location: str) -> Any:
     """The fast tokenizer beside the model, or None: an engine without one takes token ids only."""
     folder = Path(location)
     files = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-    if folder.is_dir() and not options and not any((folder / file).is_file() for file in files):
+    if folder.is_dir() and not any((folder / file).is_file() for file in files):
         return None
     try:
-        return AutoTokenizer.from_pretrained(location, use_fast=True, **NO_CODE, **options)
+        return AutoTokenizer.from_pretrained(location, use_fast=True, **NO_CODE)
     except Exception as error:  # loaders raise anything
         raise BuildError(f"model: {location}: expected a fast tokenizer, got {_reason(location, error)}") from error
 

@@ -1,11 +1,10 @@
 """The quantised blocks of a GGUF file, found again by the values that they stand for.
 
-transformers widens a file's tensors when it loads them, and may give them other names, reorder their rows, split them,
-stack them or turn them. Rows stay whole, so each row of a weight is looked up among the rows of the file. Of several
-that are equal in bfloat16 the first is taken.
+A file's tensors are widened when they are loaded, and their rows may be reordered, split, stacked or turned. Rows stay
+whole, so each row of a weight is looked up among the rows of the file. Of several that are equal in bfloat16 the first
+is taken.
 """
 
-import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +14,8 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
-from ..kernels.linear.groups import GROUP, Groups
+from ...kernels.linear.groups import GROUP, Groups
+from .file import read_gguf
 
 KINDS = {Type.Q8_0: "int8", Type.Q4_0: "int4", Type.Q4_1: "int4_least"}
 ROWS = 4096  # hashed at once
@@ -33,15 +33,15 @@ class GgufBlocks:
     """The rows of all tensors of q8_0, q4_0 and q4_1 in a file."""
 
     def __init__(self, file: Path):
-        self.tensors = [t for t in gguf.GGUFReader(file).tensors if t.tensor_type in KINDS and len(t.shape) > 1]
+        self.tensors = [t for t in read_gguf(file).tensors.values() if t.kind in KINDS and len(t.shape) > 1]
         self.kinds: dict[tuple[str, int], _Kind] = {}
         found: dict[tuple[str, int], list[tuple[Tensor, int]]] = {}
         for number, tensor in enumerate(self.tensors):
-            depth = int(tensor.shape[0])
+            depth = tensor.shape[-1]
             rows = tensor.data.reshape(-1, tensor.data.shape[-1])
-            parts = [_hash(_groups(KINDS[tensor.tensor_type], rows[at : at + ROWS]).values(depth).bfloat16())
+            parts = [_hash(_groups(KINDS[tensor.kind], rows[at : at + ROWS]).values(depth).bfloat16())
                      for at in range(0, len(rows), ROWS)]  # fmt: skip
-            found.setdefault((KINDS[tensor.tensor_type], depth), []).append((torch.cat(parts), number))
+            found.setdefault((KINDS[tensor.kind], depth), []).append((torch.cat(parts), number))
         for key, parts_of in found.items():
             hashes, order = torch.cat([hashes for hashes, _ in parts_of]).sort(stable=True)
             tensors = torch.cat([torch.full_like(part, number) for part, number in parts_of])
@@ -88,32 +88,8 @@ class GgufBlocks:
 
 def held_types(file: Path) -> list[str]:
     """The types of a file's tensors whose blocks can be taken over, by name."""
-    held = {tensor.tensor_type for tensor in gguf.GGUFReader(file).tensors}
+    held = {tensor.kind for tensor in read_gguf(file).tensors.values()}
     return [kind.name.lower() for kind in KINDS if kind in held]
-
-
-def known_types() -> list[str]:
-    """The types of tensors that can be widened, by name."""
-    return [kind.name for kind in Type if _is_known(kind)]
-
-
-def unknown_type(file: Path) -> str | None:
-    """The first type of a file that cannot be widened, and its tensor; None if there is none."""
-    try:
-        tensors = gguf.GGUFReader(file).tensors
-    except ValueError as error:  # "77 is not a valid GGMLQuantizationType"
-        number, *_ = str(error).split()
-        return f"type {re.findall('[0-9]+', number)[-1]}" if Type.__name__ in str(error) else None
-    odd = [f"{tensor.tensor_type.name} in {tensor.name}" for tensor in tensors if not _is_known(tensor.tensor_type)]
-    return odd[0] if odd else None
-
-
-def _is_known(kind: Type) -> bool:
-    try:
-        gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
-    except NotImplementedError:
-        return False
-    return True
 
 
 def _hash(rows: Tensor) -> Tensor:

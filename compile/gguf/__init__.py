@@ -1,0 +1,1 @@
+"""Models from GGUF files, as llama.cpp's tools write them."""

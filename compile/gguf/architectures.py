@@ -1,0 +1,57 @@
+"""Architectures of GGUF files as transformers' models: the fields of the config, and what becomes of the weights.
+
+To add one: an entry in ARCHITECTURES, and its case in tests/gguf_cases.py. In llama.cpp, src/models/NAME.cpp reads the
+metadata, and conversion/*.py writes the weights.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from . import fields as of
+from .fields import Fields, has
+from .file import GgufFile
+from .metadata import Metadata
+from .rules import EXPERTS, GPT2, GPT_OSS, HALVES_OF_HEADS, ONE_LESS, SCORES, SHARED_EXPERT, Rule
+
+
+class Architecture(NamedTuple):
+    """model_type: transformers'. fields: of its config, beside those that all have. rules: of weights that are not in
+    the file as the model has them. partial: whether a part of each head may be rotated alone."""
+
+    model_type: str
+    fields: Callable[[Metadata, GgufFile], Fields] = lambda metadata, file: {}
+    rules: tuple[Rule, ...] = ()
+    partial: bool = False
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture("llama", of.llama, (*HALVES_OF_HEADS, *EXPERTS)),
+    "qwen2": Architecture("qwen2"),
+    "qwen2vl": Architecture("qwen2"),
+    "qwen2moe": Architecture("qwen2_moe", of.qwen2moe, (*EXPERTS, SHARED_EXPERT)),
+    "qwen3": Architecture("qwen3", lambda metadata, file: {"attention_bias": has(file, "attn_q.bias")}),
+    "qwen3vl": Architecture("qwen3"),
+    "qwen3moe": Architecture(
+        "qwen3_moe", lambda metadata, file: of.sparse(metadata, file) | {"norm_topk_prob": True}, EXPERTS
+    ),
+    "gemma": Architecture("gemma", rules=(ONE_LESS,)),
+    "gemma2": Architecture("gemma2", of.gemma2, (ONE_LESS,)),
+    "gemma3": Architecture("gemma3_text", of.gemma3, (ONE_LESS,)),
+    "phi3": Architecture("phi3", of.phi3, partial=True),
+    "smollm3": Architecture("smollm3", of.smollm3, HALVES_OF_HEADS),
+    "granite": Architecture("granite", of.granite, HALVES_OF_HEADS),
+    "minicpm": Architecture("granite", of.minicpm, HALVES_OF_HEADS),
+    "olmo2": Architecture("olmo2", of.olmo2),
+    "starcoder2": Architecture("starcoder2", of.starcoder2),
+    "gpt2": Architecture("gpt2", of.gpt2, GPT2),
+    "command-r": Architecture("cohere", of.cohere),
+    "cohere2": Architecture("cohere2", of.cohere2),
+    "glm4": Architecture("glm4", of.glm4, partial=True),
+    "exaone": Architecture("llama"),
+    "exaone4": Architecture("exaone4", of.exaone4),
+    "seed_oss": Architecture("seed_oss", of.seed_oss),
+    "ernie4_5": Architecture("ernie4_5", of.ernie),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense"),
+    "gpt-oss": Architecture("gpt_oss", of.gpt_oss, GPT_OSS),
+    "minimax-m2": Architecture("minimax_m2", of.minimax, (*EXPERTS, SCORES), partial=True),
+}

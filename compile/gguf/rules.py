@@ -1,0 +1,61 @@
+"""How the weights of a file become those of a model, where the converter changed them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rule(NamedTuple):
+    """pattern: of the whole names of parameters in transformers. sources: tensors of the file, with the groups of the
+    pattern as \\1, \\2; empty: the one that gguf's table names. make: config, and those tensors -> the parameter."""
+
+    pattern: str
+    make: Callable[..., Tensor]
+    sources: tuple[str, ...] = ()
+
+
+def _halves(heads: int, rows: Tensor) -> Tensor:
+    """Rows of heads whose pairs lie side by side, as ggml rotates them -> first halves, then second halves."""
+    return rows.unflatten(0, (heads, rows.shape[0] // heads // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _transposed(config: Any, weight: Tensor) -> Tensor:
+    return weight.transpose(-1, -2)
+
+
+_EXPERT = r"model\.layers\.(\d+)\.mlp\.experts\."
+HALVES_OF_HEADS = (
+    Rule(r".*\.q_proj\.(weight|bias)", lambda config, rows: _halves(config.num_attention_heads, rows)),
+    Rule(r".*\.k_proj\.(weight|bias)", lambda config, rows: _halves(config.num_key_value_heads, rows)),
+)
+ONE_LESS = Rule(r".*norm\.weight", lambda config, weight: weight - 1)  # Gemma multiplies by one more than its weight
+EXPERTS = (
+    Rule(
+        rf"{_EXPERT}gate_up_proj",
+        lambda config, gate, up: torch.cat([gate, up], 1),
+        (r"blk.\1.ffn_gate_exps.weight", r"blk.\1.ffn_up_exps.weight"),
+    ),
+    Rule(rf"{_EXPERT}down_proj", lambda config, down: down, (r"blk.\1.ffn_down_exps.weight",)),
+)
+SHARED_EXPERT = Rule(r".*\.mlp\.shared_expert_gate\.weight", lambda config, weight: weight.reshape(1, -1))
+GPT2 = (Rule(r".*\.(c_attn|c_proj|c_fc)\.weight", _transposed),)
+GPT_OSS = (
+    Rule(
+        rf"{_EXPERT}gate_up_proj",
+        lambda config, gate, up: torch.stack([gate, up], 2).flatten(1, 2).transpose(1, 2),
+        (r"blk.\1.ffn_gate_exps.weight", r"blk.\1.ffn_up_exps.weight"),
+    ),
+    Rule(
+        rf"{_EXPERT}gate_up_proj_bias",
+        lambda config, gate, up: torch.stack([gate, up], 2).flatten(1, 2),
+        (r"blk.\1.ffn_gate_exps.bias", r"blk.\1.ffn_up_exps.bias"),
+    ),
+    Rule(rf"{_EXPERT}down_proj", _transposed, (r"blk.\1.ffn_down_exps.weight",)),
+    Rule(rf"{_EXPERT}down_proj_bias", lambda config, bias: bias, (r"blk.\1.ffn_down_exps.bias",)),
+    Rule(r"model\.layers\.(\d+)\.self_attn\.sinks", lambda config, sinks: sinks, (r"blk.\1.attn_sinks.weight",)),
+)
+SCORES = Rule(
+    r"model\.layers\.(\d+)\.mlp\..*e_score_correction_bias", lambda config, bias: bias, (r"blk.\1.exp_probs_b.bias",)
+)

@@ -1,0 +1,95 @@
+"""The weights of a model, read from a GGUF file one after the other, in the model's own dtype."""
+
+import re
+from typing import Any
+
+import gguf
+import torch
+from gguf.constants import MODEL_ARCH_NAMES
+from torch import Tensor, nn
+
+from ...errors import BuildError
+from .architectures import Architecture
+from .file import GgufFile, GgufTensor
+from .metadata import Metadata
+
+ROWS = 4096  # widened at once, to float32
+# Tensors that change no logit, and why.
+HARMLESS = (
+    r"blk\.\d+\.attn_rot_embd\.weight",  # frequencies that follow from the metadata
+    r"rope_freqs\.weight",  # used by `divide_frequencies`, which refuses what does not fit
+    r"rope_factors_(long|short)\.weight",  # in the config
+)
+
+
+def read_weights(
+    model: nn.Module, config: Any, file: GgufFile, metadata: Metadata, architecture: Architecture, layers: int
+) -> None:
+    """Fill every parameter and buffer that a checkpoint holds. layers: of the model; those behind them in the file
+    draft. Raises BuildError for a tensor that is missing, of another shape, or that nothing takes."""
+    names = _names(metadata.architecture, layers)
+    held = {name for name, _ in model.named_parameters()}
+    persistent = dict(model.state_dict(keep_vars=True))
+    used: set[str] = set()
+    for name, parameter in persistent.items():
+        if isinstance(parameter, nn.Parameter) and name not in held:
+            continue  # tied: it has the name of the first
+        sources, make = _sources(architecture, names, name)
+        if all(source not in file.tensors for source in sources) and name.endswith(".bias"):
+            parameter.data = torch.zeros_like(parameter)  # of a layer whose siblings have one
+            continue
+        value = make(config, *[_values(file, metadata, source, parameter.dtype) for source in sources])
+        if value.shape != parameter.shape:
+            raise BuildError(
+                f"model: {metadata.name}: {', '.join(sources)}: expected shape {tuple(parameter.shape)} for {name}, "
+                f"got {tuple(value.shape)}"
+            )
+        parameter.data = value.contiguous()
+        used.update(sources)
+    _check_all_used(file, metadata, used, layers)
+
+
+def _names(architecture: str, layers: int) -> gguf.TensorNameMap:
+    kind = next(kind for kind, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    return gguf.get_tensor_name_map(kind, layers)
+
+
+def _sources(architecture: Architecture, names: gguf.TensorNameMap, name: str) -> tuple[list[str], Any]:
+    """The file's tensors for a parameter, and what makes one of them."""
+    for rule in architecture.rules:
+        if found := re.fullmatch(rule.pattern, name):
+            sources = [found.expand(source) for source in rule.sources]
+            return sources or [_named(names, name)], rule.make
+    return [_named(names, name)], lambda config, weight: weight
+
+
+def _named(names: gguf.TensorNameMap, name: str) -> str:
+    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    return found or f"no tensor for {name}"
+
+
+def _values(file: GgufFile, metadata: Metadata, source: str, dtype: torch.dtype) -> Tensor:
+    if source not in file.tensors:
+        raise BuildError(f"model: {metadata.name}: expected all weights, got none for {source}")
+    return widened(file.tensors[source], dtype)
+
+
+def widened(tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
+    """The values of a tensor. A part of it at a time is in float32."""
+    rows = tensor.data.reshape(-1, tensor.data.shape[-1])
+    found = torch.empty(len(rows), tensor.shape[-1] if tensor.shape else 1, dtype=dtype)
+    for at in range(0, len(rows), ROWS):
+        found[at : at + ROWS] = torch.from_numpy(gguf.dequantize(rows[at : at + ROWS], tensor.kind).copy())
+    return found.reshape(tensor.shape)
+
+
+def _check_all_used(file: GgufFile, metadata: Metadata, used: set[str], layers: int) -> None:
+    drafts = rf"blk\.(?!(?:{'|'.join(map(str, range(layers)))})\.)\d+\..*"  # a drafter in the file
+    harmless = re.compile("|".join(HARMLESS) + (f"|{drafts}" if metadata.get("nextn_predict_layers") else ""))
+    odd = [name for name in file.tensors if name not in used and not harmless.fullmatch(name)]
+    if odd:
+        more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+        raise BuildError(
+            f"model: {metadata.name}: expected tensors that a {metadata.architecture} has here, got "
+            f"{', '.join(odd[:3])}{more}"
+        )

@@ -1,0 +1,219 @@
+"""Tiny models of each architecture as GGUF files, written as llama.cpp's converter writes them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import torch
+import transformers
+from gguf.constants import MODEL_ARCH_NAMES
+from gguf_files import Tensors, write_gguf
+from models import GPT2, MIXTURE, SMALL, WINDOWS
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+ROPE = {"rope_theta": 20000.0}
+HEAD = SMALL["hidden_size"] // SMALL["num_attention_heads"]
+
+
+class Case(NamedTuple):
+    """architecture: in the file. model: transformers' class. changes: of its tiny config. keys: of the metadata, beside
+    those that all have. convert: the model, a name in the file and a tensor -> as the file has it."""
+
+    architecture: str
+    model: str
+    changes: dict[str, Any] = {}  # noqa: RUF012
+    keys: dict[str, Any] = {}  # noqa: RUF012
+    convert: Callable[[Any, str, Tensor], Tensor] = lambda model, name, tensor: tensor
+
+
+def interleaved(model: Any, name: str, tensor: Tensor) -> Tensor:
+    """The converter's `permute`: halves of heads become pairs."""
+    for part, heads in (("attn_q.", "num_attention_heads"), ("attn_k.", "num_key_value_heads")):
+        if part in name:
+            count = getattr(model.config, heads)
+            whole = tensor.reshape(count, 2, tensor.shape[0] // count // 2, *tensor.shape[1:])
+            return whole.transpose(1, 2).reshape(tensor.shape)
+    return tensor
+
+
+def one_more(model: Any, name: str, tensor: Tensor) -> Tensor:
+    return tensor + 1 if name.endswith("norm.weight") else tensor
+
+
+def turned(model: Any, name: str, tensor: Tensor) -> Tensor:
+    linear = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
+    return tensor.T if name.endswith(linear) else tensor
+
+
+OTHERS = {"sinks": "attn_sinks.weight", "e_score_correction_bias": "exp_probs_b.bias"}  # not in gguf's table
+SWA = {"attention.sliding_window": 9}
+MOE = {"expert_count": 4, "expert_used_count": 2}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128} | ROPE
+YARN_KEYS = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128}
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "tie_word_embeddings": True}
+GEMMA_KEYS = {"attention.key_length": 16, "attention.value_length": 16}
+PATTERN = {"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, False, True]}
+LOCAL = {"rope_theta": 5000.0, "rope_type": "default"}
+
+CASES = {
+    "llama": Case("llama", "Llama", {"rope_parameters": ROPE}, convert=interleaved),
+    "llama with biases": Case("llama", "Llama", {"attention_bias": True, "mlp_bias": True}, convert=interleaved),
+    "llama linear": Case(
+        "llama", "Llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0} | ROPE},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 3.0}, interleaved,
+    ),
+    "llama yarn": Case("llama", "Llama", {"rope_parameters": YARN}, YARN_KEYS, interleaved),
+    "llama head size": Case("llama", "Llama", {"head_dim": 16}, GEMMA_KEYS | {"rope.dimension_count": 16}, interleaved),
+    "mistral": Case("llama", "Mistral", {"sliding_window": 9}, SWA, interleaved),
+    "mixtral": Case(
+        "llama", "Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}, MOE, interleaved
+    ),
+    "qwen2": Case("qwen2", "Qwen2", {"rope_parameters": ROPE}),
+    "qwen2 yarn": Case("qwen2", "Qwen2", {"rope_parameters": YARN | {"attention_factor": 1.1, "beta_fast": 20.0}},
+                       YARN_KEYS | {"rope.scaling.yarn_attn_factor": 1.1, "rope.scaling.yarn_beta_fast": 20.0}),
+    "qwen2moe": Case(
+        "qwen2moe", "Qwen2Moe", MIXTURE | {"shared_expert_intermediate_size": 40},
+        MOE | {"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 40},
+        lambda model, name, tensor: tensor.reshape(-1) if "ffn_gate_inp_shexp" in name else tensor,
+    ),
+    "qwen3": Case("qwen3", "Qwen3", {"head_dim": 16}, GEMMA_KEYS),
+    "qwen3moe": Case(
+        "qwen3moe", "Qwen3Moe", MIXTURE | {"norm_topk_prob": True},
+        MOE | {"expert_feed_forward_length": 32, "attention.key_length": 12, "attention.value_length": 12},
+    ),
+    "gemma": Case("gemma", "Gemma", {"head_dim": 16, "tie_word_embeddings": True}, GEMMA_KEYS, one_more),
+    "gemma2": Case(
+        "gemma2", "Gemma2", GEMMA | {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 2,
+                                     "num_hidden_layers": 4},
+        GEMMA_KEYS | SWA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}, one_more,
+    ),
+    "gemma3": Case(
+        "gemma3", "Gemma3Text",
+        GEMMA | WINDOWS | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0} | ROPE,
+                                               "sliding_attention": LOCAL}},
+        GEMMA_KEYS | PATTERN | {"rope.freq_base_swa": 5000.0, "rope.scaling.type": "linear",
+                                "rope.scaling.factor": 8.0}, one_more,
+    ),
+    "phi3": Case("phi3", "Phi3", {"sliding_window": 9, "rope_parameters": ROPE | {"partial_rotary_factor": 0.5}},
+                 SWA | {"rope.dimension_count": HEAD // 2, "rope.scaling.original_context_length": 512}),
+    "smollm3": Case("smollm3", "SmolLM3", {"num_hidden_layers": 4, "tie_word_embeddings": True}, {}, interleaved),
+    "granite": Case(
+        "granite", "Granite",
+        {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.3, "attention_multiplier": 0.1},
+        {"embedding_scale": 12.0, "logit_scale": 8.0, "residual_scale": 0.3, "attention.scale": 0.1}, interleaved,
+    ),
+    "minicpm": Case(
+        "minicpm", "Granite",
+        {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.3,
+         "attention_multiplier": HEAD**-0.5},
+        {"embedding_scale": 12.0, "logit_scale": 8.0, "residual_scale": 0.3}, interleaved,
+    ),
+    "olmo2": Case("olmo2", "Olmo2"),
+    "olmo3": Case(
+        "olmo2", "Olmo3", WINDOWS | {"rope_parameters": {"full_attention": YARN,
+                                                         "sliding_attention": ROPE | {"rope_type": "default"}}},
+        PATTERN | YARN_KEYS,
+    ),
+    "starcoder2": Case("starcoder2", "Starcoder2", {"use_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
+    "gpt2": Case("gpt2", "GPT2", {"tie_word_embeddings": True}, {}, turned),
+    "command-r": Case("command-r", "Cohere", {"logit_scale": 0.25, "use_qk_norm": True, "tie_word_embeddings": True},
+                      {"logit_scale": 0.25, "rope.scaling.type": "none"}),
+    "cohere2": Case("cohere2", "Cohere2", WINDOWS | {"logit_scale": 0.25, "tie_word_embeddings": True},
+                    PATTERN | {"logit_scale": 0.25}),
+    "glm4": Case("glm4", "Glm4", {"head_dim": 16, "attention_bias": True,
+                                  "rope_parameters": ROPE | {"partial_rotary_factor": 0.5}},
+                 GEMMA_KEYS | {"rope.dimension_count": 8}),
+    "exaone": Case("exaone", "Llama"),
+    "exaone4": Case("exaone4", "Exaone4", WINDOWS, PATTERN),
+    "seed_oss": Case("seed_oss", "SeedOss", {"head_dim": 16, "attention_bias": True}, GEMMA_KEYS),
+    "ernie4_5": Case("ernie4_5", "Ernie4_5", {"tie_word_embeddings": True, "head_dim": 16}, GEMMA_KEYS),
+    "hunyuan-dense": Case("hunyuan-dense", "HunYuanDenseV1", {"head_dim": 16}, GEMMA_KEYS),
+    "gpt-oss": Case(
+        "gpt-oss", "GptOss",
+        {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4, "head_dim": 16,
+         "sliding_window": 9, "num_local_experts": 4, "num_experts_per_tok": 2,
+         "rope_parameters": YARN | {"truncate": False}},
+        YARN_KEYS | SWA | MOE | GEMMA_KEYS | {"expert_feed_forward_length": 64},
+    ),
+    "minimax-m2": Case(
+        "minimax-m2", "MiniMaxM2",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16,
+         "rope_parameters": ROPE | {"partial_rotary_factor": 0.5}},
+        MOE | GEMMA_KEYS | {"rope.dimension_count": 8, "expert_feed_forward_length": 64, "expert_gating_func": 2},
+    ),
+}  # fmt: skip
+
+
+def case_model(case: Case, seed: int = 0) -> Any:
+    """The model of a case; no bias or norm is what it would be if it were left out."""
+    torch.manual_seed(seed)
+    base = GPT2 if case.model == "GPT2" else SMALL
+    config = getattr(transformers, f"{case.model}Config")(**(base | case.changes))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("bias", "sinks")) or "norm" in name or ".ln_" in name:
+                parameter += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+def save_case(path: Path, case: Case, model: Any, **options: Any) -> Path:
+    """Write the model of a case."""
+    tensors = {name: case.convert(model, name, tensor) for name, tensor in named_tensors(case, model).items()}
+    return write_gguf(path, case.architecture, metadata(case, model), tensors, **options)
+
+
+def metadata(case: Case, model: Any) -> dict[str, Any]:
+    """Keys that every architecture has, then the case's own; without the architecture's name ahead."""
+    config = model.config
+    theta = next((p["rope_theta"] for p in (config.to_dict().get("rope_parameters") or {},) if "rope_theta" in p), None)
+    theta = theta or (ROPE["rope_theta"] if case.model in ("Gemma3Text", "Olmo3") else None)
+    found = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": getattr(config, "num_key_value_heads", None),
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
+        "attention.layer_norm_epsilon": next(
+            (getattr(config, name) for name in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
+             if hasattr(config, name)), None),
+        "rope.freq_base": theta,
+    }  # fmt: skip
+    return {key: value for key, value in (found | case.keys).items() if value is not None}
+
+
+def named_tensors(case: Case, model: Any) -> Tensors:
+    """The model's tensors by the names of gguf's table; experts' are cut as files have them."""
+    kind = next(kind for kind, name in MODEL_ARCH_NAMES.items() if name == case.architecture)
+    names, found = gguf.get_tensor_name_map(kind, model.config.num_hidden_layers), {}
+    tied = model.config.tie_word_embeddings
+    for name, tensor in model.state_dict().items():
+        if tied and name == "lm_head.weight":
+            continue
+        layer = name.split(".")[2] if name.startswith("model.layers.") else ""
+        part = name.rpartition(".")[2]
+        if part.startswith(("gate_up_proj", "down_proj")) and "experts" in name and part != "weight":
+            found |= _experts(case, f"blk.{layer}", part, tensor)
+        elif part in OTHERS:
+            found[f"blk.{layer}.{OTHERS[part]}"] = tensor
+        else:
+            stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert stored is not None, name
+            found[stored] = tensor
+    return found
+
+
+def _experts(case: Case, block: str, part: str, tensor: Tensor) -> Tensors:
+    suffix = "bias" if part.endswith("bias") else "weight"
+    if case.architecture == "gpt-oss":
+        tensor = tensor if suffix == "bias" else tensor.transpose(1, 2)
+        halves = tensor[:, ::2], tensor[:, 1::2]
+    else:
+        halves = tensor.chunk(2, 1)
+    if part.startswith("down_proj"):
+        return {f"{block}.ffn_down_exps.{suffix}": tensor}
+    return {f"{block}.ffn_{name}_exps.{suffix}": half for name, half in zip(("gate", "up"), halves, strict=True)}
