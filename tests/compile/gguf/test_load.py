@@ -1,0 +1,117 @@
+"""Nothing of a GGUF file is lost without a word."""
+
+import pytest
+import torch
+from gguf_cases import CASES, case_model, interleaved, metadata, named_tensors, save_case
+from gguf_files import write_gguf
+from specstep.compile.gguf.load import load_gguf
+from specstep.compile.source import load_source
+from specstep.errors import BuildError
+
+LLAMA = CASES["llama"]
+TOKENS = torch.randint(2, 300, (1, 40), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return case_model(LLAMA)
+
+
+def file_with(path, model, keys=None, tensors=None, architecture="llama", **options):
+    """The tiny Llama's file with other keys and tensors; None leaves one out."""
+    held = {name: interleaved(model, name, tensor) for name, tensor in named_tensors(LLAMA, model).items()}
+    changed = {name: tensor for name, tensor in (held | (tensors or {})).items() if tensor is not None}
+    return write_gguf(path, architecture, metadata(LLAMA, model) | (keys or {}), changed, **options)
+
+
+def refusal(path):
+    with pytest.raises(BuildError) as error:
+        load_source(str(path), "float32", "cpu")
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_llama_3_factors_reach_the_angles(tmp_path):
+    rope = {"rope_type": "llama3", "rope_theta": 20000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
+    case = LLAMA._replace(changes={"rope_parameters": rope, "head_dim": 16}, keys={"attention.key_length": 16})
+    model = case_model(case)
+    plain = case_model(case._replace(changes={"rope_parameters": {"rope_theta": 20000.0}, "head_dim": 16}))
+    factors = plain.model.rotary_emb.inv_freq / model.model.rotary_emb.inv_freq
+    assert len(set(factors.round(decimals=3).tolist())) == 3
+    held = {name: interleaved(model, name, tensor) for name, tensor in named_tensors(case, model).items()}
+    path = write_gguf(tmp_path / "a.gguf", "llama", metadata(case, model), held | {"rope_freqs.weight": factors})
+    loaded = load_gguf(path, torch.float32)[0].eval()
+    with torch.no_grad():
+        assert torch.allclose(loaded(TOKENS).logits, model(TOKENS).logits, atol=1e-3)
+        assert not torch.allclose(loaded(TOKENS).logits, plain(TOKENS).logits, atol=1e-1)
+    held["rope_freqs.weight"] = factors[:-1]
+    path = write_gguf(tmp_path / "b.gguf", "llama", metadata(case, model), held)
+    assert "rope_freqs.weight: expected 8 factors for model.rotary_emb.inv_freq, got (7,)" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"attention.something": 3}, "expected keys whose meaning is known, got llama.attention.something = 3"),
+        ({"attention.causal": False}, "attention.causal: expected true, got false"),
+        ({"rope.scaling.type": "dynamic"}, "rope.scaling.type: expected none, linear or yarn, got dynamic"),
+        ({"rope.scaling.attn_factor": 1.5}, "rope.scaling.attn_factor: expected 1 with none, got 1.5"),
+        ({"rope.dimension_count": 6}, "rope.dimension_count: expected the head size 12 for llama, got 6"),
+        ({"attention.head_count": [4, 4, 2]}, "attention.head_count: expected one value for all layers, got [4, 4, 2]"),
+    ],
+)
+def test_a_key_that_is_not_understood_is_named(tmp_path, model, keys, message):
+    assert message in refusal(file_with(tmp_path / "a.gguf", model, keys))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"blk.0.attn_q.scale": torch.ones(1)}, "expected tensors that a llama has here, got blk.0.attn_q.scale"),
+        ({"blk.1.ffn_up.weight": None}, "expected all weights, got none for blk.1.ffn_up.weight"),
+        ({"token_embd.weight": None}, "expected all weights, got none for token_embd.weight"),
+        ({"blk.0.ffn_up.weight": torch.ones(60, 48)},
+         "blk.0.ffn_up.weight: expected shape (64, 48) for model.layers.0.mlp.up_proj.weight, got (60, 48)"),
+    ],
+)  # fmt: skip
+def test_a_tensor_that_is_not_taken_or_missing_is_named(tmp_path, model, tensors, message):
+    assert message in refusal(file_with(tmp_path / "a.gguf", model, tensors=tensors))
+
+
+def test_an_architecture_that_is_not_known_is_named_with_those_that_are(tmp_path, model):
+    said = refusal(file_with(tmp_path / "a.gguf", model, architecture="mamba"))
+    assert "general.architecture: expected one of cohere2, command-r," in said and said.endswith("got mamba")
+
+
+def test_keys_that_are_known_to_be_harmless_are_taken(tmp_path, model):
+    whole = {"general.license": "mit", "somebody.quantized_by": "me", "quantize.imatrix.file": "x",
+             "tokenizer.ggml.seperator_token_id": 3, "llama.vocab_size": 320}  # fmt: skip
+    assert load_source(str(file_with(tmp_path / "a.gguf", model, whole=whole)), "float32", "cpu").stop_ids == (1,)
+
+
+def test_a_part_of_biases_is_read_and_the_rest_is_zero(tmp_path):
+    case = CASES["llama with biases"]
+    model = case_model(case)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.bias.zero_()
+    held = {name: interleaved(model, name, tensor) for name, tensor in named_tensors(case, model).items()}
+    some = {name: tensor for name, tensor in held.items() if not name.endswith("attn_output.bias")}
+    loaded = load_gguf(write_gguf(tmp_path / "a.gguf", "llama", metadata(case, model), some), torch.float32)[0].eval()
+    with torch.no_grad():
+        assert torch.allclose(loaded(TOKENS).logits, model(TOKENS).logits, atol=1e-3)
+
+
+def test_a_file_recommends_sampling(tmp_path, model):
+    whole = {"general.sampling.temp": 0.5, "general.sampling.top_k": 20}
+    source = load_source(str(file_with(tmp_path / "a.gguf", model, whole=whole)), "float32", "cpu")
+    assert source.sampling == {"temperature": 0.5, "top_k": 20}
+
+
+def test_blocks_of_a_split_file_are_found(tmp_path, model):
+    save_case(tmp_path / "model.gguf", LLAMA, model, split_max_tensors=20)
+    first = min(tmp_path.glob("*.gguf"))
+    loaded = load_gguf(first, torch.float32)[0].eval()
+    with torch.no_grad():
+        assert torch.allclose(loaded(TOKENS).logits, model(TOKENS).logits, atol=1e-3)
