@@ -11,6 +11,7 @@ from ..backends import BACKENDS
 from ..progress import OnProgress, silent
 from ..runtime.inductor.aoti import machine
 from .assemble import Graphs, assemble
+from .checkpoint import note_tokens
 from .config import BuildOptions, EngineConfig, given_scorer, make_config
 from .drafters.validate import check_traceable
 from .faithful import check_faithful
@@ -50,6 +51,8 @@ def build(model: str, output: str | Path, *, report: OnProgress = silent, **opti
         write_tokenizer(directory, source)  # first: a template that is refused must not cost a compile
         config = with_tuned(source, config, options, report)
         note_held_types(model, config, report)
+        rows = source.model.get_input_embeddings().weight.shape[0]
+        note_tokens(source.tokenizer, source.stop_ids, rows, report)
         graphs = assemble(source, config, given_scorer(options))
         check_traceable(graphs.step.module)
         report("comparing the traced model with transformers")

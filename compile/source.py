@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from ..backends import BACKENDS
 from ..errors import BuildError, InputError
 from ..runtime.asked.sampling_params import SamplingParams
+from .checkpoint import check_all_taken, check_quantization
 from .gguf.load import load_gguf, load_gguf_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ def load_source(name: str, dtype: str, device: str) -> Source:
 
 def _load_directory(name: str, location: str, dtype: str) -> PreTrainedModel:
     """A model in transformers' own files: a directory, or a hub id."""
+    check_quantization(name, Path(location))
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
             location, dtype=getattr(torch, dtype), output_loading_info=True, **NO_CODE
@@ -89,6 +91,7 @@ def _load_directory(name: str, location: str, dtype: str) -> PreTrainedModel:
     if missing := sorted(loaded["missing_keys"]):  # transformers fills them with random numbers
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise BuildError(f"model: {name}: expected all weights, got none for {', '.join(missing[:3])}{more}")
+    check_all_taken(name, model, loaded["unexpected_keys"])
     return model
 
 

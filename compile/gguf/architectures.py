@@ -1,7 +1,7 @@
 """Architectures of GGUF files as transformers' models: the fields of the config, and what becomes of the weights.
 
-To add one: an entry in ARCHITECTURES, and its case in tests/helpers/gguf_cases.py. In llama.cpp, src/models/NAME.cpp reads the
-metadata, and conversion/*.py writes the weights.
+To add one: an entry in ARCHITECTURES, and its case in tests/helpers/gguf_cases.py. In llama.cpp, src/models/NAME.cpp
+reads the metadata, and conversion/*.py writes the weights.
 """
 
 from collections.abc import Callable

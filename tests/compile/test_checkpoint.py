@@ -1,0 +1,80 @@
+"""A directory of transformers' files: nothing of it is lost without a word."""
+
+import json
+
+import pytest
+import torch
+from models import save_model, tiny_tokenizer
+from safetensors.torch import load_file, save_file
+from specstep.compile.checkpoint import note_tokens
+from specstep.compile.source import load_source
+from specstep.errors import BuildError
+
+
+def with_tensors(folder, **tensors):
+    save_model(folder)
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {name.replace("__", "."): tensor for name, tensor in tensors.items()}, path)
+    return str(folder)
+
+
+def with_config(folder, **fields):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_tensors_that_the_model_does_not_take_are_named(tmp_path):
+    bias = {f"model__layers__{layer}__self_attn__q_proj__bias": torch.ones(48) for layer in range(3)}
+    with pytest.raises(
+        BuildError, match=r"expected tensors that LlamaForCausalLM takes, got model\.layers\.0\.self_attn"
+    ):
+        load_source(with_tensors(tmp_path / "a", **bias), "float32", "cpu")
+    scale = {"model__layers__1__mlp__up_proj__weight_scale": torch.ones(1)}
+    with pytest.raises(BuildError, match=r"takes, got model\.layers\.1\.mlp\.up_proj\.weight_scale; a bias wants"):
+        load_source(with_tensors(tmp_path / "b", **scale), "float32", "cpu")
+
+
+def test_tensors_that_change_nothing_are_left(tmp_path):
+    names = (
+        "model__layers__0__self_attn__rotary_emb__inv_freq",
+        "model__layers__3__eh_proj__weight",
+        "mtp__fc__weight",
+    )
+    folder = with_tensors(tmp_path / "a", **{name: torch.ones(6) for name in names})
+    assert load_source(folder, "float32", "cpu").stop_ids == (1,)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "got"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "modelopt"),
+        ({"quant_method": "awq", "bits": 4}, "awq"),
+        ({"group_size": 64, "bits": 4}, "one without quant_method"),
+    ],
+)
+def test_a_quantisation_that_is_not_read_is_named(tmp_path, quantization, got):
+    save_model(tmp_path)
+    with_config(tmp_path, quantization_config=quantization)
+    with pytest.raises(
+        BuildError, match=f"quantization_config: expected fp8 or mxfp4, or none, got {got}; give the model"
+    ):
+        load_source(str(tmp_path), "float32", "cpu")
+
+
+def test_a_modelopt_directory_is_known_by_its_file(tmp_path):
+    save_model(tmp_path)
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    with pytest.raises(BuildError, match="expected fp8 or mxfp4, or none, got modelopt"):
+        load_source(str(tmp_path), "float32", "cpu")
+
+
+def test_tokens_that_will_not_work_are_told_of():
+    tokenizer, said = tiny_tokenizer(), []
+    note_tokens(tokenizer, (1,), 320, said.append)
+    note_tokens(None, (1,), 320, said.append)
+    assert said == []
+    tokenizer.chat_template = None
+    note_tokens(tokenizer, (1, 500), 200, said.append)
+    assert "eos_token_id: expected ids below 200, got [500]: no answer ends with it" in said[0]
+    assert "expected tokens of the 200 rows of the embedding, got" in said[1]
+    assert "no chat template" in said[2]
