@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from ..errors import BuildError
+from ..progress import OnProgress
 
 QUANTIZED = ("fp8", "mxfp4")  # quant_method of what transformers widens right
 # Tensors of a checkpoint that change no logit, and why.
@@ -52,14 +53,14 @@ def check_all_taken(name: str, model: PreTrainedModel, unexpected: Iterable[str]
         )
 
 
-def note_tokens(tokenizer: Any, stop_ids: Sequence[int], rows: int, report: Callable[[str], None]) -> None:
+def note_tokens(tokenizer: Any, stop_ids: Sequence[int], rows: int, report: OnProgress) -> None:
     """Say what of a model's tokens will not work. rows: of its embedding."""
     if far := [id for id in stop_ids if id >= rows]:
         report(f"note: eos_token_id: expected ids below {rows}, got {far}: no answer ends with it")
     if tokenizer is None:
         return
-    if far := sorted(token for token, id in tokenizer.get_vocab().items() if id >= rows):
-        got = ", ".join(far[:3])
+    if unseen := sorted(token for token, id in tokenizer.get_vocab().items() if id >= rows):
+        got = ", ".join(unseen[:3])
         report(f"note: expected tokens of the {rows} rows of the embedding, got {got}: no prompt can hold it")
     if not tokenizer.chat_template:
         report("note: the model has no chat template: the engine takes raw prompts alone")
