@@ -198,9 +198,14 @@ class Rows:
             taken = self.running[row]
             self.ladder.learn(taken.drafts, report, launched.draft)
             taken.output += report.tokens
-            if report.finish:
+            try:
+                output = taken.request.output(report)
+            except BaseException as error:  # a tokenizer's
+                self._fail(row, error)
+                continue
+            if output.finish:
                 self._end(row)
-            told = Event(report, taken.admitted, taken.prefilled, now, taken.cached, launched.nodes)
+            told = Event(report, taken.admitted, taken.prefilled, now, taken.cached, launched.nodes, output)
             taken.caller.events.put((taken.request, told))
 
     @property

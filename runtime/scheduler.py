@@ -63,6 +63,16 @@ class Scheduler:
         return rows.session
 
     @property
+    def broken(self) -> BaseException | None:
+        """What ended the worker for good, so that no request can run any more; None where nothing did."""
+        with self._lock:
+            worker = self._worker
+            if self._broken is not None or worker is None or worker.is_alive():
+                return self._broken
+        self._break(RuntimeError("the engine's thread has ended"))  # while it fell, maybe: it never ends with work left
+        return self._broken
+
+    @property
     def occupancy(self) -> Occupancy:
         """What there is to do; nothing after `close`."""
         with self._lock:
@@ -85,8 +95,8 @@ class Scheduler:
                 request.submitted = time.perf_counter()
             if requests:
                 self.session.leave_thread()
-                self._callers.append(caller)
                 self._start()
+                self._callers.append(caller)
         return submission
 
     def _start(self) -> None:
@@ -121,11 +131,15 @@ class Scheduler:
                 rows.prefill(lambda: self._take(rows))
                 rows.step(awaited=bool(self._callers))
         except BaseException as error:  # not of a prefill or a step: the session can no longer be trusted
-            with self._lock:
-                self._closed, self._worker, self._broken = True, None, error
-            for taken in rows.taken:
-                taken.caller.events.put(error)
-            self._fail(error)
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        """Take no more requests, and raise an error to all callers."""
+        with self._lock:
+            self._closed, self._worker, self._broken = True, None, error
+        for taken in self._rows.taken if self._rows else ():
+            taken.caller.events.put(error)
+        self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         """Raise an error to all callers that wait for a row."""

@@ -54,7 +54,7 @@ class Pieces:
 
     def _new_text(self, tokens: list[int]) -> str:
         if self._request.stop_text is not None:
-            return self._request.stop_text.take()
+            return self._request.texts[-1]
         return self._text.push(tokens, last=self._request.finish_reason is not None) if self._text else ""
 
 
@@ -91,7 +91,7 @@ class Stream(Iterator[Piece]):
 def outcome(request: Request, tokenizer: EngineTokenizer | None) -> Generation:
     """What became of a request, as far as it was read."""
     if request.stop_text is not None:
-        text = request.stop_text.text
+        text = "".join(request.texts) + request.open
     else:
         text = tokenizer.text_of(request.tokens) if tokenizer else ""
     logprobs = request.logprobs if "logprobs" in request.controls else None

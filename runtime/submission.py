@@ -26,7 +26,7 @@ class Events(SimpleQueue[Told]):
 
 
 def _ends(told: Told) -> bool:
-    return not isinstance(told, tuple) or not isinstance(told[1], Event) or told[1].report.finish in REASONS
+    return not isinstance(told, tuple) or not isinstance(told[1], Event) or told[1].output.finish in REASONS
 
 
 class Caller:
@@ -80,7 +80,7 @@ class Submission:
 
     def listen(self, listener: Callable[[bool], None]) -> None:
         """Have a function called, now and by the engine's thread whenever there may be more to `poll`, with whether a
-        request ends with it, which for a stop string only `poll` finds. It must be quick and must not raise. A listener
+        request ends with it. It must be quick and must not raise. A listener
         that keeps the submission keeps it from being collected: then `cancel` alone ends it."""
         self._caller.events.listener = listener
         listener(True)

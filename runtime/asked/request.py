@@ -21,62 +21,70 @@ class Event(NamedTuple):
     at: float  # when the step was done
     cached: int  # tokens of the prompt that needed no prefill
     nodes: int  # drafted tokens that the step verified
+    output: "Output"
+
+
+class Output(NamedTuple):
+    """What of a step's tokens is a request's output."""
+
+    kept: int  # how many of them, up to the one that completes a stop string
+    finish: int  # a finish code of `report.py`
+    text: str = ""  # of a request with stop strings: what is final now
+    open: str = ""  # and what may still become a stop string
 
 
 @dataclass
 class Request:
-    """A checked prompt, and its output as far as it was read. `engine.Engine.request` makes one.
+    """A checked prompt, and its output as far as it was read. `engine.Engine.request` makes one."""
 
-    prompt: token ids, at least one. limit: most tokens, prompt included. stop_ids: tokens that end the output, and are
-    its last. controls: what else the step is told, see `session.Session.admit`. stop_text: of a request with stop
-    strings, its text. allowed_tokens: says before each step what may follow. prefix_scope: whose kept prefixes it may
-    start from, and adds to. predicted: what its answer has of its prediction, if it came with one. tokens: new ones so
-    far. logprobs: theirs, where they were asked for. finish_reason: "stop", "length", "cancelled", or "failed" where
-    the engine raised an error; None while it runs. path: what the last step accepted. paths: such a path -> how many
-    steps did. nodes: how many drafted tokens each of its steps verified. cached_tokens: how many of the prompt's needed
-    no prefill. Seconds: queue_s from submission to a row of its own; prefill_s from there to the end of prefill;
-    decode_s from there to the last token; first_token_s from submission to the first tokens.
-    """
-
-    prompt: list[int]
-    limit: int
-    stop_ids: Sequence[int]
-    controls: Mapping[str, Any] = field(default_factory=dict)
-    stop_text: StopText | None = None
-    allowed_tokens: AllowedTokens | None = None
-    prefix_scope: str = ""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-    path: AcceptedPath = ()
-    paths: Counter[AcceptedPath] = field(default_factory=Counter)
-    nodes: list[int] = field(default_factory=list)
-    cached_tokens: int = 0
-    predicted: FollowedPrediction | None = field(init=False)
-    submitted: float = 0.0
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    first_token_s: float = 0.0
-    decode_s: float = 0.0
+    prompt: list[int]  # token ids, at least one
+    limit: int  # most tokens, prompt included
+    stop_ids: Sequence[int]  # tokens that end the output, and are its last
+    controls: Mapping[str, Any] = field(default_factory=dict)  # what else the step is told, see `Session.admit`
+    stop_text: StopText | None = None  # looks for stop strings, where there are some; the worker's alone
+    allowed_tokens: AllowedTokens | None = None  # says before each step what may follow
+    prefix_scope: str = ""  # whose kept prefixes it may start from, and adds to
+    tokens: list[int] = field(default_factory=list)  # new ones so far
+    texts: list[str] = field(default_factory=list)  # with stop strings: the text of each step that is final
+    open: str = ""  # with stop strings: what follows that, and may become one
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the tokens, where they were asked for
+    finish_reason: str | None = None  # "stop", "length", "cancelled", "failed": the engine raised; None while it runs
+    path: AcceptedPath = ()  # what the last step accepted
+    paths: Counter[AcceptedPath] = field(default_factory=Counter)  # such a path -> how many steps did
+    nodes: list[int] = field(default_factory=list)  # how many drafted tokens each of its steps verified
+    cached_tokens: int = 0  # of the prompt, those that needed no prefill
+    predicted: FollowedPrediction | None = field(init=False)  # what its answer has of its prediction, if it has one
+    submitted: float = 0.0  # when, in seconds of a monotonic clock
+    queue_s: float = 0.0  # from submission to a row of its own
+    prefill_s: float = 0.0  # from there to the end of prefill
+    first_token_s: float = 0.0  # from submission to the first tokens
+    decode_s: float = 0.0  # from the end of prefill to the last token
 
     def __post_init__(self) -> None:
         likely = self.controls.get("prediction")
         self.predicted = None if likely is None else FollowedPrediction(likely)
 
+    def output(self, report: RowReport) -> Output:
+        """What of a step's tokens is output. Called by the worker, once for each step in turn, so that a stop string
+        ends the row whether or not anybody reads."""
+        if self.stop_text is None:
+            return Output(len(report.tokens), report.finish)
+        kept = self.stop_text.push(report.tokens, last=report.finish in REASONS)
+        finish = STOPPED if self.stop_text.found else report.finish
+        return Output(kept, finish, self.stop_text.take(), self.stop_text.open)
+
     def advance(self, event: Event) -> list[int]:
         """Take in what one step did -> its tokens, up to the one that completes a stop string."""
-        report = event.report
+        report, (kept, finish, text, self.open) = event.report, event.output
         if not self.tokens:
             self.queue_s = event.admitted - self.submitted
             self.prefill_s = event.prefilled - event.admitted
             self.first_token_s = event.at - self.submitted
             self.cached_tokens = event.cached
         self.decode_s = event.at - event.prefilled
-        kept, finish = len(report.tokens), report.finish
-        if self.stop_text is not None:
-            kept = self.stop_text.push(report.tokens, last=finish in REASONS)
-            finish = STOPPED if self.stop_text.found else finish
         self.tokens += report.tokens[:kept]
+        if self.stop_text is not None:
+            self.texts.append(text)
         self.logprobs += report.logprobs[:kept]
         self.path = report.path
         self.paths[report.path] += 1

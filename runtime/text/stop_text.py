@@ -23,9 +23,9 @@ class StopText:
         self.found = False
 
     @property
-    def text(self) -> str:
-        """The text so far, without the stop string."""
-        return "".join(self._final) + self._open
+    def open(self) -> str:
+        """What may become a stop string, and is text if it does not."""
+        return self._open
 
     def push(self, tokens: Sequence[int], last: bool = False) -> int:
         """Add tokens, with `last` the last ones -> how many of them are output: up to the one that completes a stop

@@ -346,12 +346,40 @@ def test_a_row_is_free_again_when_its_release_fails():
     failing.append("the device is gone")
     stream.cancel()
     ends = time.monotonic() + PATIENCE
-    while engine._scheduler._broken is None and time.monotonic() < ends:
+    while engine.broken is None and time.monotonic() < ends:
         time.sleep(0.001)
+    assert str(engine.broken) == "the device is gone"
     with pytest.raises(EngineError, match="expected an open engine, got RuntimeError: the device is gone"):
         engine.generate([6], 4)
     assert engine._scheduler._rows.session.free_rows == 1
     engine.close()
+
+
+def test_a_worker_that_is_gone_without_a_word_is_seen(monkeypatch):
+    """Its last words need memory that there is none of."""
+    engine, session = engine_of(1, pause=0.01), None
+    session = engine.session
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(engine._scheduler, "_fail", lambda error: (_ for _ in ()).throw(MemoryError))
+    session._reset = lambda row: (_ for _ in ()).throw(MemoryError)
+    monkeypatch.setattr(engine._scheduler, "_break", lambda error: (_ for _ in ()).throw(MemoryError))
+    stream = engine.submit(request([5], 3))
+    worker = engine._scheduler._worker
+    assert worker is not None
+    worker.join(PATIENCE)
+    monkeypatch.undo()
+    assert "thread has ended" in str(engine.broken)
+    with pytest.raises(RuntimeError, match="thread has ended"):
+        stream.result()
+    with pytest.raises(EngineError, match="load it again"):
+        engine.submit(request([5], 3))
+
+
+def test_an_engine_that_is_closed_is_not_broken():
+    engine = engine_of(1)
+    assert engine.broken is None
+    engine.close()
+    assert engine.broken is None
 
 
 def test_a_thread_that_cannot_start_is_an_error_and_the_next_submission_tries_again(monkeypatch):
