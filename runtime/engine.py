@@ -72,6 +72,12 @@ class Engine:
         return self._scheduler.occupancy
 
     @property
+    def broken(self) -> BaseException | None:
+        """What ended the engine for good: every request fails from then on, and a new engine must be loaded. None where
+        nothing did; `close` does not break an engine."""
+        return self._scheduler.broken
+
+    @property
     def tokenizer(self) -> EngineTokenizer:
         """Text in and out. Raises InputError for an engine that was built without a tokenizer."""
         return require_tokenizer(self.text)
@@ -113,7 +119,7 @@ class Engine:
                 list of any of these. A numpy or torch vector is token ids, a matrix a list of them.
             max_new_tokens: most new tokens of each; None means up to the engine's limit.
             options: sampling, chat, ignore_eos, stop_ids, chat_template_kwargs, allowed_tokens, prefix_scope,
-                prediction, learning, see `RequestOptions`.
+                prediction, learning, parse_special, see `RequestOptions`.
 
         Returns:
             A `Generation`, or a list of them in the order of the prompts.

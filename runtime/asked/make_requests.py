@@ -33,6 +33,7 @@ def make_requests(
     prefix_scope: str = "",
     learning: bool = True,
     prediction: Any = None,
+    parse_special: bool | None = None,
 ) -> list[Request]:
     """A request for each of the n choices of a prompt. Options as in `RequestOptions`. Raises InputError."""
     forced = spec.config.get("forced_acceptance")
@@ -42,7 +43,7 @@ def make_requests(
             "or wrong; to measure its speed give forced_acceptance"
         )
     if isinstance(prompt, str) or is_conversation(prompt):
-        tokens = encode(require_tokenizer(text), prompt, chat, chat_template_kwargs, name)
+        tokens = encode(require_tokenizer(text), prompt, chat, chat_template_kwargs, name, parse_special)
     else:
         tokens = token_ids(prompt, spec.vocab_size, f"{name}: token_ids")
     if not isinstance(prefix_scope, str):

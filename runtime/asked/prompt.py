@@ -36,7 +36,9 @@ class RequestOptions(TypedDict, total=False):
     prediction: text or token ids that the answer will probably repeat, as a file that it edits: it is drafted from, at
     the place where the answer is, and changes nothing but the speed. `generate` also takes a list of these, one for
     each prompt. Engines whose drafter has no n-grams ignore it.
-    learning: whether the output may be counted for the drafts of later requests.
+    learning: whether the output may be counted for the drafts of later requests. parse_special: whether special tokens
+    that a prompt has the names of, as "<|im_end|>", become tokens; by default they do in a text, and not in what goes
+    through the chat template.
     """
 
     sampling: SamplingArgument | Sequence[SamplingArgument | None] | None
@@ -49,6 +51,7 @@ class RequestOptions(TypedDict, total=False):
     prefix_scope: str
     prediction: Prediction | Sequence[Prediction]
     learning: bool
+    parse_special: bool | None
 
 
 def split_prompts(prompts: Any) -> tuple[bool, list[Any]]:
@@ -86,15 +89,16 @@ def encode(
     chat: bool,
     chat_template_kwargs: Mapping[str, Any] | None,
     name: str,
+    parse_special: bool | None,
 ) -> list[int]:
     """Token ids of a text, with `chat` as the user's turn, or of a conversation. An empty text stays empty, whatever a
-    chat template would put around it. Raises InputError."""
+    chat template would put around it. parse_special: see `RequestOptions`. Raises InputError."""
     if prompt == "":
         return []
     if isinstance(prompt, str) and not chat:
-        return tokenizer.encode(prompt)
+        return tokenizer.encode(prompt, parse_special=parse_special is not False)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return tokenizer.encode_messages(messages, chat_template_kwargs, name)
+    return tokenizer.encode_messages(messages, chat_template_kwargs, name, parse_special=bool(parse_special))
 
 
 def at_least_one(value: Any, default: int, name: str) -> int:

@@ -10,6 +10,7 @@ from ...controls import TOP_LOGPROBS
 from ...errors import InputError
 
 MOST_STOPS, MOST_CHOICES = 16, 128
+LONGEST_ID = 18  # digits; Python reads no integer of some thousands
 SEEDS = 2**63  # a negative seed counts as the seed + SEEDS
 
 ELSEWHERE = {  # names of vLLM, OpenAI and transformers -> what does it here
@@ -168,7 +169,7 @@ def _biases(name: str, value: Any) -> dict[int, float]:
         raise _refuse(name, "a mapping of token ids to numbers", value)
     biases = {}
     for key, bias in value.items():
-        digits = isinstance(key, str) and key.isascii() and key.isdigit()
+        digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= LONGEST_ID
         token = _ID(f"{name}: token id", int(key) if digits else key)
         if token in biases:
             raise _refuse(name, "each token id once", key)

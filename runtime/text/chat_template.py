@@ -5,7 +5,7 @@ Templates come from whoever published the model, so they run in Jinja's sandbox 
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,7 @@ from .messages import Message
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of an assistant's reasoning, the usual one first
 RESERVED = ("messages", "chat_template", "continue_final_message", "tokenize")
 PROBE = "specstep-probe"
+DEEPEST = 64  # levels of lists and mappings in what a template is given
 
 
 class ChatTemplate:
@@ -31,12 +32,18 @@ class ChatTemplate:
         """special: the named special tokens that the template sees, such as bos_token."""
         self.source, self._special = source, dict(special)
 
-    def render(self, messages: Sequence[Message], arguments: Mapping[str, Any] | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        arguments: Mapping[str, Any] | None = None,
+        rewrite: Callable[[Any], Any] = lambda data: data,
+    ) -> str:
         """Render checked messages, ready for the assistant's answer.
 
         Args:
             arguments: further variables of the template, such as `enable_thinking`, `tools` or `documents`. They
                 replace special tokens and `add_generation_prompt` of the same name.
+            rewrite: changes the texts of what the template is given, messages and arguments, but for special tokens.
 
         Raises:
             InputError: a template that does not parse or that refuses the messages, with its line; a reserved
@@ -53,7 +60,10 @@ class ChatTemplate:
                 f"chat_template_kwargs: expected names other than {', '.join(RESERVED)}, got {reserved[0]}"
             )
         conversation = [self._message(message) for message in messages]
-        return self._render(conversation, _plain(arguments, "chat_template_kwargs"))
+        given = _plain(arguments, "chat_template_kwargs")
+        own = {name: given.pop(name) for name in self._special if name in given}
+        conversation, given = rewrite([conversation, given])
+        return self._render(conversation, given | own)
 
     def _render(self, conversation: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
         known = {"tools": None, "documents": None, "add_generation_prompt": True}
@@ -71,10 +81,23 @@ class ChatTemplate:
         plain = {key: _plain(value, f"messages: {key}") for key, value in message.items() if value is not None}
         if isinstance(plain.get("content"), list | tuple) and not self.takes_parts:
             plain["content"] = "\n".join(part["text"] for part in plain["content"])
+        if "content" not in plain and not self.takes_calls_alone:
+            plain["content"] = ""
         reasoning = next((plain[name] for name in REASONING if plain.get(name) is not None), None)
         if reasoning is None:
             return plain
         return {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+    @cached_property
+    def takes_calls_alone(self) -> bool:
+        """Whether the template reads a message without content beside its tool calls, found by trying."""
+        call = {"id": "call00001", "type": "function", "function": {"name": PROBE, "arguments": {}}}
+        asked = {"role": "user", "content": PROBE}
+        try:
+            self._render([asked, {"role": "assistant", "tool_calls": [call]}], {})
+        except InputError:
+            return False
+        return True
 
     @cached_property
     def takes_parts(self) -> bool:
@@ -158,12 +181,14 @@ def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _plain(value: Any, place: str) -> Any:
+def _plain(value: Any, place: str, levels: int = DEEPEST) -> Any:
     """A copy of nothing but JSON's types: a method of any other object could lead out of the sandbox."""
+    if isinstance(value, Mapping | list | tuple) and not levels:
+        raise InputError(f"{place:.60}: expected at most {DEEPEST} levels of lists and mappings, got more")
     if isinstance(value, Mapping):
-        return {_plain(key, place): _plain(item, f"{place}.{key}") for key, item in value.items()}
+        return {_plain(key, place): _plain(item, f"{place}.{key}", levels - 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_plain(item, place) for item in value)
+        return type(value)(_plain(item, place, levels - 1) for item in value)
     if value is None or type(value) in (str, int, float, bool):
         return value
     for kind in (str, int, float):  # enums and the like

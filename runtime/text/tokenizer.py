@@ -1,6 +1,6 @@
 """Text in and out: the tokenizer, conversations, and streaming that never cuts a character."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from ...errors import EngineError, InputError
 from .chat_template import ChatTemplate
 from .messages import Message, check_messages
+from .special_text import Marks, SpecialText, encoded
 
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -38,38 +39,68 @@ class EngineTokenizer:
         template = directory / CHAT_TEMPLATE
         return cls(tokenizer, template.read_text(encoding="utf-8") if template.is_file() else None, special)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with the special tokens that the model wants around it. Raises InputError."""
-        return self.tokenizer.encode(_utf8(text)).ids
+    def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
+        """Token ids of a text, with the special tokens that the model wants around it. parse_special: whether a special
+        token that the text has the name of becomes one. Raises InputError."""
+        return self._encode(text, True, parse_special)
 
-    def encode_part(self, text: str) -> list[int]:
+    def encode_part(self, text: str, *, parse_special: bool = True) -> list[int]:
         """Token ids of a piece of text, without any special token around it. Raises InputError."""
-        return self.tokenizer.encode(_utf8(text), add_special_tokens=False).ids
+        return self._encode(text, False, parse_special)
+
+    def _encode(self, text: str, around: bool, parse_special: bool) -> list[int]:
+        if parse_special:
+            return encoded(self.tokenizer, _utf8(text), around).ids
+        return self._special_text.encode(_utf8(text), around)
 
     def encode_messages(
-        self, messages: Sequence[Message], chat_template_kwargs: Mapping[str, Any] | None = None, name: str = "prompt"
+        self,
+        messages: Sequence[Message],
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        name: str = "prompt",
+        *,
+        parse_special: bool = False,
     ) -> list[int]:
         """Token ids of a conversation in the chat template, ready for the assistant's answer.
 
         Args:
             chat_template_kwargs: variables of the template, such as `enable_thinking`.
             name: stands at the start of an error.
+            parse_special: whether special tokens that messages or variables have the names of become tokens. Otherwise
+                those alone do that the template writes; variables that are special tokens, as bos_token, are its own.
 
         Raises:
             InputError: messages of another shape, an engine without a chat template, or messages that it refuses.
         """
         check_messages(messages, name)
-        try:
-            text = _utf8(self.render(messages, chat_template_kwargs))
+        try:  # the template writes BOS itself
+            if parse_special:
+                return self.encode_part(self.render(messages, chat_template_kwargs))
+            return self._encode_as_text(messages, chat_template_kwargs)
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
-        return self.tokenizer.encode(text, add_special_tokens=False).ids  # the template writes BOS itself
 
-    def render(self, messages: Sequence[Message], chat_template_kwargs: Mapping[str, Any] | None = None) -> str:
-        """The text of a checked conversation, ready for the assistant's answer. Raises InputError."""
+    def _encode_as_text(self, messages: Sequence[Message], arguments: Mapping[str, Any] | None) -> list[int]:
+        """Token ids of a conversation in which special tokens are the template's alone. Raises InputError."""
+        marks = Marks(self._special_text)
+        text = _utf8(self.render(messages, arguments, marks.put))
+        return self._special_text.encode_rendered(text, marks)
+
+    @cached_property
+    def _special_text(self) -> SpecialText:
+        return SpecialText(self.tokenizer)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        rewrite: Callable[[Any], Any] = lambda data: data,
+    ) -> str:
+        """The text of a checked conversation, ready for the assistant's answer. rewrite: see `ChatTemplate.render`.
+        Raises InputError."""
         if self._template is None:
             raise InputError("chat: expected a model with a chat template, got one without; use a raw prompt")
-        return self._template.render(messages, chat_template_kwargs)
+        return self._template.render(messages, chat_template_kwargs, rewrite)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
