@@ -16,6 +16,7 @@ from .terminal import say
 
 HELP = "serve engines over HTTP, with the API of OpenAI"
 ENVIRONMENT = "SPECSTEP_API_KEY"
+BROKEN = 70  # exit status where an engine broke, EX_SOFTWARE of sysexits.h: a supervisor is to start another server
 OPEN = "specstep: warning: {} without an API key: whoever reaches it can use it"
 EXAMPLES = f"""examples:
   specstep serve engines/smol
@@ -64,6 +65,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "and be drafted from it; with several keys and without this, nothing is learned"
     )  # fmt: skip
     add_learning_options(parser)
+    add(
+        "--max-connections", type=int, metavar="N", default=800, help="connections of all clients; those past them are "
+        "refused (default: 800)"
+    )  # fmt: skip
     add("--drain", type=int, metavar="S", default=30, help="seconds that answers have to end at shutdown (default: 30)")
     add("--log-prompts", action="store_true", help="write prompts to the log, which has none of them otherwise")
 
@@ -82,6 +87,7 @@ def run(options: argparse.Namespace) -> int:
         share_prefixes=options.share_prefixes,
         stream_interval_ms=options.stream_interval_ms,
         hosts=hosts_of(options.host, bool(keys)),
+        max_connections=options.max_connections,
     )
     for name in ("drain", "prefix_cache"):
         if getattr(options, name) < 0:
@@ -107,8 +113,11 @@ def run(options: argparse.Namespace) -> int:
             name: open_.enter_context(load(directory, **how, **given_learning(options)))
             for name, directory in named(options.engines).items()
         }
-        serve(engines, bound, asked, options.drain)
-    return 0
+        fault = serve(engines, bound, asked, options.drain)
+    if fault is None:
+        return 0
+    print(f"specstep: {fault}", file=sys.stderr)
+    return BROKEN
 
 
 def given_keys(options: argparse.Namespace) -> tuple[str, ...]:

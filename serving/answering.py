@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from ..runtime.asked.request import Request
 from .bridge import Answer, Grown
 from .drafts import Drafts
-from .errors import BROKEN, error_body
+from .errors import BROKEN, closing, error_body
 from .forms import Form, Json
 from .metrics import Metrics
 from .served import Places, Served
@@ -82,12 +82,6 @@ class Call:
         self.gone = True
         self.answer.cancel()
 
-    async def read(self) -> AsyncIterator[list[Grown]]:
-        """The answer, as `Answer.read` has it, with its places given back one by one. Raises what the engine raised."""
-        async for grown in self.answer.read(self.interval):
-            self.places.give_back(sum(each.request.finish_reason is not None for each in grown))
-            yield grown
-
     def head(self, kind: str) -> Json:
         """What every object of this call begins with."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.served.name}
@@ -109,13 +103,13 @@ async def whole(call: Call, receive: Receive) -> Response:
     """The answer as one object."""
     texts = [""] * len(call.answer.requests)
     with call.running(receive):
-        async for grown in call.read():
+        async for grown in call.answer.read(call.interval):
             for each in grown:
                 texts[each.choice] += each.text
         if call.gone:
             return Response(status_code=GONE)
         if any(request.finish_reason == "cancelled" for request in call.answer.requests):
-            return _json(error_body("the server shuts down", BROKEN), 503)
+            return closing().response()
         listed = [
             call.form.whole(index, text, request.logprobs, request.finish_reason or "")
             for index, (text, request) in enumerate(zip(texts, call.answer.requests, strict=True))
@@ -137,8 +131,12 @@ class EventStream(Response):
         headers = [header for header in self.raw_headers if header[0] != b"content-length"]
         with self.call.running(receive):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            async for event in self._events():
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+            try:
+                async for event in self._events():
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            except asyncio.CancelledError:  # at the end of the server
+                await send({"type": "http.response.body", "body": _event(closing().body), "more_body": False})
+                raise
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
@@ -148,7 +146,7 @@ class EventStream(Response):
                 begun = call.form.begin(index)
                 if begun is not None:
                     yield self._chunk(begun)
-            async for grown in call.read():
+            async for grown in call.answer.read(call.interval):
                 if chunks := b"".join(chunk for each in grown for chunk in self._chunks(each)):
                     yield chunks
         except Exception:
@@ -158,7 +156,7 @@ class EventStream(Response):
         if call.gone:
             return
         if any(request.finish_reason == "cancelled" for request in call.answer.requests):
-            yield _event(error_body("the server shuts down", BROKEN))
+            yield _event(closing().body)
             return
         if call.include_usage:
             yield _event({**call.head(call.form.chunk_object), "choices": [], "usage": call.usage()})

@@ -42,6 +42,7 @@ def create_app(engines: Mapping[str, Engine], options: ServeOptions | None = Non
         title="specstep", description="OpenAI's API over compiled speculative decoding.", version="1", redoc_url=None
     )
     app.openapi = lambda: openapi(app, bool(options.api_keys))  # type: ignore[method-assign]
+    app.state.check = lambda: [one.check() for one in served.values()]  # for who runs it; raises EngineError
     add_handlers(app)
     _add_answers(app, served, metrics, options)
     _add_models(app, served)
@@ -58,12 +59,12 @@ def _add_answers(app: FastAPI, served: Mapping[str, Served], metrics: Metrics, o
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         one = _find(served, body.model)
-        _log_prompt(options, one, [message.plain() for message in body.messages])
+        _log_prompt(options, one, body.messages)
         places = one.take(choices(body))
         with on_error(places):
             ready = await asyncio.to_thread(prepare_chat, one, body, request.state.prefix_scope)
             form = ChatForm(one.token_text, bool(body.logprobs))
-            answer = Answer(one.engine, ready.requests)
+            answer = Answer(one.engine, ready.requests, places.give_back)
         call = Call(one, answer, places, form, metrics, ready.firsts, options.stream_interval_ms / 1e3)
         return await _answered(body, call, request)
 
@@ -76,7 +77,7 @@ def _add_answers(app: FastAPI, served: Mapping[str, Served], metrics: Metrics, o
         with on_error(places):
             ready = await asyncio.to_thread(prepare_completion, one, body, request.state.prefix_scope)
             form = CompletionForm(one.token_text, body.logprobs, ready.echoed)
-            answer = Answer(one.engine, ready.requests)
+            answer = Answer(one.engine, ready.requests, places.give_back)
         call = Call(one, answer, places, form, metrics, ready.firsts, options.stream_interval_ms / 1e3)
         return await _answered(body, call, request)
 
@@ -98,12 +99,13 @@ def _add_models(app: FastAPI, served: Mapping[str, Served]) -> None:
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         """The token ids of a text, or of a conversation in the chat template."""
         one = _find(served, body.model)
+        special = body.parse_special
         if body.messages is not None:
-            messages = [message.plain() for message in body.messages]
-            tokens = await asyncio.to_thread(chat_tokens, one, messages, body.chat_template_kwargs)
+            arguments = body.chat_template_kwargs or {}
+            tokens = await asyncio.to_thread(chat_tokens, one, body.messages, arguments, special)
         else:
-            special = body.add_special_tokens is not False
-            tokens = await asyncio.to_thread(text_tokens, one, body.prompt or "", special)
+            around = body.add_special_tokens is not False
+            tokens = await asyncio.to_thread(text_tokens, one, body.prompt or "", special, around)
         return {"tokens": tokens, "count": len(tokens), "max_model_len": one.engine.spec.max_seq_len}
 
 
@@ -112,7 +114,8 @@ def _add_looks(app: FastAPI, metrics: Metrics) -> None:
 
     @app.get("/health", response_class=PlainTextResponse)
     async def health() -> str:
-        """Whether the server answers."""
+        """Whether the server answers, and all of its engines run."""
+        app.state.check()
         return "ok"
 
     @app.get("/metrics", response_class=PlainTextResponse)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from ..report import TokenLogprobs
@@ -38,12 +38,14 @@ class Grown:
 class Answer:
     """The choices of one call on their way, submitted together. Belongs to the event loop that made it."""
 
-    def __init__(self, engine: Engine, requests: Sequence[Request]):
-        """Submits the requests. Raises EngineError where the engine is closed."""
-        self.requests = requests
+    def __init__(self, engine: Engine, requests: Sequence[Request], ended: Callable[[int], None] = lambda count: None):
+        """Submits the requests. ended: called with how many choices have ended, whether or not anybody reads. Raises
+        EngineError where the engine is closed."""
+        self.requests, self._ended = requests, ended
         self._loop = asyncio.get_running_loop()
         self._told, self._waking, self._pausing = asyncio.Event(), False, False
         self._error: Exception | None = None
+        self._grown: dict[int, Grown] = {}  # what came and was not read
         self._places = {id(request): index for index, request in enumerate(requests)}
         self._pieces = [Pieces(request, engine.text) for request in requests]
         self._submission = engine.run(requests)
@@ -59,32 +61,33 @@ class Answer:
         engine raised.
 
         Args:
-            interval: seconds in which there is one list, unless a choice ends. A stop string is found when its tokens
-                are read.
+            interval: seconds in which there is one list, unless a choice ends.
         """
-        grown: dict[int, Grown] = {}
         while True:
             self._told.clear()
-            more = self._take(grown)
-            ended = not more or any(each.request.finish_reason for each in grown.values())
-            if grown and (ended or not self._pausing):
-                yield list(grown.values())
-                grown = {}
+            more = self._take()
+            ended = not more or any(each.request.finish_reason for each in self._grown.values())
+            if self._grown and (ended or not self._pausing):
+                grown, self._grown = self._grown, {}
                 self._pause(interval)
+                yield list(grown.values())
+                continue  # more may have come
             if self._error is not None:
                 raise self._error
             if not more:
                 return
             await self._told.wait()
 
-    def _take(self, grown: dict[int, Grown]) -> bool:
+    def _take(self) -> bool:
         """Add what has come -> whether more may come."""
         try:
             while (told := self._submission.poll()) is not None:
                 request, tokens = told
                 choice = self._places[id(request)]
-                one = grown.setdefault(choice, Grown(choice, request, []))
+                one = self._grown.setdefault(choice, Grown(choice, request, []))
                 one.pieces.append(self._pieces[choice].take(tokens))
+                if request.finish_reason is not None:
+                    self._ended(1)
         except StopIteration:
             return False
         except Exception as error:
@@ -112,4 +115,5 @@ class Answer:
 
     def _woken(self) -> None:
         self._waking = False
+        self._take()  # a reader may wait for its client
         self._told.set()

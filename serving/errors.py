@@ -53,6 +53,11 @@ def error_body(message: str, kind: str, param: str | None = None, code: str | No
     return {"error": {"message": _sent(message), "type": kind, "param": param and _sent(param), "code": code}}
 
 
+def closing() -> ApiError:
+    """Of an answer that ends with the server."""
+    return ApiError(503, "the server shuts down", BROKEN, headers={"Connection": "close"})
+
+
 def too_long(param: str, most: int, got: str) -> ApiError:
     """A prompt that no row can hold."""
     message = f"{param}: expected at most {most} tokens, what the model's context leaves, got {got}"

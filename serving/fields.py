@@ -1,5 +1,7 @@
 """The bodies of requests, as OpenAI's API and vLLM's extensions name their fields."""
 
+import json
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -11,7 +13,8 @@ from .unsupported import without_idle
 
 MOST_IDS = 16  # stop tokens of a row
 MOST_PROMPTS = 128
-MOST_MESSAGES = 2**14
+MOST_MESSAGES = MOST_PARTS = 2**12  # of a conversation
+MOST_VALUES, DEEPEST = 2**14, 48  # of data that the chat template is given
 MOST_FIELDS = 600  # of any object: a million wrong ones would be a million errors
 
 
@@ -21,6 +24,33 @@ def _not_too_many(fields: Any) -> Any:
     return fields
 
 
+def _bounded(data: Any) -> Any:
+    """Data of any form, if it is small enough to be copied and rendered."""
+    values, level = 0, [data]
+    for _ in range(DEEPEST):
+        level = [item for each in level if isinstance(each, dict | list) for item in _items(each)]
+        values += len(level)
+        if values > MOST_VALUES:
+            raise ValueError(f"expected at most {MOST_VALUES} values, got more")
+    if level:
+        raise ValueError(f"expected at most {DEEPEST} levels, got more")
+    return data
+
+
+def _items(data: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return data.values() if isinstance(data, dict) else data
+
+
+def _not_too_many_parts(messages: Any) -> Any:
+    """Counts them before any is looked at: each that is looked at takes time from other calls."""
+    if isinstance(messages, list) and len(messages) <= MOST_MESSAGES:
+        contents = (each.get("content") for each in messages if isinstance(each, dict))
+        parts = sum(len(content) for content in contents if isinstance(content, list))
+        if parts > MOST_PARTS:
+            raise ValueError(f"expected at most {MOST_PARTS} parts in all messages, got {parts}")
+    return messages
+
+
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(max_length=2**20, fail_fast=True)]  # a million wrong ones are one error
 StopString = Annotated[str, Field(min_length=1, max_length=512)]
@@ -28,6 +58,8 @@ Word = Annotated[str, Field(min_length=1, max_length=256)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Label = Annotated[str, Field(max_length=512)]
 Biases = Annotated[dict[str, float], Field(max_length=512), BeforeValidator(_not_too_many)]
+Data = Annotated[dict[str, Any], BeforeValidator(_bounded)]
+DataList = Annotated[list[dict[str, Any]], BeforeValidator(_bounded)]
 Metadata = Annotated[dict[str, str], Field(max_length=16), BeforeValidator(_not_too_many)]
 
 
@@ -39,7 +71,7 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _checked(cls, fields: Any) -> Any:
-        return without_idle(_not_too_many(fields))
+        return without_idle(_not_too_many(fields), cls.model_fields)
 
 
 class StreamOptions(Fields):
@@ -75,6 +107,7 @@ class Asked(Fields):
     ignore_eos: bool | None = None
     bad_words: Annotated[list[Word], Field(max_length=64, fail_fast=True)] | None = None
     learning: bool | None = Field(None, description="false: do not count the answer for the drafts of later ones")
+    parse_special: bool | None = Field(None, description="true: names of special tokens in what is asked become tokens")
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
@@ -94,11 +127,11 @@ class ChatMessage(Fields):
     role: Literal[ROLES]  # type: ignore[valid-type]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: Label | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: DataList | None = None
     tool_call_id: Label | None = None
     reasoning_content: str | None = None
     refusal: None = None
-    annotations: list[dict[str, Any]] | None = None
+    annotations: DataList | None = None
     audio: None = None
     function_call: None = None
 
@@ -109,19 +142,42 @@ class ChatMessage(Fields):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates see it."""
-        told = self.model_dump(exclude_none=True, exclude={"annotations"})
+        """As chat templates see it: arguments of tools as objects, where they are sent as the text of one."""
+        told = {name: getattr(self, name) for name in PLAIN if getattr(self, name) is not None}
+        if isinstance(self.content, list):
+            told["content"] = [{"type": "text", "text": part.text} for part in self.content]
+        if self.tool_calls is not None:
+            told["tool_calls"] = [_with_arguments(call) for call in self.tool_calls]
         return {"content": None, **told}
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+PLAIN = ("role", "content", "name", "tool_call_id", "reasoning_content")
+
+
+def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call whose arguments are data."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = _bounded(json.loads(function["arguments"] or "{}"))
+    except (ValueError, RecursionError):  # no JSON, or too much of it: a text, as it came
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+Messages = Annotated[
+    list[ChatMessage],
+    Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True),
+    BeforeValidator(_not_too_many_parts),
+]
 
 
 class Prediction(Fields):
     """What the answer will probably repeat. It changes nothing but the speed."""
 
     type: Literal["content"]
-    content: str | Annotated[list[TextPart], Field(max_length=MOST_MESSAGES, fail_fast=True)]
+    content: str | Annotated[list[TextPart], Field(max_length=MOST_PARTS, fail_fast=True)]
 
     @property
     def text(self) -> str:
@@ -137,7 +193,14 @@ class ChatRequest(Asked):
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Data | None = None
+    tools: DataList | None = Field(None, description="shown to the model by its chat template, with tool_choice none")
+    tool_choice: Literal["none", "auto"] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+        return ({"tools": self.tools} if self.tools else {}) | (self.chat_template_kwargs or {})
 
 
 class CompletionRequest(Asked):
@@ -160,7 +223,8 @@ class TokenizeRequest(Fields):
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    parse_special: bool | None = None
+    chat_template_kwargs: Data | None = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "TokenizeRequest":

@@ -1,17 +1,18 @@
 """What stands ahead of the routes: the log and the count of calls, API keys, and the size of bodies."""
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import logging
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import ApiError
+from .errors import BUSY, ApiError
 from .metrics import Metrics
 from .options import ServeOptions
 
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 OPEN = frozenset({"/", "/health", "/docs", "/docs/oauth2-redirect", "/openapi.json"})  # without a key
 SCOPE = "prefix_scope"  # in the state of a call: the same for all calls with one key
 SALT = secrets.token_bytes(16)  # a scope tells nothing of its key
+CLOSE = {"Connection": "close"}
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -28,6 +30,7 @@ class Guard:
     def __init__(self, app: ASGIApp, options: ServeOptions, metrics: Metrics, routes: Sequence[str]):
         """routes: the paths that are told by name; all others are one."""
         self._app, self._options, self._metrics, self._routes = app, options, metrics, frozenset(routes)
+        self._held = 0  # bytes of the bodies under way
         self._keys = [_digest(key) for key in options.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,11 +63,28 @@ class Guard:
         try:
             self._check_host(scope)
             scope.setdefault("state", {})[SCOPE] = self._checked_key(scope)
-            receive = await self._with_body(scope, receive)
+            with self._holding() as hold:
+                await self._app(scope, await self._with_body(scope, receive, hold), send)
         except ApiError as error:
             await error.response()(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+
+    @contextlib.contextmanager
+    def _holding(self) -> Iterator[Callable[[int], None]]:
+        """A function that counts bytes of a body until the block is left. It raises ApiError where all bodies have as
+        many as they may."""
+        mine = 0
+
+        def hold(size: int) -> None:
+            nonlocal mine
+            mine += size
+            self._held += size
+            if self._held > self._options.most_held:
+                raise ApiError(503, "bodies under way fill the memory for them; try again later", BUSY, headers=CLOSE)
+
+        try:
+            yield hold
+        finally:
+            self._held -= mine
 
     def _check_host(self, scope: Scope) -> None:
         """Raises ApiError for a name that this server does not go by."""
@@ -89,7 +109,7 @@ class Guard:
             headers={"WWW-Authenticate": "Bearer"},
         )
 
-    async def _with_body(self, scope: Scope, receive: Receive) -> Receive:
+    async def _with_body(self, scope: Scope, receive: Receive, hold: Callable[[int], None]) -> Receive:
         """Read the body -> a `receive` that gives it, and then what comes after it. Raises ApiError."""
         most, length = self._options.most_bytes, _header(scope, b"content-length")
         if length.isdigit() and (len(length) > 15 or int(length) > most):
@@ -106,6 +126,7 @@ class Guard:
                     more = message.get("more_body", False)
                     if size > most:
                         raise _too_large(most)
+                    hold(len(parts[-1]))
         except TimeoutError:
             raise ApiError(408, f"body: expected all of it in {self._options.body_seconds:.0f} s") from None
         first: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
@@ -117,9 +138,7 @@ class Guard:
 
 
 def _too_large(most: int) -> ApiError:
-    return ApiError(
-        413, f"body: expected at most {most} bytes", code="request_too_large", headers={"Connection": "close"}
-    )
+    return ApiError(413, f"body: expected at most {most} bytes", code="request_too_large", headers=CLOSE)
 
 
 def _digest(key: str) -> bytes:

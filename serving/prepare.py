@@ -7,15 +7,15 @@ from typing import Any
 from ..runtime.asked.prompt import RequestOptions
 from ..runtime.asked.request import Request
 from ..runtime.asked.sampling_params import SamplingParams
-from ..runtime.text.messages import Message
 from .errors import ApiError, too_long
-from .fields import Asked, ChatRequest, CompletionRequest
+from .fields import Asked, ChatMessage, ChatRequest, CompletionRequest
 from .served import Served
 
 SAME = (  # fields that the engine knows under the same name
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logit_bias", "bad_words", "stop", "seed", "n",
 )  # fmt: skip
+PLENTY = 2**14  # characters of keys and roles, of which templates write few
 DEFAULT_COMPLETION = 16  # tokens, as OpenAI's API has it
 
 
@@ -31,6 +31,9 @@ class Prepared:
 
 def choices(body: Asked) -> int:
     """How many requests a call makes. Raises ApiError for fields that do not go together."""
+    if isinstance(body, ChatRequest) and body.tools and body.tool_choice != "none":
+        message = "tools: not supported; leave it out, or give tool_choice none: the model sees them and calls none"
+        raise ApiError(400, message, param="tools", code="unsupported_parameter")
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options: expected stream true beside it", param="stream_options")
     return (body.n or 1) * (len(_prompts(body.prompt)) if isinstance(body, CompletionRequest) else 1)
@@ -42,7 +45,7 @@ def prepare_chat(served: Served, body: ChatRequest, scope: str) -> Prepared:
         raise ApiError(400, "max_tokens: expected max_completion_tokens alone, got both", param="max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs: expected logprobs true beside it", param="top_logprobs")
-    tokens = chat_tokens(served, [message.plain() for message in body.messages], body.chat_template_kwargs)
+    tokens = chat_tokens(served, body.messages, body.arguments, body.parse_special)
     most = body.max_completion_tokens or body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     likely = body.prediction.text if body.prediction else None
@@ -58,7 +61,7 @@ def prepare_completion(served: Served, body: CompletionRequest, scope: str) -> P
         raise ApiError(400, "logprobs: expected none beside echo: those of prompts are not supported", param="logprobs")
     requests, firsts, echoed = [], [], []
     for prompt in _prompts(body.prompt):
-        tokens = text_tokens(served, prompt) if isinstance(prompt, str) else prompt
+        tokens = text_tokens(served, prompt, body.parse_special) if isinstance(prompt, str) else prompt
         if len(tokens) > served.most_tokens:
             raise too_long("prompt", served.most_tokens, str(len(tokens)))
         made = _requests(served, body, tokens, body.max_tokens or DEFAULT_COMPLETION, body.logprobs, scope)
@@ -70,23 +73,31 @@ def prepare_completion(served: Served, body: CompletionRequest, scope: str) -> P
     return Prepared(requests, firsts, echoed)
 
 
-def chat_tokens(served: Served, messages: Sequence[Message], arguments: dict[str, Any] | None) -> list[int]:
-    """A conversation in the chat template, if it can fit. Raises ApiError and InputError."""
-    size = sum(_length(message["content"]) for message in messages)
-    if len(messages) > served.most_tokens or size > served.most_characters:
-        raise too_long("messages", served.most_tokens, f"{len(messages)} messages of {size} characters")
-    tokens = served.engine.tokenizer.encode_messages(messages, arguments)
+def chat_tokens(
+    served: Served, given: Sequence[ChatMessage], arguments: dict[str, Any], parse_special: bool | None
+) -> list[int]:
+    """A conversation in the chat template, if it can fit: all that the template may write is counted before it runs.
+    Raises ApiError and InputError."""
+    if len(given) > served.most_tokens:
+        raise too_long("messages", served.most_tokens, f"{len(given)} messages")
+    messages = [message.plain() for message in given]
+    for name, data in (("messages", messages), ("chat_template_kwargs", arguments)):
+        size = _size(data)
+        if size > served.most_characters + PLENTY:
+            raise too_long(name, served.most_tokens, f"{size} characters")
+    tokens = served.engine.tokenizer.encode_messages(messages, arguments, parse_special=bool(parse_special))
     if len(tokens) > served.most_tokens:
         raise too_long("messages", served.most_tokens, str(len(tokens)))
     return tokens
 
 
-def text_tokens(served: Served, text: str, special: bool = True) -> list[int]:
+def text_tokens(served: Served, text: str, parse_special: bool | None, around: bool = True) -> list[int]:
     """A text, if it can fit, with the special tokens that the model wants around it. Raises ApiError and InputError."""
     if len(text) > served.most_characters:
         raise too_long("prompt", served.most_tokens, f"{len(text)} characters")
     tokenizer = served.engine.tokenizer
-    return (tokenizer.encode if special else tokenizer.encode_part)(text) if text else []
+    encode = tokenizer.encode if around else tokenizer.encode_part
+    return encode(text, parse_special=bool(parse_special)) if text else []
 
 
 def _requests(
@@ -126,8 +137,17 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
     return [prompt] if single else prompt
 
 
-def _length(content: str | list[dict[str, str]] | None) -> int:
-    """Characters of a message."""
-    if isinstance(content, list):
-        return sum(len(part["text"]) for part in content)
-    return len(content or "")
+def _size(data: Any) -> int:
+    """Characters of all texts in data, keys included, and of integers about as many as they have digits."""
+    size, open_ = 0, [data]
+    while open_:
+        each = open_.pop()
+        if isinstance(each, str):
+            size += len(each)
+        elif isinstance(each, dict):
+            open_ += [*each.keys(), *each.values()]
+        elif isinstance(each, list):
+            open_ += each
+        elif isinstance(each, int):
+            size += each.bit_length() // 3
+    return size

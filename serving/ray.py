@@ -51,6 +51,16 @@ class Replicas(BaseModel):
         return [key.strip() for key in keys.split(",")] if isinstance(keys, str) else keys
 
 
+class _Replica:
+    """What Ray asks of a replica. `app` is the application, which Ray adds."""
+
+    app: FastAPI
+
+    def check_health(self) -> None:
+        """Raises where the engine is broken: Ray starts another replica in its place."""
+        self.app.state.check()
+
+
 def app(args: Replicas) -> Application:
     """The application, for `serve run` and `serve deploy`. Raises EngineError where there is no engine."""
     directory = Path(args.engine).resolve()
@@ -63,14 +73,14 @@ def app(args: Replicas) -> Application:
         stream_interval_ms=args.stream_interval_ms,
     )
 
-    def replica() -> FastAPI:
+    def made() -> FastAPI:
         """Called in the process of each replica."""
         prefixes = args.prefix_cache * 2**20
         engine = load(directory, prefix_cache_bytes=prefixes, prefill_per_step=args.prefill_per_step)
         return create_app({name: engine}, options)
 
     deployment = serve.deployment(
-        serve.ingress(replica)(),
+        serve.ingress(made)(_Replica),
         name="specstep",
         max_ongoing_requests=rows + args.max_queue,
         max_queued_requests=max(1, args.max_queue),

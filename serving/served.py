@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from functools import cached_property
 
+from ..errors import EngineError
 from ..runtime.engine import Engine
 from .errors import BUSY, ApiError
 from .token_text import TokenText
@@ -44,11 +45,18 @@ class Served:
         """Choices that wait for one."""
         return max(0, self.taken - self.rows)
 
+    def check(self) -> None:
+        """Raises EngineError where no request can run any more, now or later."""
+        if self.engine.broken is not None:
+            raise EngineError(f"{self.name}: expected an engine that runs, got one that failed; load it again")
+        _ = self.engine.session  # which a closed engine refuses
+
     def take(self, count: int) -> "Places":
         """Places for so many choices of one call. Raises ApiError where there are not as many."""
         most = self.rows + self.max_queue
-        if count > most:
-            raise ApiError(400, f"n: expected at most {most} choices in one call, got {count}", param="n")
+        share = max(self.rows, most // 2)  # so that one call leaves places to others
+        if count > share:
+            raise ApiError(400, f"n: expected at most {share} choices in one call, got {count}", param="n")
         if self.taken + count > most:
             wait = math.ceil(self._seconds * (self.waiting + 1) / self.rows)
             headers = {"Retry-After": str(max(1, min(wait, MOST_WAIT)))}

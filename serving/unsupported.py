@@ -1,6 +1,6 @@
 """Fields of OpenAI's and vLLM's APIs that are known and not supported: refused by name, unless they ask for nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 # Field -> the values that ask for nothing, beside null.
@@ -42,11 +42,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def without_idle(fields: Any) -> Any:
-    """A request's fields without those of UNSUPPORTED that ask for nothing."""
+def without_idle(fields: Any, known: Container[str]) -> Any:
+    """A request's fields without those of UNSUPPORTED that ask for nothing. known: fields of this kind of request."""
     if not isinstance(fields, Mapping):
         return fields
-    return {name: value for name, value in fields.items() if not _idle(name, value)}
+    return {name: value for name, value in fields.items() if name in known or not _idle(name, value)}
 
 
 def reason(path: str) -> str:

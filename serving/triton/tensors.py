@@ -28,6 +28,7 @@ INPUTS = {
     "messages": Field("STRING", 1, 'a conversation as JSON: [{"role": "user", "content": "..."}]'),
     "chat": Field("BOOL", 1, "put prompt through the chat template, as the user's turn"),
     "chat_template_kwargs": Field("STRING", 1, 'variables of the chat template as JSON: {"enable_thinking": false}'),
+    "parse_special": Field("BOOL", 1, "names of special tokens in prompt or messages become tokens; false: text"),
     "max_new_tokens": Field("INT32", 1, "most new tokens; without it, what the context leaves"),
     "sampling": Field("STRING", 1, 'JSON: {"temperature": 0.7, "seed": 1}, or "model"; without it, greedy'),
     "ignore_eos": Field("BOOL", 1, "go on past the model's end-of-sequence tokens"),
@@ -64,6 +65,7 @@ def read(engine: Engine, given: Given) -> list[Request]:
     if "stop_ids" in given:
         options["stop_ids"] = given["stop_ids"].ravel().tolist()
     options["chat"] = bool(_one("chat", given, False))
+    options["parse_special"] = bool(_one("parse_special", given, False))
     options["ignore_eos"] = bool(_one("ignore_eos", given, False))
     return engine.requests(prompt, _one("max_new_tokens", given, None), **options)
 

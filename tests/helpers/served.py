@@ -7,15 +7,16 @@ import time
 import httpx2 as httpx
 import uvicorn
 from specstep.errors import EngineError
-from specstep.serving.server import listen
+from specstep.serving.options import ServeOptions
+from specstep.serving.server import configured, listen
 
 PATIENCE = 60  # seconds after which a wait is taken for a hang
 
 
 @contextlib.contextmanager
-def running(app):
-    """Serve an application in a thread -> its address."""
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+def running(app, options=None):
+    """Serve an application in a thread -> its address. options: those of the application."""
+    server = uvicorn.Server(configured(app, options or ServeOptions()))
     bound = listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()

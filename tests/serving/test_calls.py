@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 from served import user
 from specstep.errors import InputError
 from specstep.serving.app import create_app
+from specstep.serving.fields import ChatMessage
 from specstep.serving.options import ServeOptions
 from specstep.serving.server import hosts_of
 from specstep.serving.token_text import TokenText
@@ -30,6 +31,13 @@ def refused(response, status=400):
     return body["error"]
 
 
+def nested(levels):
+    data = {}
+    for _ in range(levels):
+        data = {"a": data}
+    return data
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -41,6 +49,11 @@ def refused(response, status=400):
         ("metadata", {str(each): "x" for each in range(20)}), ("logit_bias", {str(each): 1 for each in range(900)}),
         ("messages", user("x") * 20_000), ("nonsense", 1), ("stream", "yes"),
         ("stream_options", {"include_usage": True}), ("chat_template_kwargs", {"messages": []}),
+        ("logit_bias", {"9" * 5000: 1}), ("seed", 2**63), ("seed", -(2**63) - 1), ("chat_template_kwargs", nested(900)),
+        ("messages", [{"role": "assistant", "tool_calls": [nested(900)]}]), ("tools", [nested(900)]),
+        ("chat_template_kwargs", {"x": [0] * 20_000}), ("tools", [{"type": "function"}]), ("tool_choice", "required"),
+        ("messages", [{"role": "user", "content": [{"type": "text", "text": ""}] * 7}] * 4096),
+        ("messages", user("x") * 5000),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(client, field, value):
@@ -49,7 +62,7 @@ def test_what_is_wrong_is_named(client, field, value):
     assert error["param"].startswith(field) and error["message"].startswith(field)
 
 
-@pytest.mark.parametrize("field", sorted(UNSUPPORTED))
+@pytest.mark.parametrize("field", sorted(set(UNSUPPORTED) - {"tools", "tool_choice"}))
 def test_what_is_not_supported_is_named_unless_it_asks_for_nothing(client, field):
     short = {"messages": user("hi"), "max_tokens": 2}
     error = refused(client.post(CHAT, json={**short, field: {"of": ["something"]}}))
@@ -89,6 +102,13 @@ def test_prompts_that_cannot_fit(client, tiny):
         (CHAT, {"messages": user("x" * 300)}),
         (CHAT, {"messages": user("x" * 100_000)}),  # refused before it is tokenised
         (CHAT, {"messages": user("x") * 500}),
+        (CHAT, {"messages": [*user("x"), {"role": "assistant", "content": "", "reasoning_content": "x" * 100_000}]}),
+        (
+            CHAT,
+            {"messages": [*user("x"), {"role": "assistant", "tool_calls": [{"function": {"name": "x" * 100_000}}]}]},
+        ),
+        (CHAT, {"messages": [{"role": "tool", "content": "", "tool_call_id": "x" * 500, "name": "x" * 500}] * 100}),
+        ("/tokenize", {"messages": [*user("x"), {"role": "assistant", "tool_calls": [{"x": 10**4000}] * 100}]}),
         (COMPLETIONS, {"prompt": "x" * 300}),
         (COMPLETIONS, {"prompt": [5] * 192}),
         (COMPLETIONS, {"prompt": [[5], [5] * 300]}),
@@ -100,6 +120,42 @@ def test_prompts_that_cannot_fit(client, tiny):
     assert (
         client.post(COMPLETIONS, json={"prompt": [5] * 191, "max_tokens": 1000}).json()["usage"]["total_tokens"] == 192
     )
+
+
+def test_a_large_variable_of_the_template_is_refused(client):
+    error = refused(client.post(CHAT, json={"messages": user("x"), "chat_template_kwargs": {"x": {"y" * 100_000: 1}}}))
+    assert error["code"] == "context_length_exceeded" and error["param"] == "chat_template_kwargs"
+
+
+def test_what_agents_send_is_taken(client, tiny):
+    """Calls without content, their arguments as text, and tools that are not to be called."""
+    function = {"name": "sky", "arguments": '{"at": "here"}'}
+    call = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+    asked = [*user("hi"), call, {"role": "tool", "tool_call_id": "a", "content": "blue"}]
+    more = {"tools": [{"type": "function", "function": {"name": "sky"}}], "tool_choice": "none", "max_tokens": 3}
+    assert client.post(CHAT, json={"messages": asked, **more}).status_code == 200
+    function["arguments"] = json.dumps(nested(900))
+    assert client.post(CHAT, json={"messages": asked, **more}).status_code == 200
+    assert ChatMessage(**call).plain()["tool_calls"][0]["function"]["arguments"] == json.dumps(nested(900))
+    function["arguments"] = '{"at": "here"}'
+    assert ChatMessage(**call).plain()["tool_calls"][0]["function"]["arguments"] == {"at": "here"}
+
+
+def test_special_tokens_in_what_is_asked_are_text(client, tiny):
+    name = tiny.tokenizer.tokenizer.id_to_token(1)
+    for asked in ({"prompt": f"a{name}b"}, {"messages": user(f"a{name}b")}):
+        text, parsed = (
+            client.post("/tokenize", json={**asked, "parse_special": special}).json()["tokens"]
+            for special in (False, True)
+        )
+        assert 1 not in text and 1 in parsed
+        assert client.post("/tokenize", json=asked).json()["tokens"] == text
+    for path, asked in ((COMPLETIONS, {"prompt": f"a{name}b"}), (CHAT, {"messages": user(f"a{name}b")})):
+        counts = [
+            client.post(path, json={**asked, "max_tokens": 1, "parse_special": special}).json()["usage"]
+            for special in (False, True)
+        ]
+        assert counts[0]["prompt_tokens"] == counts[1]["prompt_tokens"] + len(name) - 1
 
 
 def test_an_answer_may_be_kept_out_of_what_is_learned(client, tiny, monkeypatch):
@@ -228,6 +284,14 @@ def test_large_bodies_are_refused_before_they_are_read(locked):
             yield b"x" * 100
 
     refused(locked.post(COMPLETIONS, content=parts(), headers=key | {"Content-Type": "application/json"}), 413)
+
+
+def test_all_bodies_together_are_bounded(tiny):
+    with TestClient(create_app({"tiny": tiny}, ServeOptions(most_held=1000))) as client:
+        assert client.post(COMPLETIONS, json={"prompt": "hi", "max_tokens": 1}).status_code == 200
+        for _ in range(3):
+            refused(client.post(COMPLETIONS, json={"prompt": "x" * 1000, "max_tokens": 1}), 503)
+        assert client.post(COMPLETIONS, json={"prompt": "hi", "max_tokens": 1}).status_code == 200
 
 
 def test_metrics_and_logs_tell_no_prompt_and_no_key(tiny, caplog):

@@ -68,6 +68,12 @@ def test_directories_become_models(served, tmp_path):
     assert served[1][0]["first"].options.items() >= how.items()
 
 
+def test_an_engine_that_breaks_is_one_line_and_a_status(served, monkeypatch, capsys):
+    monkeypatch.setattr(server, "serve", lambda *given: "engine: x: expected one that runs, got an error; start again")
+    assert main(["serve", "x", "--port", "0"]) == command.BROKEN == 70
+    assert capsys.readouterr().err == "specstep: engine: x: expected one that runs, got an error; start again\n"
+
+
 def test_keys_come_from_options_and_environment(served, monkeypatch, capsys):
     monkeypatch.setenv(command.ENVIRONMENT, "one, two,")
     assert main(["serve", "x", "--port", "0", "--api-key", "three", "--host", "0.0.0.0"]) == 0
@@ -86,6 +92,7 @@ def test_an_open_server_for_everybody_is_warned_of(served, capsys):
         (["a/x", "b/x"], "engines"), (["=x"], "engines"), (["x", "--api-key", "two words"], "api-key"),
         (["x", "--max-queue", "-1"], "max-queue"), (["x", "--drain", "-1"], "drain"),
         (["x", "--prefix-cache", "-1"], "prefix-cache"), (["x", "--stream-interval-ms", "1001"], "stream-interval-ms"),
+        (["x", "--max-connections", "0"], "max-connections"),
         (["x", "--port", "70000"], "host"), (["x", "--host", "no.such.host.invalid"], "host"),
     ],
 )  # fmt: skip
