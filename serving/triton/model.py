@@ -93,13 +93,13 @@ class Model:
             try:
                 if self._process.connection.poll(LOOK):
                     self._hear(self._process.connection.recv())
-            except (EOFError, OSError):
-                self._replace()
-            if time.monotonic() - looked > LOOK:
-                self._look()
-                looked = time.monotonic()
-                if os.getppid() != server:  # killed, maybe with a lock for which Triton's code waits here for ever
-                    os._exit(1)
+                if time.monotonic() - looked > LOOK:
+                    looked = time.monotonic()
+                    self._look()
+            except Exception as error:  # without this thread requests would wait for ever: nothing may end it
+                self._replace(error)
+            if os.getppid() != server:  # killed, maybe with a lock for which Triton's code waits here for ever
+                os._exit(1)
 
     def _hear(self, message: Told | str | None) -> None:
         """One message of the process."""
@@ -122,15 +122,17 @@ class Model:
                 self._send(number, None)
         self._end(gone, CANCELLED)
 
-    def _replace(self) -> None:
-        """The process has ended, and so do its requests. Those that come from now on wait for the next one."""
+    def _replace(self, error: Exception) -> None:
+        """The process has ended, or cannot be heard, and its requests end. Those that come from now on wait for the
+        next one."""
         if not self._loaded:
             self._ending.wait(PAUSE)
+        heard = "" if isinstance(error, EOFError | OSError) else f" after {type(error).__name__}: {error}"
         with self._lock:
             lost = list(self._senders)
-            self.utils.Logger.log_error(f"the engine's process ended with status {self._process.close()}")
+            self.utils.Logger.log_error(f"the engine's process ended with status {self._process.close()}{heard}")
             self._loaded = False
-            with contextlib.suppress(OSError):  # no memory for one, perhaps: the next look at its connection ends here
+            with contextlib.suppress(Exception):  # no memory for one, perhaps: the next look at its connection is here
                 self._process = self._begin()
         self._end(lost, LOST)
 

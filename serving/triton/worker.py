@@ -15,6 +15,7 @@ from ..bridge import Answer
 from .engine_process import Asked, End, Told
 from .tensors import Given, read, told
 
+LOOK = 0.2  # seconds between looks at whether the engine runs
 logger = logging.getLogger(__name__)
 
 
@@ -73,12 +74,15 @@ class Worker:
         return End("INTERNAL", "the model failed; its log says why")
 
 
-async def serve(connection: Connection, make: Callable[[], Engine], max_queue: int) -> None:
-    """Answer what comes over a connection until its other end is closed.
+async def serve(connection: Connection, make: Callable[[], Engine], max_queue: int) -> str | None:
+    """Answer what comes over a connection until its other end is closed, or the engine breaks.
 
     Args:
         make: makes the engine. Requests that come before it is done wait for it.
         max_queue: choices that may wait for a row.
+
+    Returns:
+        None, or why the engine answers no more: the process is to end then, and another one takes its place.
     """
     asked: asyncio.Queue[Asked | None] = asyncio.Queue()
     arguments = (connection, asked, asyncio.get_running_loop())
@@ -87,7 +91,7 @@ async def serve(connection: Connection, make: Callable[[], Engine], max_queue: i
         engine = await asyncio.to_thread(make)
     except EngineError as error:
         connection.send(str(error))
-        return
+        return str(error)
     connection.send(None)
 
     def tell(message: Told) -> None:
@@ -96,8 +100,19 @@ async def serve(connection: Connection, make: Callable[[], Engine], max_queue: i
 
     with engine:
         worker = Worker(engine, max_queue, tell)
+        watch = asyncio.create_task(_watch(engine, asked))
         while (message := await asked.get()) is not None:
             worker.take(message)
+        watch.cancel()
+        error = engine.broken
+    return None if error is None else f"engine: expected one that runs, got {type(error).__name__}: {error}"
+
+
+async def _watch(engine: Engine, asked: "asyncio.Queue[Asked | None]") -> None:
+    """End what is asked when the engine breaks."""
+    while engine.broken is None:
+        await asyncio.sleep(LOOK)
+    asked.put_nowait(None)
 
 
 def _read(connection: Connection, asked: "asyncio.Queue[Asked | None]", loop: asyncio.AbstractEventLoop) -> None:
@@ -112,4 +127,5 @@ def _read(connection: Connection, asked: "asyncio.Queue[Asked | None]", loop: as
 
 if __name__ == "__main__":
     engine, max_queue, place = sys.argv[1:]
-    asyncio.run(serve(Connection(int(place)), lambda: load(Path(engine)), int(max_queue)))
+    fault = asyncio.run(serve(Connection(int(place)), lambda: load(Path(engine)), int(max_queue)))
+    sys.exit(fault)  # to the server's log

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
@@ -123,6 +124,22 @@ def running(address):
     """Rows in use of the replica that answers."""
     page = httpx.get(f"{address}/metrics", timeout=PATIENCE).text
     return float(next(line.split()[-1] for line in page.splitlines() if line.startswith("specstep_running{")))
+
+
+def test_a_replica_whose_engine_breaks_is_replaced(address, texts, breaks):
+    broken = replicas()[0]
+    breaks.write_text(str(broken))
+    time.sleep(1)  # until the process has seen it
+    outcomes = []
+
+    def replaced():
+        outcomes.append(call(address, LONG)[0])
+        now = replicas()
+        return broken not in now and len(now) == REPLICAS
+
+    until(replaced)
+    assert set(outcomes) <= {200, 500, 503} and outcomes.count(200) != len(outcomes)
+    assert [call(address, LONG) for _ in range(4)] == [(200, texts[1])] * 4
 
 
 def test_a_replica_that_is_killed_loses_its_own_requests_alone(address, texts):

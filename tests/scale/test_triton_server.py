@@ -209,6 +209,20 @@ def test_an_instance_that_is_killed_loses_its_own_requests_alone(server, long_al
     assert len(engines(server)) == 2 and before[0] not in engines(server)
 
 
+def test_an_instance_whose_engine_breaks_gets_another_one(server, long_alone, breaks):
+    before = engines(server)
+    breaks.write_text(str(before[0]))
+    time.sleep(1)  # until the process has seen it
+
+    def replaced():
+        ended(Stream(server.url, LONG))
+        now = engines(server)
+        return before[0] not in now and len(now) == 2
+
+    until(replaced)
+    assert [ended(Stream(server.url, LONG)) for _ in range(4)] == [long_alone] * 4
+
+
 def test_a_server_that_is_killed_leaves_nothing_behind(server):
     """The last test: it ends the server of this module."""
     stream, running = Stream(server.url, LONG), engines(server)

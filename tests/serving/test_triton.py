@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import socket
 import threading
 from multiprocessing import Pipe
@@ -16,8 +17,10 @@ from served import PATIENCE, is_idle, until
 from specstep.cli import main
 from specstep.errors import EngineError, InputError
 from specstep.runtime.engine import Engine
+from specstep.runtime.engine_file import file_entry
 from specstep.runtime.text.tokenizer import EngineTokenizer
 from specstep.serving.triton import model as triton_model
+from specstep.serving.triton import worker as triton_worker
 from specstep.serving.triton.model import Model
 from specstep.serving.triton.tensors import INPUTS, OUTPUTS, read
 from specstep.serving.triton.worker import serve
@@ -244,6 +247,35 @@ def test_a_process_that_dies_loses_its_own_requests_and_another_one_takes_its_pl
     assert any("ended with status" in line for line in LOGGED) and any("got none" in line for line in LOGGED)
 
 
+def test_an_engine_that_breaks_ends_its_process_and_another_one_takes_its_place(monkeypatch):
+    monkeypatch.setattr(triton_worker, "LOOK", 0.01)
+    first = slow(1)
+    first.session._reset = lambda row: (_ for _ in ()).throw(RuntimeError("the device is gone"))
+    engines = [first, slow(1)]
+    model, begun = started(lambda: engines.pop(0), 5)
+    ask(model, token_ids=[5], max_new_tokens=3).done()
+    until(lambda: len(begun) == 2)
+    assert tokens_of(ask(model, token_ids=[5], max_new_tokens=9).done()) == alone([5], 10)
+    model.finalize()
+
+
+def test_nothing_ends_the_thread_that_hands_on_what_is_said(monkeypatch):
+    """Not what it hears, nor what it must do: the requests of the process end, and another one takes its place."""
+    monkeypatch.setattr(triton_model, "PAUSE", 0.01)
+    engines = [slow(1), slow(1), slow(1)]
+    model, begun = started(lambda: engines.pop(0), 5)
+    waiting = ask(model, token_ids=[5], max_new_tokens=90)
+    until(lambda: waiting.sent)
+    begun[0]._theirs.send((1, 2, 3))  # no message at all
+    assert waiting.done()[-1].error.code == "unavailable"
+    assert tokens_of(ask(model, token_ids=[5], max_new_tokens=9).done()) == alone([5], 10)
+    failing = [MemoryError("none left")]
+    monkeypatch.setattr(model, "_look", lambda: (_ for _ in ()).throw(failing.pop()) if failing else None)
+    until(lambda: len(begun) == 3)
+    assert tokens_of(ask(model, token_ids=[5], max_new_tokens=9).done()) == alone([5], 10)
+    model.finalize()
+
+
 def initialize(folder, **arguments):
     model = Model()
     model.utils = UTILS
@@ -293,6 +325,20 @@ def test_what_cannot_be_written_is_one_line(tmp_path, capsys, arguments):
     assert export(tmp_path, tmp_path, *arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"specstep: {arguments[0][2:]}: expected") and len(error.splitlines()) == 1
+
+
+def test_files_outside_of_an_engine_are_not_copied(tmp_path, engine_folder, capsys):
+    engine = tmp_path / "engine"
+    shutil.copytree(engine_folder, engine)
+    (tmp_path / "secret").write_text("secret")
+    manifest = json.loads((engine / "manifest.json").read_text())
+    for name in ("../secret", str(tmp_path / "secret"), "..", "a/../../secret", ""):
+        files = manifest["files"] | {name: file_entry(tmp_path / "secret")}
+        (engine / "manifest.json").write_text(json.dumps(manifest | {"files": files}))
+        assert export(tmp_path, engine, "--name", "smol") == 2
+        error = capsys.readouterr().err
+        assert "expected names of files in its own directory" in error and len(error.splitlines()) == 1
+    assert not list(tmp_path.glob("models/**/secret"))
 
 
 def test_nothing_else_is_replaced(tmp_path, capsys):
