@@ -1,17 +1,22 @@
-"""Soaks a server: many clients with random lengths, parameters, disconnects and bad bodies, for as long as you like.
+"""Soaks a server: clients with prompts of 10 to 8,000 tokens, random parameters, bad bodies, stalls, resets and
+disconnects, for as long as you like.
 
-    python bench/soak_serve.py engines/smol --clients 64 --minutes 60
+    python bench/soak_serve.py engines/smol --clients 64 --seconds 3600
 
-Every finished answer is compared with what the engine says alone, each line tells the server's memory, and at the end
-there are no rows in use, nobody waits, and there was no status of 5xx.
+Each line tells the server's memory. The exit status is 1 where a call was lost, a finished answer is not the engine's
+own, memory grew by more than --bound MiB from the first quarter of the time to the end, there was a status of 5xx, or
+rows are in use at the end.
 """
 
 import argparse
 import asyncio
 import collections
+import contextlib
 import json
 import random
 import re
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -35,14 +40,21 @@ SAMPLING = (
     "temperature", "seed", "top_k", "top_p", "repetition_penalty", "presence_penalty", "logit_bias", "stop", "n",
 )  # fmt: skip
 PATIENCE = 600  # seconds that a call may take
-MOST_COMPARED = 2000
+MOST_COMPARED = 500
+SHORTEST, LONGEST = 10, 8000  # tokens of a prompt
+STALL = 3.0  # seconds that a client stands still, at most
 Call = dict[str, Any]
 
 
-def draw(choose: random.Random, longest: int = 3) -> Call:
-    """A random call, as the API has it; longest: how often a prompt repeats its words at most."""
+def draw(choose: random.Random, most_tokens: int = 0) -> Call:
+    """A random call, as the API has it. most_tokens: have half of the prompts be as many token ids at most, as many of
+    10 to 20 as of 4,000 to 8,000."""
+    prompt: str | list[int] = choose.choice(WORDS) * choose.randint(1, 3)
+    if most_tokens > SHORTEST and choose.random() < 0.5:
+        size = SHORTEST * (most_tokens / SHORTEST) ** choose.random()
+        prompt = [choose.randrange(3, 250) for _ in range(int(size))]
     asked: Call = {
-        "prompt": choose.choice(WORDS) * choose.randint(1, longest),
+        "prompt": prompt,
         "max_tokens": choose.randint(1, 40),
         "temperature": choose.choice([0, 0.7, 1.3]),
         "seed": choose.randrange(2**40),
@@ -82,11 +94,16 @@ async def ask(client: httpx.AsyncClient, asked: Call) -> list[str]:
     return texts
 
 
-async def visit(client: httpx.AsyncClient, choose: random.Random, longest: int = 3) -> tuple[Call, list[str]] | None:
-    """One thing that a client does: ask and read to the end -> the call and its texts; or leave early; or send
-    nonsense."""
-    asked, what = draw(choose, longest), choose.random()
-    if what < 0.15:
+async def visit(
+    client: httpx.AsyncClient, choose: random.Random, most_tokens: int = 0
+) -> tuple[Call, list[str]] | None:
+    """One thing that a client does: ask and read to the end -> the call and its texts; or leave early, stand still,
+    reset the connection, or send nonsense."""
+    asked, what = draw(choose, most_tokens), choose.random()
+    if what < 0.10:
+        await rude(client.base_url, asked, choose)
+        return None
+    if what < 0.20:
         response = await client.post("/v1/completions", content=choose.choice(BAD), headers=JSON)
         assert response.status_code == 400, response.status_code
         return None
@@ -99,26 +116,59 @@ async def visit(client: httpx.AsyncClient, choose: random.Random, longest: int =
     return asked, await ask(client, asked)
 
 
-async def soak(url: str, server: int, clients: int, seconds: float) -> collections.deque[tuple[Call, list[str]]]:
-    """Run the clients, with a line a minute -> the last answers."""
-    ends, counted = time.monotonic() + seconds, collections.Counter[str]()
+async def rude(url: httpx.URL, asked: Call, choose: random.Random) -> None:
+    """A client that stands still in the middle of its headers, its body or the answer, and then resets the connection
+    or goes on as if nothing were."""
+    body = json.dumps(asked | {"stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {url.host}:{url.port}\r\nContent-Type: application/json\r\n"
+    sent = head.encode() + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    stops = choose.randint(0, len(sent)) if choose.random() < 0.5 else len(sent)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    with contextlib.suppress(ConnectionError):
+        writer.write(sent[:stops])
+        await asyncio.sleep(choose.uniform(0, STALL))
+        if choose.random() < 0.5:
+            told = writer.get_extra_info("socket")
+            told.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+            return
+        writer.write(sent[stops:])
+        await reader.read()
+    writer.close()
+
+
+async def soak(
+    url: str, server: int, clients: int, seconds: float, most_tokens: int
+) -> tuple[collections.deque[tuple[Call, list[str]]], int, float]:
+    """Run the clients, with a line a minute -> the last answers, how many calls were lost, and the memory when a
+    quarter of the time was over."""
+    begins, counted = time.monotonic(), collections.Counter[str]()
+    ends, early = begins + seconds, 0.0
     finished: collections.deque[tuple[Call, list[str]]] = collections.deque(maxlen=MOST_COMPARED)
 
     async def one(number: int) -> None:
         choose = random.Random(number)
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
             while time.monotonic() < ends:
-                answer = await visit(client, choose)
-                counted["answers" if answer else "left or refused"] += 1
+                try:
+                    answer = await visit(client, choose, most_tokens)
+                except (AssertionError, httpx.HTTPError) as error:
+                    counted["lost"] += 1
+                    print(f"lost: {type(error).__name__} {error}", flush=True)
+                    continue
+                counted["answers" if answer else "left, rude or refused"] += 1
                 if answer:
                     finished.append(answer)
 
     running = [asyncio.ensure_future(one(number)) for number in range(clients)]
     while not all(each.done() for each in running):
-        print(f"{max(0, ends - time.monotonic()):6.0f} s left, {memory(server):7.1f} MiB, {dict(counted)}", flush=True)
-        await asyncio.wait(running, timeout=min(60, max(1, ends - time.monotonic())))
+        now, used = time.monotonic(), memory(server)
+        if now < begins + seconds / 4:
+            early = max(early, used)
+        print(f"{max(0, ends - now):6.0f} s left, {used:7.1f} MiB, {dict(counted)}", flush=True)
+        await asyncio.wait(running, timeout=max(1, min(60, seconds / 16)))
     await asyncio.gather(*running)
-    return finished
+    return finished, counted["lost"], early
 
 
 def memory(process: int) -> float:
@@ -139,27 +189,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", metavar="DIR")
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=3600)
+    parser.add_argument("--bound", type=float, default=64, help="MiB by which memory may grow")
     options = parser.parse_args()
     program = "from specstep.cli import main; raise SystemExit(main())"
     arguments = ["serve", f"soaked={options.engine}", "--port", "0", "--max-queue", str(4 * options.clients)]
+    arguments += ["--prefix-cache", "64", "--no-learning"]
     server = subprocess.Popen([sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     url = next(line.split()[-1] for line in server.stderr if line.startswith("specstep: serving"))
     drained = subprocess.Popen(["cat"], stdin=server.stderr, stdout=subprocess.DEVNULL)  # its log
     try:
-        finished = asyncio.run(soak(url, server.pid, options.clients, 60 * options.minutes))
+        context = httpx.get(f"{url}/v1/models").json()["data"][0]["max_model_len"]
+        most_tokens = min(LONGEST, context - 64)
+        finished, lost, early = asyncio.run(soak(url, server.pid, options.clients, options.seconds, most_tokens))
         time.sleep(2)
         wrong = complaints(httpx.get(f"{url}/metrics").text)
-        print(f"at rest: {memory(server.pid):.1f} MiB")
+        grown = memory(server.pid) - early
+        print(f"at rest: {memory(server.pid):.1f} MiB, {grown:+.1f} since a quarter of the time")
     finally:
         server.terminate()
         status = server.wait()
         drained.wait()
     with specstep.load(options.engine) as engine:
         different = [asked for asked, texts in finished if texts != alone(engine, asked)]
-    print(f"{len(finished)} answers compared, {len(different)} differ; server ended with {status}; {wrong or 'no 5xx'}")
-    return 1 if different or wrong or status else 0
+    print(f"{len(finished)} answers compared, {len(different)} differ; {lost} calls lost; ", end="")
+    print(f"server ended with {status}; {wrong or 'no 5xx'}")
+    return 1 if different or wrong or status or lost or grown > options.bound or not finished else 0
 
 
 if __name__ == "__main__":
