@@ -42,7 +42,13 @@ def create_app(engines: Mapping[str, Engine], options: ServeOptions | None = Non
         title="specstep", description="OpenAI's API over compiled speculative decoding.", version="1", redoc_url=None
     )
     app.openapi = lambda: openapi(app, bool(options.api_keys))  # type: ignore[method-assign]
-    app.state.check = lambda: [one.check() for one in served.values()]  # for who runs it; raises EngineError
+
+    def check() -> None:
+        """For whoever runs the application. Raises EngineError where an engine is broken or closed."""
+        for one in served.values():
+            one.check()
+
+    app.state.check = check
     add_handlers(app)
     _add_answers(app, served, metrics, options)
     _add_models(app, served)

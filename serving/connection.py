@@ -51,7 +51,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        self._writing = _stopped(self._writing)
+        self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -108,7 +108,9 @@ class Connection(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._writing = _stopped(self._writing)
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -135,7 +137,9 @@ class Connection(HttpToolsProtocol):
             self._reading = self.loop.call_later(self._options.head_seconds, self._late)
 
     def _stop_waiting(self) -> None:
-        self._reading = _stopped(self._reading)
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def _late(self) -> None:
         self._refuse(408) if self._unseen else self.transport.abort()
@@ -169,8 +173,3 @@ class Connection(HttpToolsProtocol):
 def limited(options: ServeOptions) -> Callable[..., Connection]:
     """What uvicorn makes connections with."""
     return lambda **given: Connection(options, **given)
-
-
-def _stopped(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()

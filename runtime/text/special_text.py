@@ -113,7 +113,8 @@ class SpecialText:
             added.append(AddedToken(name, normalized=False, special=False, **how))
         tokenizer.add_tokens(added)
         numbers = [*self._ids.values(), -1]
-        ids = {tokenizer.token_to_id(name): number for name, number in zip(names.values(), numbers, strict=True)}
+        vocabulary = tokenizer.get_vocab()
+        ids = {vocabulary[name]: number for name, number in zip(names.values(), numbers, strict=True)}
         return tokenizer, names, ids
 
 

@@ -104,8 +104,8 @@ async def serve(connection: Connection, make: Callable[[], Engine], max_queue: i
         while (message := await asked.get()) is not None:
             worker.take(message)
         watch.cancel()
-        error = engine.broken
-    return None if error is None else f"engine: expected one that runs, got {type(error).__name__}: {error}"
+        broken = engine.broken
+    return None if broken is None else f"engine: expected one that runs, got {type(broken).__name__}: {broken}"
 
 
 async def _watch(engine: Engine, asked: "asyncio.Queue[Asked | None]") -> None:
