@@ -337,7 +337,7 @@ def test_files_outside_of_an_engine_are_not_copied(tmp_path, engine_folder, caps
         (engine / "manifest.json").write_text(json.dumps(manifest | {"files": files}))
         assert export(tmp_path, engine, "--name", "smol") == 2
         error = capsys.readouterr().err
-        assert "expected names of files in its own directory" in error and len(error.splitlines()) == 1
+        assert "manifest.files: name: expected a name of letters" in error and len(error.splitlines()) == 1
     assert not list(tmp_path.glob("models/**/secret"))
 
 
