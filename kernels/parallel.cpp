@@ -48,11 +48,33 @@ bool spin(std::chrono::microseconds time, const Found& found) {
   return false;
 }
 
+// How this thread rounds and whether it flushes denormals to zero, without what it has met so far. PyTorch sets it for
+// the thread that asks alone (`torch.set_flush_denormal`).
+#ifdef __x86_64__
+constexpr uint32_t MET = 0x3f;  // bits of MXCSR: what went wrong since they were cleared
+using FloatMode = uint32_t;
+inline FloatMode float_mode() { return _mm_getcsr() & ~MET; }
+inline void set_float_mode(FloatMode mode) { _mm_setcsr(mode); }
+#elif defined(__aarch64__)
+using FloatMode = uint64_t;
+inline FloatMode float_mode() {
+  FloatMode mode;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+  return mode;
+}
+inline void set_float_mode(FloatMode mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
+#else
+using FloatMode = int;
+inline FloatMode float_mode() { return 0; }
+inline void set_float_mode(FloatMode) {}
+#endif
+
 struct Region {
   Part part;
   const void* body;
   int64_t count, size;  // of all the work, and of a part
   int threads;          // the caller's among them
+  FloatMode mode;       // the caller's: each thread computes as it does
   int64_t end(int stretch) const { return count * (stretch + 1) / threads; }
 };
 
@@ -131,7 +153,10 @@ class Pool {
       served = state / NEXT_REGION;
       while ((state & OPEN) != 0 && state / NEXT_REGION == served)
         if (state_.compare_exchange_weak(state, state + 1)) {  // inside: the region stays until this thread has left
-          if (index < region_.threads) take_parts(index);
+          if (index < region_.threads) {
+            if (float_mode() != region_.mode) set_float_mode(region_.mode);
+            take_parts(index);
+          }
           state_.fetch_sub(1, std::memory_order_release);
           break;
         }
@@ -197,7 +222,7 @@ void run_parts(int64_t count, int64_t grain, Part part, const void* body) {
     pool = new Pool;
   }
   const int64_t parts = std::min(most, threads * PARTS_PER_THREAD);
-  pool->run({part, body, count, (count + parts - 1) / parts, static_cast<int>(threads)});
+  pool->run({part, body, count, (count + parts - 1) / parts, static_cast<int>(threads), float_mode()});
 }
 
 }  // namespace specstep
