@@ -24,8 +24,9 @@ def rank(
     place = op.Range(0, count, 1)
     earlier = op.Unsqueeze(place, [0]) < op.Unsqueeze(place, [1])  # [C, C]: whether the second comes first
     same = op.Unsqueeze(tokens, [3]) == op.Unsqueeze(tokens, [2])
-    again = op.And(op.And(same, op.Unsqueeze(log_probs > -inf, [2])), earlier)
-    log_q = op.Where(op.ReduceMax(op.Cast(again, to=INT64.dtype), [3], keepdims=0) > 0, -inf, log_probs)
+    given = op.Where(log_probs < inf, log_probs, -inf)
+    again = op.And(op.And(same, op.Unsqueeze(given > -inf, [2])), earlier)
+    log_q = op.Where(op.ReduceMax(op.Cast(again, to=INT64.dtype), [3], keepdims=0) > 0, -inf, given)
 
     warm = op.Unsqueeze(temperature, [1, 2]) > 0.0
     divisor = op.Where(warm, op.Unsqueeze(temperature, [1, 2]), 1.0)

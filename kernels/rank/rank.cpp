@@ -14,6 +14,9 @@ namespace {
 constexpr float SHARPNESS = 0.5f, STEPS_PER_NAT = 4096, LEAST_REST = 1e-6f;
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
+// Whether a log-probability is that of a candidate.
+bool there(float log_prob) { return log_prob > NONE && log_prob < -NONE; }
+
 // The logarithm of the sum of exp over candidates and what is left over.
 float log_sum(const std::vector<float>& scores, float rest) {
   float greatest = rest, total = 0;
@@ -64,9 +67,9 @@ std::tuple<Tensor, Tensor> rank(const Tensor& tokens, const Tensor& log_probs, c
       const int64_t* names = static_cast<const int64_t*>(held[0].data_ptr()) + node * count;
       const float* given = static_cast<const float*>(held[1].data_ptr()) + node * count;
       for (int64_t i = 0; i < count; i++) {
-        log_q[i] = given[i];
+        log_q[i] = there(given[i]) ? given[i] : NONE;
         for (int64_t j = 0; j < i; j++)
-          if (names[j] == names[i] && given[j] > NONE) log_q[i] = NONE;
+          if (names[j] == names[i] && there(given[j])) log_q[i] = NONE;
       }
       if (warmth > 0) score(names, log_q, warmth, noise);
       best(names, log_q, top_k, static_cast<int64_t*>(chosen.data_ptr()) + node * top_k,

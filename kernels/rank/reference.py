@@ -23,8 +23,8 @@ def rank(
     """The `top_k` best of each node's candidates, each token once, the best first, the first among equals.
 
     Args:
-        tokens: int64 [B, F, C], log_probs: float32 [B, F, C], -inf where there is no candidate. A token that comes
-            twice counts where it is first.
+        tokens: int64 [B, F, C], log_probs: float32 [B, F, C], -inf where there is no candidate; NaN and inf are
+            none, either. A token that comes twice counts where it is first.
         temperature: float32 [B], 0 for a greedy row. seeds: int64 [B], not negative. positions: int64 [B], where the
             candidates would stand.
 
@@ -43,7 +43,8 @@ def rank(
 
 
 def _once(tokens: Tensor, log_probs: Tensor) -> Tensor:
-    """log_probs, -inf where the token has come before."""
+    """log_probs, -inf where it is no number below infinity, and where the token has come before."""
+    log_probs = log_probs.where(log_probs < float("inf"), float("-inf"))
     there = log_probs > float("-inf")
     again = (tokens[:, :, :, None] == tokens[:, :, None]) & there[:, :, None] & _earlier(tokens)
     return log_probs.masked_fill(again.any(-1), float("-inf"))

@@ -59,3 +59,15 @@ def test_it_is_its_reference(op):
         expected = reference.rank(*given)
         assert torch.equal(names, expected[0])
         torch.testing.assert_close(scores, expected[1], rtol=0, atol=1.01 / STEPS)  # one step, by another sum
+
+
+def test_what_is_no_number_is_no_candidate(op):
+    """It hides neither the others of its node nor those of other nodes."""
+    tokens, nothing = torch.tensor([[[7, 3, 7, 5], [7, 3, 7, 5]]]).expand(2, -1, -1), -math.inf
+    log_q = torch.tensor([[[math.nan, -1.0, -2.0, math.inf], [-0.5, -1.0, nothing, -3.0]]]).expand(2, -1, -1)
+    finite = torch.tensor([[[nothing, -1.0, -2.0, nothing], [-0.5, -1.0, nothing, -3.0]]]).expand(2, -1, -1)
+    heats, seeds, positions = torch.tensor([0.0, 0.8]), torch.tensor([1, 2]), torch.tensor([5, 6])
+    names, scores = op(tokens, log_q, heats, seeds, positions, 4)
+    expected = op(tokens, finite, heats, seeds, positions, 4)
+    assert torch.equal(names, expected[0]) and torch.equal(scores, expected[1])
+    assert names[0].tolist() == [[3, 7, 0, 0], [7, 3, 5, 0]]

@@ -17,12 +17,14 @@ HEATS = [0.8, 0.0, 3.0, 1e-3]
 
 
 def inputs(count: int, names: int, device: str) -> list[Tensor]:
-    """Candidates of `names` tokens, a fifth of them missing; one node has none. Greedy rows and sampled ones."""
+    """Candidates of `names` tokens, a fifth of them missing, some no numbers; one node has none. Greedy rows and
+    sampled ones."""
     generator = torch.Generator().manual_seed(count)
     tokens = torch.randint(0, names, (BATCH, WIDTH, count), generator=generator)
     log_q = (torch.randn(BATCH, WIDTH, count + 1, generator=generator) * 2).log_softmax(-1)[:, :, :-1]
     log_q[torch.rand(log_q.shape, generator=generator) < 0.2] = -torch.inf
     log_q[0, 1] = -torch.inf
+    log_q[:2, 2, 0], log_q[2, 0, -1] = torch.nan, torch.inf  # none, either
     seeds = torch.randint(0, 2**62, (BATCH,), generator=generator)
     return [each.to(device) for each in (tokens, log_q, torch.tensor(HEATS), seeds, torch.arange(BATCH) * 1000)]
 
