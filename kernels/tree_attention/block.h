@@ -13,7 +13,7 @@ namespace specstep::attention {
 
 constexpr int64_t BLOCK = 64;  // positions
 constexpr int64_t ROWS = 6;    // queries whose sums are in registers at a time
-constexpr int64_t MOST_SIZE = 256;
+constexpr int64_t COLUMNS = 256;  // of values, whose sums are in the first-level cache at a time
 constexpr int64_t VALUES_PER_SHARE = 8;  // positions that are packed between two fetches
 constexpr float LOWEST = -3e38f;         // below every score; finite, so that differences are
 
@@ -57,18 +57,34 @@ struct Weights {
   Weights from(int64_t row) const { return {greatest + row, total + row, of(row)}; }
 };
 
-// Adds later results to earlier ones. One that saw nothing changes no bit.
+// What earlier and later results are multiplied with where they are added.
+struct Factors {
+  Floats keep, add;
+};
+
+// Adds a later greatest score and total to earlier ones. Where nothing was seen later, no bit changes, here and below.
+inline Factors merge_weights(const Scores& scores, float later_greatest, float later_total, float* greatest,
+                             float* total) {
+  const float most = *greatest > later_greatest ? *greatest : later_greatest;
+  const Floats both = power(Floats{*greatest - most, later_greatest - most}, scores.factor, scores.least);
+  const Factors factors{splat(both[0]), splat(both[1])};
+  *greatest = most;
+  *total = multiply_add(splat(*total), factors.keep, splat(later_total) * factors.add)[0];
+  return factors;
+}
+
+// Adds later values to earlier ones.
+inline void merge_values(int64_t columns, const Factors& factors, const float* later, float* sum) {
+  for (int64_t c = 0; c < columns; c += LANES)
+    store(sum + c, multiply_add(load<Floats>(sum + c), factors.keep, load<Floats>(later + c) * factors.add));
+}
+
+// Adds later results to earlier ones.
 inline void merge(int64_t rows, int64_t columns, const Scores& scores, const Partial& later, const Partial& sum) {
   for (int64_t row = 0; row < rows; row++) {
-    const float before = sum.greatest[row], after = later.greatest[row], greatest = before > after ? before : after;
-    const Floats factors = power(Floats{before - greatest, after - greatest}, scores.factor, scores.least);
-    const Floats keep = splat(factors[0]), add = splat(factors[1]);
-    sum.greatest[row] = greatest;
-    sum.total[row] = multiply_add(splat(sum.total[row]), keep, splat(later.total[row]) * add)[0];
-    float* to = sum.out + row * sum.stride;
-    const float* from = later.out + row * later.stride;
-    for (int64_t c = 0; c < columns; c += LANES)
-      store(to + c, multiply_add(load<Floats>(to + c), keep, load<Floats>(from + c) * add));
+    const Factors factors =
+        merge_weights(scores, later.greatest[row], later.total[row], sum.greatest + row, sum.total + row);
+    merge_values(columns, factors, later.out + row * later.stride, sum.out + row * sum.stride);
   }
 }
 
@@ -187,17 +203,19 @@ struct Sizes {
   template <class Row>
   void pack_values(int64_t first, int64_t end, Row row, Coming& coming, uint32_t* to) const {
     constexpr int64_t PER_WORD = Values::PER_WORD, STEP = LANES * PER_WORD;
-    static constexpr Element ZEROS[MOST_SIZE] = {};
+    static constexpr Element ZEROS[STEP] = {};
     const int64_t count = value, whole = count / STEP * STEP, stride = value_stride();
     for (int64_t position = first / PER_WORD * PER_WORD; position < end; position += PER_WORD) {
       if (position % VALUES_PER_SHARE == 0) coming.fetch();
-      const Element *a = row(position), *b = position + PER_WORD <= end ? row(position + PER_WORD - 1) : ZEROS;
+      const bool both = position + PER_WORD <= end;  // else zeros stand for the second position of its words
+      const Element *a = row(position), *b = both ? row(position + PER_WORD - 1) : ZEROS;
+      const int64_t step = both ? STEP : 0;
       uint32_t* packed = to + position / PER_WORD * stride;
 #pragma GCC unroll 4
-      for (int64_t at = 0; at < whole; at += STEP) Values::pack_values(a + at, b + at, packed + at);
+      for (int64_t at = 0; at < whole; at += STEP, b += step) Values::pack_values(a + at, b, packed + at);
       if (whole == count) continue;
       Element last[2][STEP] = {};
-      std::copy_n(a + whole, count - whole, last[0]), std::copy_n(b + whole, count - whole, last[1]);
+      std::copy_n(a + whole, count - whole, last[0]), std::copy_n(b, count - whole, last[1]);
       Values::pack_values(last[0], last[1], packed + whole);
     }
   }
@@ -220,13 +238,21 @@ struct Sizes {
           weigh<Values>(score + row * BLOCK, seen[row], scores, weights.greatest + row, weights.of(row));
     }
   }
-  // The values of the same positions, so weighed, merged into `sum`.
+  // The values of the same positions, so weighed, merged into `sum`, some columns at a time.
   void add_values(int64_t rows, const Weights& weights, const uint32_t* values, int64_t end, const Scores& scores,
                   const Partial& sum) const {
-    alignas(64) float out[ROWS * MOST_SIZE];
-    multiply<Values>(rows, weights.words, BLOCK, values, value_stride(), divide_up(end, Values::PER_WORD), columns(),
-                     out, MOST_SIZE);
-    merge(rows, columns(), scores, {weights.greatest, weights.total, out, MOST_SIZE}, sum);
+    alignas(64) float out[ROWS * COLUMNS];
+    Factors factors[ROWS];
+    for (int64_t row = 0; row < rows; row++)
+      factors[row] =
+          merge_weights(scores, weights.greatest[row], weights.total[row], sum.greatest + row, sum.total + row);
+    for (int64_t first = 0; first < columns(); first += COLUMNS) {
+      const int64_t count = std::min(COLUMNS, columns() - first);
+      multiply<Values>(rows, weights.words, BLOCK, values + first, value_stride(), divide_up(end, Values::PER_WORD),
+                       count, out, COLUMNS);
+      for (int64_t row = 0; row < rows; row++)
+        merge_values(count, factors[row], out + row * COLUMNS, sum.out + row * sum.stride + first);
+    }
   }
 };
 

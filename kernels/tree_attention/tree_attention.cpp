@@ -58,7 +58,6 @@ Tensor tree_attention(
   expect(call.k.batch == batch && call.v.batch == batch && call.k.heads == call.v.heads && call.k.count == call.v.count,
          "k [B, H_kv, S, D] and v [B, H_kv, S, DV]");
   expect(call.k.heads > 0 && call.q.heads % call.k.heads == 0 && call.q.size == call.k.size, "q [B, G * H_kv, T, D]");
-  expect(call.k.size <= MOST_SIZE && call.v.size <= MOST_SIZE, "heads of a size up to 256");
   expect(scale >= 0, "a scale that is not negative");
   const Tensor held[] = {dense(lengths), dense(depths), dense(ancestors), dense(key_depths)};
   expect(held[0].numel() == batch, "lengths [B]");

@@ -62,7 +62,7 @@ def check_groups(instruction_set: str) -> None:
 def check_attention() -> None:
     """Close to brute force, and each query's bits its own."""
     for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 4e-2), (torch.float16, 5e-3)):
-        for size, options in (((64, 64), "plain"), ((40, 80), "all"), ((33, 17), "window")):
+        for size, options in (((64, 64), "plain"), ((40, 80), "all"), ((33, 17), "window"), ((512, 512), "sinks")):
             case = make_case(conftest._random_trees, 9, 8, 2, size[0], (0, 70, 260), dtype, value_dim=size[1])
             case = attention.with_garbage(attention.replace(case, **attention.OPTIONS[options]))
             got = attention.run(attention.tree_attention, case).double()
