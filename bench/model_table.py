@@ -1,6 +1,9 @@
-"""Try every causal LM class of transformers once, tiny and random, and write docs/models.md.
+"""Try every causal LM class of transformers once, small and random, and write docs/models.md.
 
-    python bench/model_table.py            # all of them, 8 minutes on an idle core
+Heads and routers have the sizes that transformers gives them where nothing is said, which are those of the first model
+of that class; the rest is made small.
+
+    python bench/model_table.py            # all of them, 30 minutes on an idle core
     python bench/model_table.py llama opt  # these alone, printed
 
 Each class runs in a process of its own, so that one that dies or hangs stops no other.
@@ -24,60 +27,74 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
-SECONDS, LARGEST, NEW_TOKENS = 120, 50_000_000, 40
+SECONDS, LARGEST, NEW_TOKENS = 900, 700_000_000, 40
 PROMPTS = [[3, 9, 4] * 7, [31, 7, 250, 88, 19, 5, 201, 44, 160, 12, 99]]
+HEADS, KV_HEADS = 4, 2
 
-# Part of a field's name -> its tiny value, the first that fits. 0 keeps the default.
-TINY: list[tuple[str, Any]] = [
+# Part of a field's name -> its small value, the first that fits. 0 keeps the default: the sizes of heads, and what a
+# router chooses from and how many.
+SMALL: list[tuple[str, Any]] = [
     ("vocab_size", 320), ("token_id", 1), ("max_position", 512), ("n_positions", 512), ("n_ctx", 512),
     ("max_window_layers", 0), ("sliding_window", 9), ("attention_window", 9), ("window_size", 9),
-    ("q_lora_rank", 24), ("kv_lora_rank", 16), ("qk_rope_head_dim", 8), ("qk_nope_head_dim", 12), ("v_head_dim", 12),
-    ("head_dim", 16), ("head_size", 16), ("key_value_heads", 2), ("num_kv_heads", 2), ("kv_head", 2),
-    ("attention_heads", 4), ("num_heads", 4), ("n_head", 4), ("linear_num", 2),
-    ("per_tok", 2), ("moe_k", 2), ("top_k", 2), ("topk_group", 1), ("n_group", 1),
-    ("shared_experts", 1), ("experts", 4), ("first_k_dense", 1),
+    ("q_lora_rank", 24), ("kv_lora_rank", 16), ("head_dim", 0), ("head_size", 0),
+    ("key_value_heads", KV_HEADS), ("num_kv_heads", KV_HEADS), ("kv_head", KV_HEADS),
+    ("attention_heads", HEADS), ("num_heads", HEADS), ("n_head", HEADS), ("linear_num", 2),
+    ("per_tok", 0), ("top_k", 0), ("n_group", 0),
+    ("shared_experts", 1), ("experts", 0), ("first_k_dense", 1),
     ("hidden_layers", 3), ("n_layer", 3), ("num_layers", 3), ("encoder_layers", 3),
-    ("decoder_layers", 3), ("intermediate", 64), ("ffn", 64), ("n_inner", 64), ("d_ff", 64),
-    ("hidden_size_per_layer", 8), ("hidden_size", 48), ("d_model", 48), ("n_embd", 48), ("embed_proj_dim", 48),
-    ("embedding_size", 48), ("d_kv", 12), ("rotary_dim", 8), ("initializer_range", 0.3), ("init_std", 0.3),
+    ("decoder_layers", 3),
+    ("moe_intermediate", 16), ("expert_ffn", 16), ("intermediate", 64), ("ffn", 64), ("n_inner", 64), ("d_ff", 64),
+    ("hidden_size_per_layer", 8),
 ]  # fmt: skip
+WIDTH = ("hidden_size", "d_model", "n_embd", "embed_proj_dim", "embedding_size", "emb_dim")
+SCALE = ("initializer_range", "init_std")
 MISSING = {  # where the default is None
     "num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1, "topk_group": 1, "n_group": 1,
 }  # fmt: skip
 HYBRID = {"layer_types": ["conv", "full_attention", "conv"]}
 ALSO: dict[str, dict[str, Any]] = {  # what a class wants besides
-    "helium": {"head_dim": 12}, "hunyuan_v1_dense": {"head_dim": 12}, "hunyuan_v1_moe": {"head_dim": 12},
-    "ministral": {"head_dim": 12}, "nemotron": {"num_key_value_heads": 2},
-    "stablelm": {"hidden_size": 64}, "longcat_flash": {"qk_head_dim": 20},
-    "mamba2": {"num_heads": 6}, "xlm": {"emb_dim": 48},
+    "nemotron": {"num_key_value_heads": 2}, "mamba2": {"num_heads": 8},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
     "gemma3n_text": {"num_kv_shared_layers": 1}, "lfm2": HYBRID, "lfm2_moe": HYBRID, "lfm3": HYBRID,
 }  # fmt: skip
 DECODERS = {"is_decoder": True, "is_encoder_decoder": False, "add_cross_attention": False, "alibi": False}
 
 
-def tiny_config(kind: type[PretrainedConfig]) -> PretrainedConfig:
-    """A config of this class with every size made small."""
-    default, changes = kind(), {}
-    for name, value in default.to_dict().items():
+def small_config(kind: type[PretrainedConfig]) -> PretrainedConfig:
+    """A config of this class, small but for its heads, and for the width of a model with a router."""
+    default = kind()
+    fields = default.to_dict()
+    width, heads = (fields.get(kind.attribute_map.get(name, name)) for name in ("hidden_size", "num_attention_heads"))
+    head = fields.get("head_dim") or (width // heads if isinstance(width, int) and heads else 12)
+    routed = any("experts" in name and "shared" not in name and type(value) is int and value > 1
+                 for name, value in fields.items())  # fmt: skip
+    width = width if routed and isinstance(width, int) else HEADS * head
+    kept = [
+        name for name in fields if routed and not fields.get("head_dim") and "heads" in name
+    ]  # they share the width
+    changes = {"head_dim": head} if "head_dim" in fields else {}
+    for name, value in fields.items():
         if name in kind.sub_configs:
-            changes[name] = tiny_config(type(getattr(default, name))) if value is not None else None
+            changes[name] = small_config(type(getattr(default, name))) if value is not None else None
         elif name in DECODERS and isinstance(value, bool):
             changes[name] = DECODERS[name]
         elif value is None and name in MISSING:
             changes[name] = MISSING[name]
-        elif type(value) in (int, float):
-            small = next((small for part, small in TINY if part in name), 0)
+        elif name in WIDTH and type(value) is int:
+            changes[name] = width
+        elif name in SCALE:
+            changes[name] = 2 * width**-0.5
+        elif type(value) in (int, float) and name not in kept:
+            small = next((small for part, small in SMALL if part in name), 0)
             changes |= {name: small} if small and type(small) is type(value) else {}
-    if "qk_rope_head_dim" in changes:  # latent attention: the size of a head is not one number
-        changes |= {name: 4 if name == "num_key_value_heads" else changes["qk_rope_head_dim"]
-                    for name in ("num_key_value_heads", "head_dim") if name in changes}  # fmt: skip
+    if "qk_rope_head_dim" in fields and "num_key_value_heads" in changes:  # latent attention: a key head for each
+        changes["num_key_value_heads"] = HEADS
     return kind(**changes | ALSO.get(kind.model_type, {}))
 
 
-def tiny_model(model_type: str) -> Any:
+def small_model(model_type: str) -> Any:
     """A random float32 model. Raises whatever transformers raises, or ValueError if it is not small."""
-    config = tiny_config(CONFIG_MAPPING[model_type])
+    config = small_config(CONFIG_MAPPING[model_type])
     with torch.device("meta"):
         size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     if size > LARGEST:
@@ -104,7 +121,7 @@ def greedy_without_cache(model: Any, prompt: list[int]) -> list[int]:
 def attempt(model_type: str) -> str:
     """One class: its cell in the table."""
     try:
-        model = tiny_model(model_type)
+        model = small_model(model_type)
     except Exception as error:
         return f"not tried: {line(error)}"
     with tempfile.TemporaryDirectory() as folder:
@@ -161,12 +178,13 @@ def page(rows: list[tuple[str, str, str]]) -> str:
     summary = ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
     head = f"""# Models
 
-Every causal LM class of transformers {transformers.__version__}, tried once: a tiny random model in float32, through
-the eager engine with the drafter `ngram` and a tree.
+Every causal LM class of transformers {transformers.__version__}, tried once: a small random model in float32, through
+the eager engine with the drafter `ngram` and a tree. Its heads, its experts and the width of its router have the sizes
+that transformers gives the class where nothing is said; its layers, vocabulary and feed-forward parts are small.
 
 - **works**: {NEW_TOKENS} greedy tokens equal those of transformers, past a small sliding window where there is one.
 - **refused**: `build` ends with this line.
-- **not tried**: transformers itself does not build or run the tiny model that the script makes.
+- **not tried**: transformers itself does not build or run the small model that the script makes.
 
 A real checkpoint gets the same comparison, of logits in float32, when an engine is built from it.
 
