@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ..kernels.bits import chain_bits, word_count
 from ..kernels.tree_attention.op import tree_attention
-from ..kernels.tree_layout.reference import chain_bits, word_count
 
 ATTENTION_NAME = "specstep"
 

@@ -7,7 +7,7 @@ Letters: B batch, T nodes of the tree.
 import torch
 from torch import Tensor
 
-from ..kernels.tree_layout.reference import unpack_bits
+from ..kernels.bits import unpack_bits
 from .choice import Choice, sampled_choice
 from .state import State
 from .tree import DraftTree

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..controls import ALL_TOKENS, BANNED_WORDS, BIASES, STOP_IDS, WORD_TOKENS, Sampling
-from ..kernels.tree_layout.reference import word_count
+from ..kernels.bits import word_count
 from ..report import FREE
 
 State = dict[str, Tensor]

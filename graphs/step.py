@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.accept.op import accept
+from ..kernels.bits import BITS
 from ..kernels.compact.op import compact
 from ..kernels.tree_layout.op import tree_layout
-from ..kernels.tree_layout.reference import BITS
 from ..report import SCALARS, SCORE_STEPS, Report
 from .attention import Pass, chain_pass
 from .choice import Choice, reported_log_probs, sampled_choice

@@ -33,6 +33,8 @@ MODELS = (
     ModelSizes("bfloat16", 128, 128, nodes=8),
     ModelSizes("bfloat16", 128, 128, window=4096, softcap=50.0),
     ModelSizes("bfloat16", 192, 128, heads=1),  # DeepSeek-V3
+    ModelSizes("bfloat16", 512, 512),  # Gemma 4's global layers
+    ModelSizes("float32", 512, 512),
 )
 
 

@@ -90,6 +90,12 @@ def known(dim: int, field: str) -> int:
     return dim
 
 
+def launched(launch: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, int]]:
+    """What torch launches a kernel with, as `Case` has it: its constants, and the options of its compiler."""
+    options = {name: value for name, value in launch.items() if not name.startswith("BLOCK_")}
+    return {name: value for name, value in launch.items() if name not in options}, options
+
+
 def power_of_2(count: int) -> int:
     """The smallest power of 2 that is at least `count`."""
     return 1 << max(count - 1, 0).bit_length()

@@ -52,6 +52,33 @@ def imports(path: Path) -> list[str]:
     return found
 
 
+def module_graph() -> dict[Path, set[Path]]:
+    """Which of our files each of them imports, wherever in it."""
+    files = [*SOURCES, *ROOT.glob("*.py")]
+    named = {".".join(("specstep", *path.relative_to(ROOT).with_suffix("").parts)): path for path in files}
+    named = {name.removesuffix(".__init__"): path for name, path in named.items()}
+    graph = {}
+    for path in files:
+        found = imports(path)
+        # `from .x import y` names x and x.y: what is meant is the module y, where there is one.
+        found = [name for name in found if not any(other.startswith(f"{name}.") and other in named for other in found)]
+        graph[path] = {named[name] for name in found if name in named} - {path}
+    return graph
+
+
+def test_no_module_imports_itself_through_others():
+    """Not by an import in a function, either."""
+    graph = module_graph()
+    left = dict(graph)
+    while free := [path for path, needed in left.items() if not needed & set(left)]:
+        for path in free:
+            del left[path]
+    while ends := [path for path in left if not any(path in needed for needed in left.values())]:
+        for path in ends:  # what leads to a circle is not in it
+            del left[path]
+    assert not {str(path.relative_to(ROOT)) for path in left}
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_run_one_way(path):
     folder = path.relative_to(ROOT).parts[0]

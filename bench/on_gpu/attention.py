@@ -5,10 +5,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from specstep.kernels.bits import unpack_bits
 from specstep.kernels.tree_attention.op import tree_attention
 from specstep.kernels.tree_attention.reference import visible_slots
 from specstep.kernels.tree_layout.op import tree_layout
-from specstep.kernels.tree_layout.reference import unpack_bits
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention

@@ -17,6 +17,7 @@ from onnxscript.values import OnnxFunction
 
 from ...kernels.accept.onnx import accept
 from ...kernels.accept.op import accept as accept_op
+from ...kernels.bits_onnx import pack_bits, unpack_bits
 from ...kernels.choose.onnx import HELPERS as CHOOSE_HELPERS
 from ...kernels.choose.onnx import choose
 from ...kernels.choose.op import choose as choose_op
@@ -35,7 +36,7 @@ from ...kernels.top_log_probs.onnx import top_log_probs, top_log_probs_node
 from ...kernels.top_log_probs.op import top_log_probs as top_log_probs_op
 from ...kernels.tree_attention.onnx import tree_attention, tree_attention_node
 from ...kernels.tree_attention.op import tree_attention as tree_attention_op
-from ...kernels.tree_layout.onnx import pack_bits, tree_layout, unpack_bits
+from ...kernels.tree_layout.onnx import tree_layout
 from ...kernels.tree_layout.op import tree_layout as tree_layout_op
 
 DOMAIN = OPS.domain

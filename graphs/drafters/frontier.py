@@ -4,7 +4,7 @@ they can embed."""
 import torch
 from torch import Tensor
 
-from ...kernels.tree_layout.reference import pack_bits
+from ...kernels.bits import pack_bits
 from ..attention import Pass
 from ..state import State
 

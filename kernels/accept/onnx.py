@@ -3,8 +3,8 @@
 from onnxscript import BOOL, INT32, INT64, script
 from onnxscript import opset18 as op
 
+from ..bits_onnx import unpack_bits
 from ..onnx_domain import OPS
-from ..tree_layout.onnx import unpack_bits
 
 
 @script(OPS, default_opset=op)

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..case import Case
-from ..plugin import Attributes, Dim, Plugin, Shapes, known, power_of_2
+from ..plugin import Attributes, Dim, Plugin, Shapes, known, launched
+from .blocks import blocks
 
 
 class Accept(Plugin):
@@ -31,9 +32,7 @@ class Accept(Plugin):
     def case(self, dtype: str, shapes: Shapes, attributes: Attributes) -> Case:
         from .triton import accept_kernel
 
-        constants = {
-            "BLOCK_T": power_of_2(known(shapes["tokens"][1], "accept: nodes")),
-            "BLOCK_W": power_of_2(known(shapes["ancestors"][2], "accept: words")),
-            "BLOCK_P": power_of_2(attributes["max_depth"] + 1),
-        }
-        return Case(self.name, accept_kernel, self.pointers(dtype), constants)
+        words = known(shapes["ancestors"][2], "accept: words")
+        return Case(
+            self.name, accept_kernel, self.pointers(dtype), *launched(blocks(words, attributes["max_depth"] + 1))
+        )

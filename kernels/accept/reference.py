@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..tree_layout.reference import unpack_bits
+from ..bits import unpack_bits
 
 
 def accept(

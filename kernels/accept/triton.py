@@ -7,6 +7,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 
+from .blocks import blocks
+
 
 @triton.jit
 def _agreeing_words(tokens, parents, valid, choice, node_count, BLOCK_W: tl.constexpr):
@@ -80,9 +82,6 @@ def accept(
         max_depth + 1,
         path,
         accepted,
-        BLOCK_T=triton.next_power_of_2(32 * words),  # a bound that does not vary with the nodes of a step
-        BLOCK_W=triton.next_power_of_2(words),
-        BLOCK_P=triton.next_power_of_2(max_depth + 1),
-        num_warps=4,
+        **blocks(words, max_depth + 1),
     )
     return path, accepted

@@ -12,9 +12,9 @@ from onnx import TensorProto, helper
 from onnxscript import FLOAT, INT32, INT64, script
 from onnxscript import opset18 as op
 
+from ..bits_onnx import unpack_bits
 from ..noise_onnx import gumbel
 from ..onnx_domain import OPS, Float
-from ..tree_layout.onnx import unpack_bits
 
 # The greatest logits that the bits of an octet leave: [256, 8].
 MOST = helper.make_tensor(

@@ -4,26 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..case import Case
-from ..plugin import FLOAT, Attributes, Dim, Plugin, Shapes, ceil_div, known, power_of_2
-
-BLOCK_V = 4096  # logits that a program reads at once
-LIST = 4096  # processed logits that it searches in registers
-
-
-def scratch_size(vocabulary: Dim) -> Dim:
-    """Numbers that a program works with in memory: a row of processed logits in whole blocks, and gathered ones."""
-    return ceil_div(vocabulary, BLOCK_V) * BLOCK_V + LIST
-
-
-def blocks(nodes: int, biases: int, bans: int) -> dict[str, int]:
-    """Block sizes and options of the kernel; none spills (see compile_cubin)."""
-    sizes = {"BLOCK_T": nodes, "BLOCK_E": biases, "BLOCK_X": bans}
-    return {
-        "BLOCK_V": BLOCK_V,
-        "BLOCK_N": 1024,
-        **{name: power_of_2(size) for name, size in sizes.items()},
-        "num_warps": 8,
-    }
+from ..plugin import FLOAT, Attributes, Dim, Plugin, Shapes, known, launched
+from .blocks import LIST, blocks, scratch_size
 
 
 class Choose(Plugin):
@@ -52,8 +34,7 @@ class Choose(Plugin):
     def case(self, dtype: str, shapes: Shapes, attributes: Attributes) -> Case:
         from .triton import choose_kernel
 
-        sizes = {"nodes": shapes["tokens"][1], "biases": shapes["bias_ids"][1], "bans": shapes["banned"][2]}
-        constants = blocks(**{name: known(size, f"choose: {name}") for name, size in sizes.items()})
-        options = {"num_warps": constants.pop("num_warps")}
+        sizes = {"words": shapes["ancestors"][2], "biases": shapes["bias_ids"][1], "bans": shapes["banned"][2]}
+        constants, options = launched(blocks(**{name: known(size, f"choose: {name}") for name, size in sizes.items()}))
         constants |= {"V": known(shapes["logits"][2], "choose: vocabulary"), "LIST": LIST}
         return Case(self.name, choose_kernel, self.pointers(dtype), constants, options)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...controls import Sampling
+from ..bits import unpack_bits
 from ..noise import gumbel
-from ..tree_layout.reference import unpack_bits
 
 
 def choose(

@@ -13,7 +13,7 @@ from torch.library import wrap_triton
 
 from ..noise_triton import gumbel, most_gumbel, natural_log, noise_bits, noise_keys, uniform
 from ..order_triton import best_token
-from .plugin import LIST, blocks, scratch_size
+from .blocks import LIST, blocks, scratch_size
 from .threshold_triton import least_kept
 
 
@@ -212,6 +212,6 @@ def choose(
         scratch,
         V=vocabulary,
         LIST=LIST,
-        **blocks(32 * ancestors.shape[2], biases, bans),  # a bound that does not vary with the nodes of a step
+        **blocks(ancestors.shape[2], biases, bans),
     )
     return choice

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..case import Case
-from ..plugin import DYNAMIC, FLOAT, Attributes, Dim, Plugin, Shapes, known, power_of_2
+from ..plugin import DYNAMIC, FLOAT, Attributes, Dim, Plugin, Shapes, known, launched
+from .blocks import MOST_LEVELS, blocks
 
 
 class Compact(Plugin):
@@ -29,6 +30,7 @@ class Compact(Plugin):
         from .triton import compact_cache_kernel
 
         size, path_length = known(shapes["cache"][3], "compact: head size"), shapes["path"][1]
-        levels = 16 if path_length == DYNAMIC else path_length - 1
-        constants = {"D": size, "BLOCK_P": min(16, power_of_2(levels)), "BLOCK_D": power_of_2(size)}
-        return Case(self.name, compact_cache_kernel, self.pointers(dtype), constants, aligned_strides=size % 16 == 0)
+        constants, options = launched(blocks(MOST_LEVELS if path_length == DYNAMIC else path_length - 1, size))
+        constants["D"] = size
+        pointers, aligned = self.pointers(dtype), size % 16 == 0
+        return Case(self.name, compact_cache_kernel, pointers, constants, options, aligned_strides=aligned)

@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.library import wrap_triton
 
+from .blocks import blocks
+
 CACHES_PER_LAUNCH = 8  # K and V of four layers: a launch costs more than moving a few rows
 
 
@@ -100,7 +102,5 @@ def _compact_group(caches: list[Tensor], lengths: Tensor, path: Tensor, accepted
         *[None] * (CACHES_PER_LAUNCH - len(caches)),
         CACHES=len(caches),
         D=head_dim,
-        BLOCK_P=min(16, triton.next_power_of_2(path_length - 1)),
-        BLOCK_D=triton.next_power_of_2(head_dim),
-        num_warps=4,
+        **blocks(path_length - 1, head_dim),
     )

@@ -4,12 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..case import Case
-from ..plugin import Attributes, Dim, Plugin, Shapes, known, power_of_2
-
-
-def blocks(candidates: int) -> dict[str, int]:
-    """Block size and options of the kernel."""
-    return {"BLOCK_C": max(power_of_2(candidates), 32), "num_warps": 1 if candidates <= 128 else 4}
+from ..plugin import Attributes, Dim, Plugin, Shapes, known, launched
+from .blocks import blocks
 
 
 class Rank(Plugin):
@@ -37,7 +33,6 @@ class Rank(Plugin):
         from .triton import rank_kernel
 
         candidates = known(shapes["tokens"][2], "rank: candidates")
-        constants = blocks(candidates)
-        options = {"num_warps": constants.pop("num_warps")}
+        constants, options = launched(blocks(candidates))
         constants |= {"C": candidates, "TOP_K": attributes["top_k"]}
         return Case(self.name, rank_kernel, self.pointers(dtype), constants, options)

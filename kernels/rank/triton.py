@@ -10,7 +10,7 @@ from torch.library import wrap_triton
 from ..noise_triton import gumbel, natural_log, noise_bits, noise_keys, uniform
 from ..order_triton import LAST_TOKEN, ranked, token_of, unordered
 from . import reference
-from .plugin import blocks
+from .blocks import blocks
 
 SHARPNESS, LEAST_REST = tl.constexpr(reference.SHARPNESS), tl.constexpr(reference.LEAST_REST)
 STEPS_PER_NAT = tl.constexpr(float(reference.STEPS_PER_NAT))
@@ -58,8 +58,10 @@ def rank_kernel(
     place = tl.arange(0, BLOCK_C)
     token = tl.load(tokens + place, mask=place < C, other=0)
     score = tl.load(log_probs + place, mask=place < C, other=float("-inf"))
+    score = tl.where(score < float("inf"), score, float("-inf"))
     for earlier in range(C):  # each token once
-        if tl.load(log_probs + earlier) > float("-inf"):
+        before = tl.load(log_probs + earlier)
+        if (before > float("-inf")) & (before < float("inf")):
             again = (token == tl.load(tokens + earlier)) & (place > earlier)
             score = tl.where(again, float("-inf"), score)
     warmth = tl.load(temperature + row)

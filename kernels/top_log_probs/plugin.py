@@ -4,15 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..case import Case
-from ..plugin import FLOAT, Attributes, Dim, Plugin, Shapes, known, power_of_2
-
-BLOCK_V = 4096  # logits that a program reads at once
-
-
-def blocks(vocabulary: int, top: int) -> dict[str, int]:
-    """Block sizes and options of the kernel; none spills (see compile_cubin)."""
-    lane = -(-vocabulary // BLOCK_V)  # logits of one lane
-    return {"BLOCK_V": BLOCK_V, "BLOCK_L": power_of_2(lane), "BLOCK_TOP": power_of_2(top), "num_warps": 8}
+from ..plugin import FLOAT, Attributes, Dim, Plugin, Shapes, known, launched
+from .blocks import blocks
 
 
 class TopLogProbs(Plugin):
@@ -41,7 +34,6 @@ class TopLogProbs(Plugin):
         from .triton import top_log_probs_kernel
 
         vocabulary, top = known(shapes["logits"][2], "top_log_probs: vocabulary"), attributes["top"]
-        constants = blocks(vocabulary, top)
-        options = {"num_warps": constants.pop("num_warps")}
+        constants, options = launched(blocks(vocabulary, top))
         constants |= {"HAS_IDS": True, "V": vocabulary, "TOP": top}
         return Case(self.name, top_log_probs_kernel, self.pointers(dtype), constants, options)

@@ -13,7 +13,7 @@ from torch.library import wrap_triton
 
 from ..noise_triton import gumbel, natural_log, noise_bits, noise_keys, uniform
 from ..order_triton import LAST_TOKEN, ranked, token_of
-from .plugin import blocks
+from .blocks import blocks
 
 LEAST = tl.constexpr(-3.4028234663852886e38)  # float32; a maximum of -inf would make NaN of -inf - -inf
 

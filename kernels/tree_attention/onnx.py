@@ -6,8 +6,8 @@ from typing import Any
 from onnxscript import FLOAT, INT32, INT64, script
 from onnxscript import opset18 as op
 
+from ..bits_onnx import unpack_bits
 from ..onnx_domain import OPS, Float, write_node
-from ..tree_layout.onnx import unpack_bits
 
 
 @script(OPS, default_opset=op)
@@ -54,7 +54,12 @@ def tree_attention(
     else:
         mask = op.Identity(mask)
     grouped = op.Concat([0], op.Shape(k, start=1, end=2), [-1, 0], axis=0)
-    logits = op.Cast(op.MatMul(op.Reshape(q, grouped), op.Transpose(k, perm=[0, 1, 3, 2])), to=FLOAT.dtype) * scale
+    # As `reference.split_scale`: q times a power of 2 close to the scale, and the logits times what is left of it.
+    factor = op.Constant(value_float=scale)
+    power = op.Pow(2.0, op.Floor(op.Log(op.Max(factor, 1e-30)) / 0.6931471805599453))
+    rows = op.Reshape(q * op.CastLike(power, q), grouped)
+    logits = op.MatMul(rows, op.Transpose(k, perm=[0, 1, 3, 2]))
+    logits = op.Cast(logits, to=FLOAT.dtype) * (factor / power)
     if op.Constant(value_float=softcap) > 0.0:  # noqa: SIM108 (an ONNX If)
         capped = op.Tanh(logits / softcap) * softcap
     else:

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..bits import word_count
 from ..native import has_library
 from ..registration import traced_op
-from ..tree_layout.reference import word_count
 from . import reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -4,11 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..case import Case
-from ..plugin import DYNAMIC, FLOAT, Attributes, Dim, Plugin, Shapes, ceil_div, known, power_of_2
-
-LONG = 4096  # tree nodes of a pass whose size is not known at build: a chunk of a prompt
-PROGRAMS = 256  # as in triton.py, which a runtime cannot import
-MAX_SPLITS = 64
+from ..plugin import DYNAMIC, FLOAT, Attributes, Dim, Plugin, Shapes, ceil_div, known, launched
+from .blocks import LONG, MAX_SPLITS, PROGRAMS, merge_blocks, split_blocks
 
 
 class AttendSplit(Plugin):
@@ -42,17 +39,16 @@ class AttendSplit(Plugin):
         return shapes["split_out"][0], tiles, batch * kv_heads
 
     def case(self, dtype: str, shapes: Shapes, attributes: Attributes) -> Case:
-        from .triton import attend_split_kernel, blocks
+        from .triton import attend_split_kernel
 
         _, heads, nodes, _ = shapes["q"]
         group = known(heads, "tree_attention: heads") // known(shapes["k"][1], "tree_attention: key heads")
         rows = group * (LONG if nodes == DYNAMIC else nodes)
         key_size = known(shapes["k"][3], "tree_attention: key head size")
         value_size = known(shapes["v"][3], "tree_attention: value head size")
-        launch = blocks(rows, key_size, value_size, 4 if dtype == "float32" else 2)
-        options = {name: launch.pop(name) for name in ("num_warps", "num_stages")}
-        constants = {"SCALE": attributes["scale"], "SOFTCAP": attributes["softcap"], "WINDOW": attributes["window"]}
-        constants |= {"D": key_size, "DV": value_size, "PROGRAMS": PROGRAMS, **launch}
+        constants, options = launched(split_blocks(rows, key_size, value_size, 4 if dtype == "float32" else 2))
+        constants |= {"SCALE": attributes["scale"], "SOFTCAP": attributes["softcap"], "WINDOW": attributes["window"]}
+        constants |= {"D": key_size, "DV": value_size, "PROGRAMS": PROGRAMS}
         constants |= {"stride_qd": 1, "stride_kd": 1, "stride_vd": 1}
         aligned = key_size % 16 == value_size % 16 == 0
         return Case(self.name, attend_split_kernel, self.pointers(dtype), constants, options, aligned_strides=aligned)
@@ -81,10 +77,7 @@ class MergeSplits(Plugin):
         from .triton import merge_splits_kernel
 
         splits, *_, size = shapes["split_out"]
-        constants = {
-            "HAS_SINKS": True,
-            "DV": size,
-            "BLOCK_DV": power_of_2(known(size, "tree_attention: value head size")),
-            "BLOCK_N": power_of_2(MAX_SPLITS if splits == DYNAMIC else splits),
-        }
-        return Case(self.name, merge_splits_kernel, self.pointers(dtype), constants)
+        most, size = MAX_SPLITS if splits == DYNAMIC else splits, known(size, "tree_attention: value head size")
+        constants, options = launched(merge_blocks(most, size))
+        constants |= {"HAS_SINKS": True, "DV": size}
+        return Case(self.name, merge_splits_kernel, self.pointers(dtype), constants, options)

@@ -1,9 +1,11 @@
 """Tree attention in plain torch: the specification, and what a CPU runs that has no C++ compiler."""
 
+from math import floor, log2
+
 import torch
 from torch import Tensor
 
-from ..tree_layout.reference import unpack_bits
+from ..bits import unpack_bits
 
 
 def visible_slots(
@@ -19,6 +21,15 @@ def visible_slots(
         committed = committed & (length + depths[:, :, None] - slot < window)
         tree = tree & (depths[:, :, None] - key_depths[:, None, :] < window)
     return committed.scatter(2, (length + key).clamp(max=slots).expand_as(tree), tree)[:, :, :slots]
+
+
+def split_scale(scale: float) -> tuple[float, float]:
+    """The greatest power of 2 that is at most `scale`, 0 for 0, and what is left of it. Queries are multiplied by the
+    former: that changes no bit of the scores, which else would be beyond float16 before they are scaled."""
+    if scale == 0:
+        return 0.0, 1.0
+    power = 2.0 ** floor(log2(scale))
+    return power, scale / power
 
 
 def tree_attention(
@@ -39,7 +50,7 @@ def tree_attention(
     Args:
         q: [B, H, T, D], fp32, fp16 or bf16.
         k, v: [B, H_kv, S, D] and [B, H_kv, S, DV], the dtype of q, finite everywhere; a prefix view of a larger buffer
-            is fine. H is a multiple of H_kv and query head h reads head h // (H / H_kv). D and DV up to 256.
+            is fine. H is a multiple of H_kv and query head h reads head h // (H / H_kv).
         lengths: int64 [B]. Slots below lengths[b] are committed, slot j at position j; tree key j is at slot
             lengths[b] + j, at position lengths[b] + key_depths[b, j]. Keys beyond S are not seen.
         depths: int64 [B, T], depth of the query nodes: query i is at position lengths[b] + depths[b, i].
@@ -58,8 +69,9 @@ def tree_attention(
     visible = visible_slots(lengths, depths, ancestors, key_depths, k.shape[2], window)
     batch, heads, nodes, head_dim = q.shape
     kv_heads = k.shape[1]
-    rows = q.reshape(batch, kv_heads, heads // kv_heads * nodes, head_dim)
-    scores = torch.matmul(rows, k.transpose(2, 3)).float() * scale
+    before, after = split_scale(scale)
+    rows = (q * before).reshape(batch, kv_heads, heads // kv_heads * nodes, head_dim)
+    scores = torch.matmul(rows, k.transpose(2, 3)).float() * after
     if softcap > 0.0:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.unflatten(2, (-1, nodes))  # [B, H_kv, G, T, S]

@@ -12,10 +12,8 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from ..registration import greatest
+from .blocks import LONG, PROGRAMS, merge_blocks, most_splits, split_blocks
 
-PROGRAMS = 256  # split the cache until about this many programs run: two per multiprocessor of a large GPU
-MAX_SPLITS = 64
-LONG = 4096  # tree nodes of a pass whose size has no bound
 LEAST_KEYS = tl.constexpr(128)  # of a split: fewer cost more to merge than they save
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -168,26 +166,6 @@ def merge_splits_kernel(
     tl.store(to + column, merged.to(out.dtype.element_ty), mask=column < DV)
 
 
-def blocks(rows: int, key_size: int, value_size: int, element_size: int) -> dict[str, int]:
-    """Block sizes and options of the split kernel for `rows` = group * nodes; none spills (see compile_cubin)."""
-    block_d, block_dv = (max(16, triton.next_power_of_2(size)) for size in (key_size, value_size))
-    largest = 16 if element_size == 4 else 64 if max(block_d, block_dv) <= 128 else 32
-    block_r = min(largest, max(16, triton.next_power_of_2(rows)))
-    return {
-        "BLOCK_D": block_d,
-        "BLOCK_DV": block_dv,
-        "BLOCK_R": block_r,
-        "BLOCK_S": 16 if element_size == 4 else 64 if block_r == 16 else 32,
-        "num_warps": 8 if block_r == 64 else 4,
-        "num_stages": 2,
-    }
-
-
-def most_splits(programs: int) -> int:
-    """Splits to have memory for, where the largest pass of a single row takes `programs` for each of them."""
-    return max(1, min(MAX_SPLITS, 2 * PROGRAMS // programs))  # twice: smaller passes have fewer programs
-
-
 def tree_attention(
     q: Tensor,
     k: Tensor,
@@ -207,7 +185,7 @@ def tree_attention(
     group = heads // kv_heads
     # What a kernel is compiled with must not depend on sizes that vary from step to step, nor may the memory it takes.
     most_rows = group * min(greatest(nodes), LONG)
-    options = blocks(most_rows, key_size, value_size, q.element_size())
+    options = split_blocks(most_rows, key_size, value_size, q.element_size())
     splits = most_splits(kv_heads * triton.cdiv(most_rows, options["BLOCK_R"]))
     split_out = torch.empty(splits, batch, heads, nodes, value_size, dtype=torch.float32, device=q.device)
     split_norm = torch.empty(splits, batch, heads, nodes, dtype=torch.float32, device=q.device)
@@ -250,8 +228,6 @@ def tree_attention(
         out,
         HAS_SINKS=sinks is not None,
         DV=value_size,
-        BLOCK_DV=options["BLOCK_DV"],
-        BLOCK_N=triton.next_power_of_2(splits),
-        num_warps=4,
+        **merge_blocks(splits, value_size),
     )
     return out

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..case import Case
-from ..plugin import Attributes, Dim, Plugin, Shapes, ceil_div, known, power_of_2
+from ..plugin import Attributes, Dim, Plugin, Shapes, ceil_div, known, launched
+from .blocks import blocks
 
 
 class TreeLayout(Plugin):
@@ -29,5 +30,4 @@ class TreeLayout(Plugin):
         from .triton import tree_layout_kernel
 
         words = ceil_div(known(shapes["parents"][1], "tree_layout: nodes"), 32)
-        constants = {"BLOCK_T": 32, "BLOCK_W": power_of_2(words)}
-        return Case(self.name, tree_layout_kernel, self.pointers(dtype), constants, {"num_warps": 1})
+        return Case(self.name, tree_layout_kernel, self.pointers(dtype), *launched(blocks(words)))

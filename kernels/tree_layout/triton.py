@@ -7,7 +7,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 
-from .reference import word_count
+from ..bits import word_count
+from .blocks import blocks
 
 
 @triton.jit
@@ -57,16 +58,14 @@ def tree_layout(parents: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     words = word_count(count)
     ancestors = torch.empty(batch, count, words, dtype=torch.int32, device=parents.device)
     depths = torch.empty(batch, count, dtype=torch.int64, device=parents.device)
-    block = 32
-    wrap_triton(tree_layout_kernel)[(batch, triton.cdiv(count, block))](
+    launch = blocks(words)
+    wrap_triton(tree_layout_kernel)[(batch, triton.cdiv(count, launch["BLOCK_T"]))](
         parents.contiguous(),
         valid.contiguous(),
         count,
         words,
         ancestors,
         depths,
-        BLOCK_T=block,
-        BLOCK_W=triton.next_power_of_2(words),
-        num_warps=1,
+        **launch,
     )
     return ancestors, depths

@@ -17,7 +17,7 @@ from specstep.compile.source import Source
 from specstep.graphs.attention import Pass
 from specstep.graphs.experts import EXPERTS_NAME, mix_experts
 from specstep.graphs.target import CausalLM
-from specstep.kernels.tree_layout.reference import chain_bits
+from specstep.kernels.bits import chain_bits
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 

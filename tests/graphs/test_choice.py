@@ -8,10 +8,10 @@ from specstep.graphs import choice as module
 from specstep.graphs.choice import banned_tokens, preceding_tokens, sampled_choice
 from specstep.graphs.state import row_state
 from specstep.graphs.tree import DraftTree
+from specstep.kernels.bits import pack_bits
 from specstep.kernels.choose import reference
 from specstep.kernels.noise import gumbel
 from specstep.kernels.tree_layout.op import tree_layout
-from specstep.kernels.tree_layout.reference import pack_bits
 
 VOCABULARY, SLOTS = 12, 40
 token_ids = st.integers(0, VOCABULARY - 1)

@@ -11,8 +11,8 @@ import specstep
 import torch
 from models import save_eagle3, save_model, tiny_model
 from plain_sampling import Asked
+from specstep.kernels.bits import pack_bits
 from specstep.kernels.noise import gumbel
-from specstep.kernels.tree_layout.reference import pack_bits
 
 NEW_TOKENS, VOCABULARY = 20, 320
 

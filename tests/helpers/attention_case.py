@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from specstep.kernels.tree_layout.reference import tree_layout, unpack_bits
+from specstep.kernels.bits import unpack_bits
+from specstep.kernels.tree_layout.reference import tree_layout
 from torch import Tensor
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 import triton
 import triton.language as tl
-from specstep.kernels.choose.plugin import LIST
+from specstep.kernels.choose.blocks import LIST
 from specstep.kernels.choose.threshold_triton import least_kept
 from specstep.kernels.noise_triton import gumbel, most_gumbel, noise_bits, noise_keys, uniform
 

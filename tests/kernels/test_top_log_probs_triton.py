@@ -8,7 +8,7 @@ from specstep.kernels.top_log_probs.reference import top_log_probs
 from torch import Tensor
 
 pytest.importorskip("triton")
-from specstep.kernels.top_log_probs.plugin import BLOCK_V
+from specstep.kernels.top_log_probs.blocks import BLOCK_V
 
 pytestmark = pytest.mark.parametrize(
     "backend", ["interpreter", pytest.param("gpu", marks=pytest.mark.gpu)], indirect=True

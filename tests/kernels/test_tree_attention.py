@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from attention_case import Case, brute_force, make_case
+from specstep.kernels.bits import pack_bits, unpack_bits
 from specstep.kernels.tree_attention.op import tree_attention as tree_attention_op
-from specstep.kernels.tree_layout.reference import pack_bits, unpack_bits
 from torch import Tensor
 
 
@@ -46,7 +46,7 @@ def test_bfloat16(backend: Any, random_trees: Any) -> None:
     check(backend, make_case(random_trees, dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 256, 512])
 @pytest.mark.parametrize("heads", [(1, 1), (6, 2), (9, 3), (8, 1)], ids=str)
 def test_heads(backend: Any, random_trees: Any, heads: tuple[int, int], head_dim: int) -> None:
     case = make_case(random_trees, nodes=5, heads=heads[0], kv_heads=heads[1], head_dim=head_dim, lengths=(9, 0, 66))
@@ -60,6 +60,16 @@ def test_values_of_another_size(backend: Any, random_trees: Any, sizes: tuple[in
     case = make_case(random_trees, nodes=9, dtype=dtype, head_dim=sizes[0], value_dim=sizes[1])
     check(backend, replace(case, sinks=torch.randn(4), window=40, softcap=20.0))
     check(backend, replace(case, lengths=torch.tensor([0, 12, 3])))
+
+
+@pytest.mark.parametrize("scale", [128**-0.5, 0.01, 0.0])
+def test_scores_beyond_float16_before_they_are_scaled(backend: Any, random_trees: Any, scale: float) -> None:
+    """Those that are scaled by a power of 2 first are exact here: keys differ by their last places."""
+    case = make_case(random_trees, nodes=5, heads=2, kv_heads=1, head_dim=128, lengths=(9, 40), dtype=torch.float16)
+    q, k = torch.full_like(case.q, 32.0), 20 + case.k[..., :1].sign().expand_as(case.k) / 64
+    assert (q[0, 0, 0].float() @ k[0, 0, 0].float()) > torch.finfo(torch.float16).max
+    check(backend, replace(case, q=q, k=k, scale=scale, softcap=2000.0 if scale else 0.0))
+    check(backend, replace(case, q=q, k=k, scale=scale))
 
 
 @pytest.mark.parametrize("window", [1, 2, 7, 64, 65, 1000])

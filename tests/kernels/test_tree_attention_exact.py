@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 from attention_case import Case, brute_force, make_case
+from specstep.kernels.bits import chain_bits, pack_bits, unpack_bits
 from specstep.kernels.tree_attention import reference
 from specstep.kernels.tree_attention.op import tree_attention
-from specstep.kernels.tree_layout.reference import chain_bits, pack_bits, unpack_bits
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LENGTHS = (0, 1, 63, 64, 65, 1000)
 HEADS = ((3, 1), (9, 3), (8, 1), (2, 2))
-SIZES = ((64, 64), (40, 80), (80, 40), (128, 128), (256, 256), (33, 17))
+SIZES = ((64, 64), (40, 80), (80, 40), (128, 128), (256, 256), (33, 17), (512, 512), (700, 321))
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 70},

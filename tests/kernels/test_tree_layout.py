@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specstep.kernels.tree_layout.op import tree_layout as tree_layout_op
-from specstep.kernels.tree_layout.reference import pack_bits, unpack_bits
 from torch import Tensor
 
 
@@ -51,20 +50,6 @@ def test_strided_inputs(backend: Any, random_trees: Any, chains: Any) -> None:
     parents, valid = random_trees(5, 9, 3)
     wide = torch.zeros(9, 5, dtype=torch.int64).copy_(parents.T)
     check(backend, chains, wide.T, valid)
-
-
-@pytest.mark.parametrize("count", [1, 7, 31, 32, 33, 64, 129])
-def test_bits_round_trip(count: int) -> None:
-    mask = torch.rand(3, 5, count) < 0.5
-    mask[0, 0] = True
-    mask[0, 1] = False
-    words = pack_bits(mask)
-    assert words.dtype == torch.int32
-    assert words.shape == (3, 5, -(-count // 32))
-    for j in range(count):
-        assert torch.equal((words[..., j // 32] >> j % 32) & 1 != 0, mask[..., j])
-    assert torch.equal(unpack_bits(words, count), mask)
-    assert torch.equal(unpack_bits(torch.full((2,), -1, dtype=torch.int32), 64), torch.ones(64, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("nodes", [1, 9, 33])
