@@ -96,12 +96,15 @@ class LayerCache:
         self.keys, self.values, self.slots = keys, values, slots
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """key, value [B, H_kv, T, D] of one layer -> that layer's whole cache."""
+        """key, value [B, H_kv, T, D] of one layer -> that layer's whole cache. What is not finite is kept as 0: a token
+        that does not see it would multiply it with 0, which is not 0."""
         row = torch.arange(key.shape[0], device=key.device)[:, None, None]
         head = torch.arange(key.shape[1], device=key.device)[:, None]
         caches = self.keys[layer_idx], self.values[layer_idx]
         for cache, new in zip(caches, (key, value), strict=True):
-            cache.index_put_((row, head, self.slots[:, None]), new.to(cache.dtype))
+            new = new.to(cache.dtype)
+            new = new.where(new.abs() <= torch.finfo(new.dtype).max, 0.0)
+            cache.index_put_((row, head, self.slots[:, None]), new)
         return caches
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -1,0 +1,81 @@
+"""What is not finite never leaves its node: drafts whose keys and values are NaN are rejected, and the text stays."""
+
+from pathlib import Path
+
+import pytest
+import specstep
+import torch
+from models import save_model
+from safetensors.torch import load_file, save_file
+from specstep.graphs.tree import Candidates
+
+PROMPTS = [[5, 6, 7] * 4, [40, 41, 42] * 5, list(range(30, 52))]
+LENGTH = 30
+OPTIONS = {"dtype": "float32", "max_batch": 3, "max_seq_len": 96, "prefill_chunk": 8}
+
+
+class Spoilt(specstep.Scorer):
+    """Drafts, after every token, one whose embedding is not finite, and beside it what follows in the answers."""
+
+    neural = False
+
+    def __init__(self, spoilt: int, answers: list[list[int]]):
+        super().__init__()
+        following = torch.zeros(320, dtype=torch.int64)
+        for answer in answers:
+            following[answer[:-1]] = torch.tensor(answer[1:])
+        self.register_buffer("following", following)
+        self.spoilt = spoilt
+
+    def begin(self, state, keys, values, shape):
+        root = state["history"].gather(1, state["lengths"][:, None])
+        return self._children(root), lambda tokens, parents: self._children(tokens), {}
+
+    def _children(self, tokens):
+        right = self.following[tokens]
+        children = torch.stack([torch.full_like(right, self.spoilt), right], 2)
+        return Candidates(children, torch.tensor([0.6, 0.4], device=tokens.device).log().expand(children.shape))
+
+
+@pytest.fixture(scope="module")
+def answers(model_folder):
+    engine = specstep.eager(str(model_folder), drafter="none", **OPTIONS)
+    return [result.token_ids for result in engine.generate(PROMPTS, LENGTH, ignore_eos=True)]
+
+
+@pytest.fixture(scope="module")
+def spoilt(answers):
+    """A token that no prompt and no answer holds."""
+    return min(set(range(2, 320)) - {token for text in (*PROMPTS, *answers) for token in text})
+
+
+@pytest.fixture(scope="module", params=[float("nan"), float("inf")], ids=str)
+def folder(request, spoilt, tmp_path_factory):
+    """The same model, in which that token's embedding is not finite."""
+    folder = save_model(tmp_path_factory.mktemp("spoilt"), tokenizer=True)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][spoilt] = request.param
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("backend", ["library", "reference", "onnx", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_rejected_drafts_that_are_not_finite_change_no_text(
+    backend: str, folder: Path, spoilt: int, answers: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = OPTIONS | {"drafter": Spoilt(spoilt, answers), "tree": "dynamic", "depth": 3, "top_k": 2, "nodes": 6}
+    if backend == "reference":
+        monkeypatch.setattr("specstep.kernels.tree_attention.op.has_library", lambda: False)
+    if backend in ("library", "reference"):
+        engine = specstep.eager(str(folder), **options)
+    else:
+        engine = specstep.load(specstep.build(str(folder), tmp_path / "engine", backend=backend, **options))
+    with engine:
+        for _ in range(2):  # then in rows and behind blocks of prompts that held rejected drafts
+            got = engine.generate(PROMPTS, LENGTH, ignore_eos=True)
+            assert [result.token_ids for result in got] == answers
+            assert sum(result.stats["steps"] for result in got) < 2 * LENGTH  # drafts beside the spoilt ones are right
+        engine.generate([[spoilt, 9, *PROMPTS[0]]] * 3, 4, ignore_eos=True)  # rows that are not finite themselves
+        longer = [[*prompt, *answer[:9]] for prompt, answer in zip(PROMPTS, answers, strict=True)]
+        got = engine.generate(longer, LENGTH - 9, ignore_eos=True)
+        assert [result.token_ids for result in got] == [answer[9:] for answer in answers]
