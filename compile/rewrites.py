@@ -10,6 +10,10 @@ from torch.fx import Node
 
 from ..kernels.compact.op import compact, compacted
 
+aten = torch.ops.aten
+CONVERSIONS = (aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, aten.type_as.default)  # of dtypes
+ASSERTION = aten._assert_tensor_metadata.default  # the exporter puts one ahead of each conversion
+
 
 def copy_compacted(exported: ExportedProgram) -> None:
     """Replaces `specstep::compact` by `specstep::compacted` and a copy for each cache, in place: a form that still is
@@ -35,3 +39,12 @@ def insert_call(place: Node, op: Any, arguments: Sequence[Any]) -> Node:
     with mode:
         new.meta = {**place.meta, "val": op(*values)}
     return new
+
+
+def drop_assertions(node: Node) -> bool:
+    """Erase what uses a node, where that is assertions alone, and say whether it is used no more."""
+    if any(user.target != ASSERTION for user in node.users):
+        return False
+    for user in list(node.users):
+        node.graph.erase_node(user)
+    return True

@@ -10,11 +10,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..rewrites import insert_call
+from ..rewrites import ASSERTION, CONVERSIONS, drop_assertions, insert_call
 
 aten = torch.ops.aten
-CONVERSIONS = (aten.to.dtype, aten._to_copy.default, aten.type_as.default)
-ASSERTION = aten._assert_tensor_metadata.default
 
 
 def fuse_norms(exported: ExportedProgram) -> None:
@@ -112,7 +110,5 @@ def _only_user(node: Node, target: Any = None) -> Node | None:
 
 def _erase_unused(node: Node) -> None:
     """Erase a node that only assertions use, and those."""
-    if all(user.target == ASSERTION for user in node.users):
-        for user in list(node.users):
-            node.graph.erase_node(user)
+    if drop_assertions(node):
         node.graph.erase_node(node)

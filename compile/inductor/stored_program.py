@@ -1,6 +1,7 @@
 """Exported programs and the tensors that they store, some of which are packed."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch.fx import Node
 
 from ...kernels.expert_linear.op import expert_linear
 from ..precision import Form, Precision, plain
+from ..rewrites import CONVERSIONS, drop_assertions
 from ..writer import identity
 
 STORED = (InputKind.PARAMETER, InputKind.BUFFER)
@@ -50,14 +52,15 @@ class PackedTensors:
             self.forms[key] = self.precision(weight)
         return self.forms[key]
 
-    def of(self, name: str, weights: Sequence[Tensor], form: Form) -> Packed:
+    def of(self, name: str, weights: dict[Key, Callable[[], Tensor]], form: Form) -> Packed:
         """These tensors, joined along their first dimension and brought to a form, under a name made from `name`."""
-        key = (form.kind, *(identity(weight) for weight in weights))
+        key = (form.kind, *weights)
         if key not in self.made:
             name, taken = f"{name}_packed", {other.name for other in self.made.values()}
             while name in taken:  # by another tensor, of another program
                 name += "_"
-            made = form.make(torch.cat(list(weights)) if len(weights) > 1 else weights[0])
+            tensors = [read() for read in weights.values()]
+            made = form.make(torch.cat(tensors) if len(tensors) > 1 else tensors[0])
             self.made[key] = Packed(name, form.kind, made)
         return self.made[key]
 
@@ -72,13 +75,17 @@ class StoredProgram:
         specs = [spec for spec in exported.graph_signature.input_specs if spec.kind in STORED]
         names = {spec.arg.name: spec.target for spec in specs}
         self.stored = {node: names[node.name] for node in self.graph.find_nodes(op="placeholder") if node.name in names}
+        for node in self.graph.nodes:  # routers widen their weights in each step, where it does nothing, too
+            if node.target in CONVERSIONS and node.args[0] in self.stored:
+                self.stored[node] = self.stored[node.args[0]]
         self.replaced: set[Node] = set()  # plain weights
         self.added: dict[str, Node] = {}
         experts = self.graph.find_nodes(op="call_function", target=expert_linear._opoverload)
         self.routed = {node.args[1].meta["val"].shape[0] for node in experts}  # counts of experts
 
     def calls(self, target: Any, first: int = 0) -> Iterator[Node]:
-        """Calls of an op whose arguments from `first` on are an x and a stored tensor of its dtype."""
+        """Calls of an op whose arguments from `first` on are an x and a stored tensor of its dtype, which the graph may
+        have converted."""
         for node in self.graph.find_nodes(op="call_function", target=target):
             pair = node.args[first : first + 2]
             x, weight = (argument.meta["val"] for argument in pair)
@@ -96,23 +103,32 @@ class StoredProgram:
         return all(tensor.device.type == self.device for tensor in tensors)
 
     def tensor(self, node: Any) -> Tensor:
-        """The stored tensor behind a placeholder."""
+        """The stored tensor behind a placeholder, or what a conversion of it gives: a new tensor each time, where it
+        does more than nothing."""
+        return self._held(node).to(node.meta["val"].dtype)
+
+    def _placeholder(self, node: Any) -> Node:
+        return node if node.op == "placeholder" else self._placeholder(node.args[0])
+
+    def _held(self, node: Any) -> Tensor:
         return self.exported.state_dict[self.stored[node]].detach()
 
     def key(self, node: Any) -> Key:
-        return identity(self.tensor(node))
+        return (*identity(self._held(node)), node.meta["val"].dtype)
 
     def form(self, node: Any, turn: Turn = as_is) -> Form:
-        """What a stored weight becomes once it is turned."""
-        weight = turn(self.tensor(node))
-        routes = weight.dim() == 2 and len(weight) in self.routed
-        form = plain(weight) if routes else self.packed_tensors.form(weight)
+        """What a stored weight becomes once it is turned. One that the graph converts keeps what that gives: the model
+        asks for its precision."""
+        held, dtype = turn(self._held(node)), node.meta["val"].dtype
+        kept = held.dtype != dtype or (held.dim() == 2 and len(held) in self.routed)
+        form = plain(held.to(dtype)) if kept else self.packed_tensors.form(held)
         return Form(form.kind, lambda weight: form.make(turn(weight)))
 
     def packed(self, nodes: Sequence[Any], form: Form) -> Node:
         """The placeholder of these stored tensors in a form, joined. They are used no more."""
-        self.replaced |= set(nodes)
-        made = self.packed_tensors.of(self.stored[nodes[0]], [self.tensor(node) for node in nodes], form)
+        self.replaced |= {self._placeholder(node) for node in nodes}
+        tensors = {self.key(node): partial(self.tensor, node) for node in nodes}
+        made = self.packed_tensors.of(self.stored[nodes[0]], tensors, form)
         if made.name not in self.added:
             self.added[made.name] = self._add(made.name, made.tensor)
         return self.added[made.name]
@@ -140,8 +156,11 @@ class StoredProgram:
     def drop_unused(self) -> None:
         """Erase plain weights that have no other use."""
         specs, held = self.exported.graph_signature.input_specs, self.exported.state_dict
+        for node in reversed(self.stored):  # what a conversion is of comes ahead of it
+            if drop_assertions(node) and node.op != "placeholder":
+                self.graph.erase_node(node)
         unused = {node for node in self.replaced if not node.users}
-        keys, names = {self.key(node) for node in unused}, {node.name for node in unused}
+        keys, names = {identity(self._held(node)) for node in unused}, {node.name for node in unused}
         specs[:] = [spec for spec in specs if spec.arg.name not in names]
         for node in unused:
             self.graph.erase_node(node)

@@ -265,3 +265,30 @@ def test_compiled_layers_give_a_token_the_same_bits_in_any_company(tmp_path: Pat
     whole = model(ids(64))
     for count in range(2, 64):
         assert torch.equal(model(ids(64)[:, :count]), whole[:, :count]), count
+
+
+class Router(nn.Module):
+    """Routers as models write them: the weight is widened in each step, with the bias or without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.biased = nn.Linear(36, 5, bias=False), nn.Linear(36, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.type(torch.float32)
+        first = torch.nn.functional.linear(wide, self.gate.weight.type(torch.float32))
+        second = torch.nn.functional.linear(wide, self.biased.weight.float(), self.biased.bias.float())
+        return torch.cat([first, second], -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_that_is_widened_is_packed_as_it_is_multiplied(dtype: torch.dtype) -> None:
+    module, x = Router().to(dtype), torch.randn(4, 36).to(dtype)
+    program = torch.export.export(module, (x,))
+    assert calls(program).count(PLAIN) == 2
+    packed = pack_weights([program])
+    assert calls(program).count(PACKED) == 2 and PLAIN not in calls(program)
+    assert [weight.kind for weight in packed] == ["float32"] * 2
+    assert not {"gate.weight", "biased.weight"} & program.state_dict.keys()  # nothing is held twice
+    program.validate()
+    torch.testing.assert_close(program.module()(x), module(x), rtol=1e-5, atol=1e-5)
