@@ -8,7 +8,9 @@ from torch import Tensor
 
 from .linear.packing import packed_shape
 
-EXACT_FUNCTIONS = ("silu", "sigmoid", "tanh", "gelu", "gelu_tanh", "cos", "sin")  # of x, times y where it is given
+EXACT_FUNCTIONS = (  # of x, times y where it is given
+    "silu", "sigmoid", "tanh", "gelu", "gelu_tanh", "softplus", "exp", "expm1", "cos", "sin",
+)  # fmt: skip
 
 
 class NativeOp(NamedTuple):
@@ -120,6 +122,7 @@ NATIVE_OPS = {  # "*": optional, "+": a list, "#": an integer, "~": a float
     **{f"exact_{name}": NativeOp(("x", "y*"), 1, _like) for name in EXACT_FUNCTIONS},
     "exact_softmax": NativeOp(("x",), 1, _like),
     "exact_mean": NativeOp(("x",), 1, lambda x: x.new_empty((*x.shape[:-1], 1))),
+    "exact_sum": NativeOp(("x", "dim#"), 1, lambda x, dim: x.new_empty((*x.shape[:dim], 1, *x.shape[dim + 1 :]))),
     "exact_rms_norm": NativeOp(("x", "weight*", "epsilon~"), 1, _like),
     "exact_layer_norm": NativeOp(("x", "weight*", "bias*", "epsilon~"), 1, _like),
     "compact_native": NativeOp(("caches+", "lengths", "path", "accepted"), 0, lambda *_: None),

@@ -16,6 +16,7 @@ from torch.fx import Node
 from ...kernels.native import load_library
 from ...kernels.native_ops import EXACT_FUNCTIONS
 from ..rewrites import insert_call
+from .complex_products import split_complex
 from .norms import fuse_norms
 
 aten = torch.ops.aten
@@ -28,14 +29,20 @@ _FUNCTIONS = {
     aten.tanh.default: "exact_tanh",
     aten.cos.default: "exact_cos",
     aten.sin.default: "exact_sin",
+    aten.exp.default: "exact_exp",
+    aten.expm1.default: "exact_expm1",
 }
 
 
 def use_exact(exported: ExportedProgram) -> None:
-    """Replace functions, reductions over the last dimension and RMS norms, in place: those of float32 and bfloat16 on
-    the CPU. Call this before `run_decompositions`."""
+    """Replace functions, reductions over the last dimension, sums over any one and RMS norms, in place: those of
+    float32 and bfloat16 on the CPU. Call this before `run_decompositions`."""
     load_library()
+    split_complex(exported)
     fuse_norms(exported)
+    for target in (aten.sum.dim_IntList, aten.mean.dim):
+        for node in exported.graph_module.graph.find_nodes(op="call_function", target=target):
+            _keep_dimension(node)
     for node in exported.graph_module.graph.nodes:
         replacement = _REPLACEMENTS.get(node.target)
         found = replacement(node) if replacement and _fits(node) else None
@@ -46,6 +53,17 @@ def use_exact(exported: ExportedProgram) -> None:
     for node in exported.graph_module.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
         _multiply_at_once(node)
     exported.graph_module.recompile()
+
+
+def _keep_dimension(node: Node) -> None:
+    """Have a reduction over one dimension keep it, in place, and a view drop it."""
+    x, dims, *keep = node.args
+    if len(dims or ()) != 1 or keep[:1] == [True]:  # type: ignore[arg-type]
+        return
+    with node.graph.inserting_before(node):
+        kept = node.graph.call_function(node.target, (x, dims, True), node.kwargs)  # type: ignore[arg-type]
+    kept.meta = {**node.meta, "val": node.meta["val"].unsqueeze(dims[0])}  # type: ignore[index]
+    node.target, node.args, node.kwargs = aten.squeeze.dim, (kept, dims[0]), {}  # type: ignore[index]
 
 
 def _multiply_at_once(node: Node) -> None:
@@ -96,6 +114,18 @@ def _mean(node: Node) -> Replacement:
     return ("exact_mean", (x,)) if dims in ([-1], [last]) and keep[:1] == [True] else None
 
 
+def _sum(node: Node) -> Replacement:
+    x, dims, *keep = node.args
+    if len(dims or ()) != 1 or keep[:1] != [True]:  # type: ignore[arg-type]
+        return None
+    return "exact_sum", (x, dims[0] % x.meta["val"].dim())  # type: ignore[index, union-attr]
+
+
+def _softplus(node: Node) -> Replacement:
+    x, *others = node.args
+    return ("exact_softplus", (x,)) if not node.kwargs and others in ([], [1], [1, 20]) else None
+
+
 def _softmax(node: Node) -> Replacement:
     x, dim = node.args[:2]
     return ("exact_softmax", (x,)) if dim in (-1, x.meta["val"].dim() - 1) else None  # type: ignore[union-attr]
@@ -119,7 +149,9 @@ def _rms_norm(node: Node) -> Replacement:
 _REPLACEMENTS: dict[Any, Callable[[Node], Replacement]] = {
     **dict.fromkeys(_FUNCTIONS, _function),
     aten.gelu.default: _gelu,
+    aten.softplus.default: _softplus,
     aten.mean.dim: _mean,
+    aten.sum.dim_IntList: _sum,
     aten.softmax.int: _softmax,
     aten.layer_norm.default: _layer_norm,
     aten.rms_norm.default: _rms_norm,

@@ -45,6 +45,15 @@ inline float hyperbolic_tangent(float x) {
   return size < 0.625f ? near : (x < 0 ? -far : far);
 }
 
+struct Exp {
+  static float value(float x) { return exponential(x); }
+};
+struct Expm1 {  // not exponential(x) - 1, which has no digits left near zero
+  static float value(float x) { return std::expm1(x); }
+};
+struct Softplus {  // as torch has it with beta 1 and threshold 20
+  static float value(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+};
 struct Silu {
   static float value(float x) { return x / (1.0f + exponential(-x)); }
 };
@@ -130,6 +139,9 @@ Tensor apply(const Tensor& x, const std::optional<Tensor>& y) {
   STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) { library.def(#NAME "(Tensor x, Tensor? y=None) -> Tensor"); }  \
   STABLE_TORCH_LIBRARY_IMPL(specstep, CPU, library) { library.impl(#NAME, TORCH_BOX(&specstep::apply<specstep::FUNCTION>)); }
 
+SPECSTEP_FUNCTION(exact_exp, Exp)
+SPECSTEP_FUNCTION(exact_expm1, Expm1)
+SPECSTEP_FUNCTION(exact_softplus, Softplus)
 SPECSTEP_FUNCTION(exact_silu, Silu)
 SPECSTEP_FUNCTION(exact_sigmoid, Sigmoid)
 SPECSTEP_FUNCTION(exact_tanh, Tanh)

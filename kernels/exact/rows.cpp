@@ -1,4 +1,4 @@
-// Reductions over the last dimension. PyTorch's compiler adds in another order where there is one row, or where rows are
+// Reductions over the last dimension, and sums over any. PyTorch's compiler adds in another order where there is one row, or where rows are
 // shared between threads. Here a row is added the same way whatever else is computed: lane by lane, then over the lanes.
 #include <torch/csrc/stable/library.h>
 
@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include "../parallel.h"
 #include "element.h"
@@ -63,6 +64,11 @@ __attribute__((noinline)) float sum_of_squares_around(const Row& row, float cent
 struct Mean {
   static int64_t columns(int64_t) { return 1; }
   void operator()(Row& row) const { row.values[0] = sum(row) / static_cast<float>(row.count); }
+};
+
+struct Sum {
+  static int64_t columns(int64_t) { return 1; }
+  void operator()(Row& row) const { row.values[0] = sum(row); }
 };
 
 struct Softmax {
@@ -155,6 +161,46 @@ std::optional<Row> whole(const std::optional<Tensor>& tensor, int64_t count) {
   return row;
 }
 
+// out [outer, 1, inner] = the sum of x [outer, count, inner], element after element along the middle.
+template <class Element>
+void sum_columns(const Tensor& x, int64_t outer, int64_t count, int64_t inner, Tensor& out) {
+  const auto* from = static_cast<const Element*>(x.data_ptr());
+  auto* to = static_cast<Element*>(out.data_ptr());
+  const int64_t blocks = (inner + BLOCK - 1) / BLOCK;
+  const int64_t grain = std::max<int64_t>(1, GRAIN / (BLOCK * std::max<int64_t>(count, 1)));
+  parallel_for(outer * blocks, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t number = begin; number < end; number++) {
+      const int64_t place = number / blocks, first = number % blocks * BLOCK, here = std::min(BLOCK, inner - first);
+      float total[BLOCK] = {}, values[BLOCK];
+      for (int64_t i = 0; i < count; i++) {
+        load_block(from + (place * count + i) * inner + first, here, values);
+        for (int64_t lane = 0; lane < BLOCK; lane++) total[lane] += values[lane];
+      }
+      store_block(total, here, to + place * inner + first);
+    }
+  });
+}
+
+Tensor exact_sum(const Tensor& x, int64_t dim) {
+  const int64_t last = x.dim() - 1;
+  if (dim < 0 || dim > last) throw std::invalid_argument("dim: expected a dimension of x, counted from its first");
+  if (dim == last) return reduce(x, Sum{});
+  const ScalarType type = x.scalar_type();
+  if ((type != ScalarType::Float && type != ScalarType::BFloat16) || x.size(dim) == 0)
+    throw std::invalid_argument("x: expected float32 or bfloat16 with a dimension that is not empty");
+  const Tensor plain = dense(x);
+  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  int64_t outer = 1, inner = 1;
+  for (int64_t d = 0; d < dim; d++) outer *= sizes[d];
+  for (int64_t d = dim + 1; d <= last; d++) inner *= sizes[d];
+  const int64_t count = std::exchange(sizes[dim], 1);
+  int32_t dtype;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+  Tensor out = empty(sizes, dtype);
+  (type == ScalarType::Float ? sum_columns<float> : sum_columns<Bfloat16>)(plain, outer, count, inner, out);
+  return out;
+}
+
 Tensor exact_mean(const Tensor& x) { return reduce(x, Mean{}); }
 
 Tensor exact_softmax(const Tensor& x) { return reduce(x, Softmax{}); }
@@ -184,6 +230,12 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
   return guarded("exact_mean", [&] { return aoti_torch_new_tensor_handle(exact_mean(borrowed(x)).get(), out); });
 }
 
+extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_exact_sum(
+    AtenTensorHandle x, int64_t dim, AtenTensorHandle* out) {
+  using namespace specstep;
+  return guarded("exact_sum", [&] { return aoti_torch_new_tensor_handle(exact_sum(borrowed(x), dim).get(), out); });
+}
+
 extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_exact_softmax(AtenTensorHandle x,
                                                                                               AtenTensorHandle* out) {
   using namespace specstep;
@@ -210,12 +262,14 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
 STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) {
   library.def("exact_rms_norm(Tensor x, Tensor? weight, float epsilon) -> Tensor");
   library.def("exact_mean(Tensor x) -> Tensor");
+  library.def("exact_sum(Tensor x, int dim) -> Tensor");
   library.def("exact_softmax(Tensor x) -> Tensor");
   library.def("exact_layer_norm(Tensor x, Tensor? weight, Tensor? bias, float epsilon) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specstep, CPU, library) {
   library.impl("exact_mean", TORCH_BOX(&specstep::exact_mean));
+  library.impl("exact_sum", TORCH_BOX(&specstep::exact_sum));
   library.impl("exact_softmax", TORCH_BOX(&specstep::exact_softmax));
   library.impl("exact_rms_norm", TORCH_BOX(&specstep::exact_rms_norm));
   library.impl("exact_layer_norm", TORCH_BOX(&specstep::exact_layer_norm));

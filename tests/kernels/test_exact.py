@@ -16,10 +16,14 @@ MEANING = {
     "tanh": torch.tanh,
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "softplus": functional.softplus,
+    "exp": torch.exp,
+    "expm1": torch.expm1,
     "cos": torch.cos,
     "sin": torch.sin,
 }
 ROWS = {
+    "sum": lambda x: x.sum(-1, keepdim=True),
     "mean": lambda x: x.mean(-1, keepdim=True),
     "softmax": lambda x: x.softmax(-1),
     "layer_norm": lambda x: functional.layer_norm(x, x.shape[-1:], *scale_and_shift(x), 1e-5),
@@ -33,7 +37,7 @@ def scale_and_shift(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def exact(name: str, x: Tensor) -> Tensor:
-    more = (*scale_and_shift(x), 1e-5) if name == "layer_norm" else ()
+    more = (*scale_and_shift(x), 1e-5) if name == "layer_norm" else (x.dim() - 1,) if name == "sum" else ()
     return getattr(torch.ops.specstep, f"exact_{name}")(x, *more)
 
 
@@ -46,6 +50,7 @@ def values(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def test_functions_are_what_torch_says(name, dtype):
     x = torch.cat([values(20_011), torch.tensor(EDGES)]).to(dtype)
     expected = MEANING[name](x.double())
+    expected[expected > torch.finfo(dtype).max] = float("inf")
     if name in ("cos", "sin"):
         expected[x.isinf()] = float("nan")
     tolerance = {"rtol": 4e-7, "atol": 5e-7} if dtype == torch.float32 else {"rtol": 2**-8, "atol": 5e-7}
@@ -60,6 +65,8 @@ def test_rows_are_what_torch_says(name, shape, dtype):
     x = values(*shape, dtype=dtype)
     expected = ROWS[name](x.double())
     tolerance = {"rtol": 2e-6, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 2**-7}
+    if name == "sum":  # of numbers of both signs
+        tolerance["atol"] *= shape[-1]
     torch.testing.assert_close(exact(name, x).double(), expected, **tolerance)
 
 
@@ -116,6 +123,19 @@ def test_the_number_of_threads_does_not_matter(name):
 def test_strides_do_not_matter(name):
     x = values(12, 40)
     assert torch.equal(exact(name, x.T), exact(name, x.T.contiguous()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_over_any_dimension(dtype):
+    x = values(3, 5, 7, 150, dtype=dtype)
+    for dim in range(4):
+        expected = x.double().sum(dim, keepdim=True)
+        got = torch.ops.specstep.exact_sum(x, dim)
+        torch.testing.assert_close(got.double(), expected, rtol=torch.finfo(dtype).eps, atol=2e-5)
+        for row in range(3 if dim else 0):
+            assert torch.equal(torch.ops.specstep.exact_sum(x[row : row + 1], dim), got[row : row + 1])
+    with pytest.raises(ValueError, match="dim: expected"):
+        torch.ops.specstep.exact_sum(x, 4)
 
 
 def test_other_types_are_refused():
