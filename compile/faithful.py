@@ -16,11 +16,12 @@ from ..graphs.target import CausalLM, reason
 from ..kernels.tree_layout.op import tree_layout
 from .assemble import Graphs
 from .float32 import InFloat32
+from .routing import Taken, given, mixtures, noted, of_paths
 
 TOLERANCE = 5e-4  # of the logits' norm; rounding is 1e-6 to 1e-5, a wrong window or scale 1e-2 and more
 PATH, CHAIN = 32, 16  # tokens on each path of the tree, and of the chain behind filled slots
 SLOTS = 64  # filled at least
-SEEDS = 3  # of the tokens, for models with experts
+SEEDS = 3  # of the tokens, for mixtures that do not say which experts a token takes
 LOUD = 2.0  # factor of the given keys and values, for soft caps; with 4, rounding alone is 5e-5 in SmolLM2-135M
 
 
@@ -73,12 +74,13 @@ def check_faithful(graphs: Graphs) -> None:
 def _check(model: CausalLM, longest: int) -> None:
     """longest: the most tokens that a row can hold.
 
-    Rounding turns a token to another expert where two are nearly alike, and its logits with it: a model with experts is
-    refused when it fails on several texts, as one that leaves something out does.
+    Rounding turns a token to another expert where two are nearly alike, and its logits with it. Such a token is given
+    transformers' experts, see `routing`, and every logit is compared. Where transformers' mixtures do not say which
+    experts a token takes, a model is refused when it fails on several texts, as one that leaves something out does.
     """
     name = type(model.model).__name__
-    routed = any("expert" in module for module, _ in model.named_modules())
-    for seed in range(SEEDS if routed else 1):
+    unsaid = any("expert" in module for module, _ in model.named_modules()) and not mixtures(model)
+    for seed in range(SEEDS if unsaid else 1):
         try:
             tree, layers = _tree_error(model, min(PATH, longest), seed)
             filled, chain = _chain_error(model, layers, longest, seed)
@@ -103,7 +105,8 @@ def _tree_error(model: CausalLM, length: int, seed: int) -> tuple[float, list[La
     # The branches take turns, so that the slots of neither follow one another.
     paths = [[*range(trunk), *range(trunk + branch, count, 2)] for branch in range(2)]
     caches = [GivenCache(), GivenCache()]
-    expected = [_transformers_logits(model, tokens[:, path], cache) for path, cache in zip(paths, caches, strict=True)]
+    passes = [_transformers_logits(model, tokens[:, path], cache) for path, cache in zip(paths, caches, strict=True)]
+    expected, taken = [logits for logits, _ in passes], of_paths(paths, [taken for _, taken in passes], count)
     layers = [caches[0].added[index] for index in range(model.layers)]
 
     ours = [_filled(layer, 0, 0, count) for layer in layers]
@@ -115,9 +118,9 @@ def _tree_error(model: CausalLM, length: int, seed: int) -> tuple[float, list[La
     ancestors, depths = tree_layout(parents, torch.ones_like(parents, dtype=torch.bool))[:2]
     before = chain_pass(_length(model, 0), root, root)
     tree = Pass(_length(model, root), depths, ancestors, depths)
-    parts = ((tokens[:, :root], before), (tokens[:, root:], tree))
-    logits = torch.cat([_engine_logits(model, part, where, ours) for part, where in parts], 1)
-    errors = [_error(logits[:, path], wanted) for path, wanted in zip(paths, expected, strict=True)]
+    parts = ((slice(root), before), (slice(root, None), tree))
+    logits = [_engine_logits(model, tokens[:, p], where, ours, [t.at(p) for t in taken]) for p, where in parts]
+    errors = [_error(torch.cat(logits, 1)[:, path], wanted) for path, wanted in zip(paths, expected, strict=True)]
     return float(torch.tensor(errors).max()), layers  # `max` of Python drops a NaN
 
 
@@ -128,10 +131,10 @@ def _chain_error(model: CausalLM, layers: list[Layer], longest: int, seed: int) 
     filled = min(max(SLOTS, window + CHAIN), longest - length)
     hidden = max(filled + length - window, 0) if window else 0
     ours = [_filled(layer, filled, hidden, length) for layer in layers]
-    given = [Layer(layer.keys[:, :, :filled], layer.values[:, :, :filled]) for layer in ours]
+    start = [Layer(layer.keys[:, :, :filled], layer.values[:, :, :filled]) for layer in ours]
     tokens = _tokens(model, length, seed)
-    expected = _transformers_logits(model, tokens, GivenCache(given))
-    got = _engine_logits(model, tokens, chain_pass(_length(model, filled), length, length), ours)
+    expected, taken = _transformers_logits(model, tokens, GivenCache(start))
+    got = _engine_logits(model, tokens, chain_pass(_length(model, filled), length, length), ours, taken)
     return filled, _error(got, expected)
 
 
@@ -161,21 +164,24 @@ def _length(model: CausalLM, length: int) -> Tensor:
     return torch.full((1,), length, device=model.model.device)
 
 
-def _transformers_logits(model: CausalLM, tokens: Tensor, cache: GivenCache) -> Tensor:
+def _transformers_logits(model: CausalLM, tokens: Tensor, cache: GivenCache) -> tuple[Tensor, list[Taken]]:
+    """The logits, and the experts that the tokens take."""
     module: Any = model.model
     module.set_attn_implementation("eager")
     module.set_experts_implementation("eager")
     try:
-        logits: Tensor = module(input_ids=tokens, use_cache=True, **{model.cache_name: cache}).logits
-        return logits
+        with noted(module) as taken:
+            return module(input_ids=tokens, use_cache=True, **{model.cache_name: cache}).logits, taken
     finally:
         module.set_attn_implementation(ATTENTION_NAME)
         module.set_experts_implementation(EXPERTS_NAME)
 
 
-def _engine_logits(model: CausalLM, tokens: Tensor, where: Pass, caches: list[Layer]) -> Tensor:
-    logits: Tensor = model(tokens, where, [layer.keys for layer in caches], [layer.values for layer in caches])[0]
-    return logits
+def _engine_logits(model: CausalLM, tokens: Tensor, where: Pass, caches: list[Layer], taken: Sequence[Taken]) -> Tensor:
+    with given(model, taken):
+        keys, values = [layer.keys for layer in caches], [layer.values for layer in caches]
+        logits: Tensor = model(tokens, where, keys, values)[0]
+        return logits
 
 
 def _error(got: Tensor, expected: Tensor) -> float:
