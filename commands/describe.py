@@ -18,6 +18,7 @@ def describe(manifest: Manifest) -> str:
         *_tree(about["tree"]),
         *_stages(about["stages"]),
         *_operators(about.get("operators", {})),
+        *_drafts(about.get("drafts_may_change_text")),
         *_forced(config.get("forced_acceptance")),
         f"limits      {spec.max_batch} rows of {spec.max_seq_len} tokens, prompts in chunks of {spec.prefill_chunk}",
         f"runs on     {'cuda' if 'plans' in about else spec.device}; "
@@ -102,6 +103,13 @@ def _operators(counts: dict[str, int]) -> list[str]:
         said[library].append(f"{operator} {count}")
     left = ", ".join(said["aten"]) or "no product, reduction or function"
     return [f"kernels     {', '.join(said['specstep'])}", f"PyTorch's   {left}"]
+
+
+def _drafts(reasons: list[str] | None) -> list[str]:
+    """Whether drafts may change a text, and why; engines of earlier versions do not say."""
+    if reasons is None:
+        return []
+    return [f"drafts      may change the text: {'; '.join(reasons)}" if reasons else "drafts      change no text"]
 
 
 def _memory(kinds: dict[str, int], files: dict[str, dict[str, Any]], caches: float) -> list[str]:

@@ -86,6 +86,7 @@ def _about(source: Source, graphs: Graphs, lowered: Lowered) -> dict[str, Any]:
         "model": model_summary(source),
         "tree": describe_tree(graphs.step),
         "stages": lowered.stages,
+        "drafts_may_change_text": lowered.drafts_may_change,
         "versions": {"torch": torch.__version__} | versions | lowered.versions,
         "built_on": {key: value for key, value in machine().items() if key != "instructions"},
         "special_tokens": {name: token for name, token in special.items() if isinstance(token, str)},

@@ -4,7 +4,7 @@ import dataclasses
 import re
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +24,7 @@ from ..precision import Precision, plain
 from ..stages import count_operators, stage_shares
 from ..writer import write_weights
 from . import exact
+from .exact_walk import left_over
 from .forked import Forked, run_forked
 from .gpu_rewrites import rewrite_for_gpu
 from .lean_code import FEW_PAIRS, UNCHECKED, known, no_input_checks, rules_made_once
@@ -67,7 +68,7 @@ def load_described_gpu() -> ModuleType:
 
 def _lower(graphs: Graphs, directory: Path, report: OnProgress, export: Export, compile_one: Compile) -> Lowered:
     if graphs.spec.device == "cpu" and not has_library():
-        _warn_of_missing_library(graphs.spec.config["weights"], report)
+        _check_without_library(graphs.spec.config["weights"])
     exported, programs = {}, {}
     for name, program in graphs.programs.items():
         report(f"tracing {name}")
@@ -77,6 +78,9 @@ def _lower(graphs: Graphs, directory: Path, report: OnProgress, export: Export, 
     device = graphs.spec.device
     packed = compile_programs(exported, directory, device, graphs.precision, compile_one)
 
+    inexact = _drafts_may_change(device, exported.values())
+    if inexact and device == "cpu":
+        report(f"warning: drafts may change a text: {'; '.join(inexact)}")
     report("writing weights")
     if device == "cpu" and has_library():
         shutil.copyfile(build_library(), directory / LIBRARY_NAME)  # with the mode of a new file
@@ -86,20 +90,29 @@ def _lower(graphs: Graphs, directory: Path, report: OnProgress, export: Export, 
     for name in exported:
         programs[name] = dataclasses.replace(graphs.spec.programs[name], file=f"{name}.pt2", constants=constants[name])
     details = {"weights": _bytes_of_kinds(packed), "operators": count_operators(exported["step"])}
-    return Lowered(programs, stages, requires(device), {}, details)
+    return Lowered(programs, stages, requires(device), {}, inexact, details)
 
 
-def _warn_of_missing_library(weights: str, report: OnProgress) -> None:
-    """Say what an engine is without our kernels. Raises BuildError where it cannot be what the user asked for."""
-    reason, *_ = str(library_error()).splitlines()
+def _check_without_library(weights: str) -> None:
+    """Raises BuildError where an engine without our kernels cannot be what the user asked for."""
     if weights in ("int8", "int4"):
         raise BuildError(
-            f"weights: expected auto or bfloat16 where our C++ kernels cannot be built, got {weights}: {reason}"
+            f"weights: expected auto or bfloat16 where our C++ kernels cannot be built, got {weights}: {_no_library()}"
         )
-    report(
-        f"warning: our C++ kernels cannot be built ({reason}); PyTorch's are used, which are slower, and drafts may "
-        "change a text"
-    )
+
+
+def _no_library() -> str:
+    reason, *_ = str(library_error()).splitlines()
+    return reason
+
+
+def _drafts_may_change(device: str, exported: Collection[ExportedProgram]) -> list[str]:
+    """Why drafts may change a text of these programs, once they are compiled."""
+    if device != "cpu":
+        return ["the GPU's libraries add in an order that depends on how much is computed at once"]
+    if not has_library():
+        return [f"our C++ kernels cannot be built ({_no_library()}); PyTorch's are used, which are slower"]
+    return left_over(exported)
 
 
 def _bytes_of_kinds(packed: list[Packed]) -> dict[str, int]:

@@ -76,7 +76,8 @@ def lower(graphs: Graphs, directory: Path, report: OnProgress) -> Lowered:
     write_models(models, directory)
     versions = {name: version(name) for name in ("onnx", "onnxscript")}
     described = {name: {"opset": OPSET, "tensors": _describe(model)} for name, model in models.items()}
-    return Lowered(programs, stage_shares(exported["step"]), {"providers": [PROVIDER]}, versions, {"models": described})
+    stages, inexact = stage_shares(exported["step"]), ["ONNX Runtime rounds as its kernels do"]
+    return Lowered(programs, stages, {"providers": [PROVIDER]}, versions, inexact, {"models": described})
 
 
 def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Model:

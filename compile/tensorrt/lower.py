@@ -38,7 +38,8 @@ def lower(graphs: Graphs, directory: Path, report: OnProgress) -> Lowered:
     library = {target.backend: version.split()[1]}
     capabilities = [f"{capability // 10}.{capability % 10}" for capability in target.capabilities]
     details = {"plans": plans, "compute_capability": capabilities}
-    return Lowered(programs, lowered.stages, {"libraries": [version]}, lowered.versions | library, details)
+    inexact = ["TensorRT rounds as its kernels do"]
+    return Lowered(programs, lowered.stages, {"libraries": [version]}, lowered.versions | library, inexact, details)
 
 
 def make_target(config: dict[str, Any]) -> Target:

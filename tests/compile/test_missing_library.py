@@ -6,6 +6,8 @@ import sys
 import pytest
 import specstep
 from models import greedy, save_model
+from specstep.commands.describe import describe
+from specstep.runtime.engine_file import read_manifest
 from transformers import AutoModelForCausalLM
 
 BUILD = """
@@ -34,9 +36,10 @@ def test_an_engine_without_our_kernels_says_what_transformers_says(tmp_path):
     assert done.returncode == 0, done.stderr
     warnings = [line for line in done.stdout.splitlines() if line.startswith("warning")]
     assert warnings == [
-        "warning: our C++ kernels cannot be built (compiler: g++ failed); PyTorch's are used, which are slower, and "
-        "drafts may change a text"
+        "warning: drafts may change a text: our C++ kernels cannot be built (compiler: g++ failed); PyTorch's are "
+        "used, which are slower"
     ]
+    assert "drafts      may change the text: our C++ kernels cannot" in describe(read_manifest(tmp_path / "engine"))
     prompt = [40, 41, 42] * 9
     with specstep.load(tmp_path / "engine", nodes="all") as engine:
         result = engine.generate(prompt, 40, ignore_eos=True)
