@@ -17,7 +17,8 @@ from ..graphs.state import StateTensor, row_state
 from ..graphs.step import PlainStep, SpeculativeStep
 from ..graphs.target import CacheLayer, CausalLM, UnsupportedModel, cache_layers
 from ..runtime.engine_file import TREE, EngineSpec, ProgramSpec, TensorSpec
-from ..runtime.manifest_rules import SLOT_STEP, capacity_for, scratch_for
+from ..runtime.manifest_fields import SLOT_STEP
+from ..runtime.manifest_rules import capacity_for, scratch_for
 from .config import EngineConfig
 from .drafters.choose import make_drafter
 from .drafters.validate import check_drafter

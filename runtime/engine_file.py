@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EngineError
-from .manifest_rules import DTYPE_BYTES, check_manifest
+from .manifest_fields import DTYPE_BYTES
 from .manifest_rules import NEXT as NEXT  # in a program that writes nothing in place
+from .manifest_rules import check_manifest
 
-FORMAT_VERSION = 14
+FORMAT_VERSION = 15
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 SIZES = ("nodes", "catch_up")  # inputs of a step that hold 0, 1, ..., and say by their length how many

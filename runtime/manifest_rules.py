@@ -1,36 +1,17 @@
-"""What manifest.json may say: fields, types, ranges and relations, checked before anything is allocated or run.
+"""What manifest.json may say: its fields and how they relate, checked before anything is allocated or run.
 
 A program is native code that trusts its tensors: it would write past one whose shape is too small.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..backends import BACKENDS, FLOATS
-from ..controls import BANNED_WORDS, BIASES, MOST_LEARNED_ROWS, STOP_IDS, WORD_TOKENS, Sampling, most_catch_up
-from .json_checks import (
-    anything,
-    equal_to,
-    fields,
-    integer,
-    list_of,
-    mapping_of,
-    number,
-    one_of,
-    optional,
-    refusal,
-    text,
-)
+from ..controls import BANNED_WORDS, BIASES, STOP_IDS, WORD_TOKENS, Sampling, most_catch_up
+from .json_checks import equal_to, refusal
+from .manifest_fields import MANIFEST_FIELDS
 
-DTYPE_BYTES = {
-    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4,
-    "float64": 8,
-}  # fmt: skip
 NEXT = "next."  # in a program that writes nothing in place, `next.X` is the output that input X becomes
-SLOT_STEP = 64  # programs take any multiple of it
 GIVEN = ("tokens", "count", "nodes", "catch_up")  # inputs that are no tensors of the session
-INTEGER = integer(-(2**63), 2**63 - 1)
 Data = dict[str, Any]
 
 
@@ -46,12 +27,6 @@ def check_manifest(data: Any) -> None:
     returned = [spec["prefill"]["outputs"][1:], spec["step"]["outputs"][5:]]
     if spec["config"]["backend"] == "inductor":
         equal_to(returned[0])("step.outputs after tree_parents", returned[1])
-
-
-def file_name(name: str, value: Any) -> None:
-    """Takes the name of a file that lies in the directory itself."""
-    if not isinstance(value, str) or not re.fullmatch(r"[\w+-][\w.+-]{0,254}", value) or value == "manifest.json":
-        raise refusal(name, "a name of letters, digits and . _ + -", value)
 
 
 def capacity_for(max_seq_len: int, scratch: int, slot_step: int) -> int:
@@ -148,9 +123,8 @@ def _check_program(name: str, spec: Data, files: Data) -> None:
             raise refusal(f"{name}.{side}", "names of tensors, each once", odd[0])
     if name != "prefill":
         equal_to(["report"])(f"{name}.outputs", program["outputs"][:1])
-    if (
-        spec["config"]["backend"] == "inductor"
-    ):  # models of other backends name what they take, and are compared with it
+    # Models of other backends name what they take, and are compared with it.
+    if spec["config"]["backend"] == "inductor":
         _check_order(name, spec)
 
 
@@ -170,105 +144,3 @@ def _check_order(name: str, spec: Data) -> None:
     returned = got[len(outputs) :]
     if name == "plain" or returned != [each for each in own if each in returned]:
         equal_to([])(f"{name}.outputs after {outputs[-1]}", returned)
-
-
-def _operator(name: str, value: Any) -> None:
-    if not re.fullmatch(r"(specstep|aten)::\w+", value):
-        raise refusal(name, "specstep::NAME or aten::NAME", value)
-
-
-DIMENSION, NODES, DEPTH = integer(0), integer(0, 256), integer(0, 64)
-TENSOR = fields(
-    {
-        "name": text,
-        "shape": list_of(DIMENSION, 8),
-        "dtype": one_of(*DTYPE_BYTES),
-        "fill": INTEGER,
-    }
-)
-PROGRAM = fields({"file": file_name, "inputs": list_of(text), "outputs": list_of(text), "constants": mapping_of(text)})
-CONFIG = fields(
-    {
-        "drafter": text,
-        "nodes": NODES,
-        "depth": DEPTH,
-        "top_k": integer(0, 64),
-        "learned_rows": integer(0, MOST_LEARNED_ROWS),
-        "dtype": one_of(*FLOATS),
-        "device": one_of("cpu", "cuda"),
-        "backend": one_of(*BACKENDS),
-        "max_batch": integer(1, 256),
-        "max_seq_len": integer(4),
-        "prefill_chunk": integer(2, 8192),
-        "forced_acceptance": optional(number),
-    },
-    further=True,
-)
-SPEC = fields(
-    {
-        "config": CONFIG,
-        "max_batch": integer(1, 256),
-        "max_seq_len": integer(4),
-        "capacity": integer(1),
-        "slot_step": equal_to(SLOT_STEP),
-        "scratch": integer(1),
-        "catch_up": integer(0),
-        "drafter": list_of(text),
-        "prefill_chunk": integer(2),
-        "vocab_size": integer(1, 2**31),
-        "stop_ids": list_of(INTEGER, STOP_IDS),
-        "device": text,
-        "state": list_of(TENSOR),
-        "shared": list_of(TENSOR),
-        "caches": list_of(TENSOR),
-        "prefill": PROGRAM,
-        "step": PROGRAM,
-        "plain": optional(PROGRAM),
-    }
-)
-TREE = fields(
-    {
-        "kind": text,
-        "nodes": NODES,
-        "depth": DEPTH,
-        "top_k": integer(0, 64),
-        "frontiers": list_of(integer(0, 2**16), 65),
-        "paths": optional(list_of(list_of(integer(0, 256), 64), 256)),
-    }
-)
-ABOUT = fields(
-    {
-        "model": fields({"name": text, "parameters": integer(0)}, further=True),
-        "tree": TREE,
-        "stages": mapping_of(fields({"nodes": integer(0), "parameters": integer(0)})),
-        "versions": mapping_of(text),
-        "build_s": number,
-        "special_tokens": mapping_of(text),
-        "sampling": optional(mapping_of(anything)),
-    },
-    maybe={"weights": mapping_of(integer(0)), "operators": mapping_of(integer(0), names=_operator)},
-    further=True,
-)
-
-
-def _sha256(name: str, value: Any) -> None:
-    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
-        raise refusal(name, "64 hexadecimal digits", value)
-
-
-def _requirement(name: str, value: Any) -> None:
-    if isinstance(value, list):
-        list_of(text)(name, value)
-    else:
-        optional(text)(name, value)
-
-
-MANIFEST_FIELDS = fields(
-    {
-        "format_version": anything,
-        "spec": SPEC,
-        "requires": mapping_of(_requirement),
-        "about": ABOUT,
-        "files": mapping_of(fields({"bytes": integer(0), "sha256": _sha256}), names=file_name),
-    }
-)

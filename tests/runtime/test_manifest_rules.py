@@ -42,6 +42,7 @@ ALTERED = {  # where in the manifest -> value, and what the line names
     ("requires", "torch"): ({}, "torch"),
     ("about", "special_tokens"): (None, "special_tokens"),
     ("about", "weights"): ({"float32": "x"}, "weights"),
+    ("about", "operators"): ({"a\nb": 1}, "operators: name"),
     ("about", "build_s"): ("long", "build_s"),
 }
 
@@ -62,6 +63,11 @@ def test_the_line_names_the_field(engine_folder, tmp_path, path):
     with pytest.raises(EngineError) as refused:
         read_manifest(altered(engine_folder, tmp_path, path, value))
     assert named in str(refused.value) and str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["aten::sum.dim_IntList", "_quantized::linear", "specstep::packed_linear"])
+def test_operators_of_any_namespace_are_taken(engine_folder, tmp_path, name):
+    read_manifest(altered(engine_folder, tmp_path, ("about", "operators"), {name: 1}))
 
 
 @pytest.mark.parametrize("text", ["[" * 5000 + "]" * 5000, '{"format_version": NaN}', "9" * 10_000, "null", "[]"])

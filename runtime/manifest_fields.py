@@ -1,0 +1,135 @@
+"""The fields of manifest.json, with their types and ranges."""
+
+import re
+from typing import Any
+
+from ..backends import BACKENDS, FLOATS
+from ..controls import MOST_LEARNED_ROWS, STOP_IDS
+from .json_checks import (
+    anything,
+    equal_to,
+    fields,
+    integer,
+    list_of,
+    mapping_of,
+    number,
+    one_of,
+    optional,
+    refusal,
+    text,
+)
+
+DTYPE_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4,
+    "float64": 8,
+}  # fmt: skip
+SLOT_STEP = 64  # programs take any multiple of it
+INTEGER = integer(-(2**63), 2**63 - 1)
+
+
+def file_name(name: str, value: Any) -> None:
+    """Takes the name of a file that lies in the directory itself."""
+    if not isinstance(value, str) or not re.fullmatch(r"[\w+-][\w.+-]{0,254}", value) or value == "manifest.json":
+        raise refusal(name, "a name of letters, digits and . _ + -", value)
+
+
+def _operator(name: str, value: Any) -> None:
+    if not re.fullmatch(r"[\w:.]+", value):
+        raise refusal(name, "a name of letters, digits and _ : .", value)
+
+
+def _sha256(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise refusal(name, "64 hexadecimal digits", value)
+
+
+def _requirement(name: str, value: Any) -> None:
+    if isinstance(value, list):
+        list_of(text)(name, value)
+    else:
+        optional(text)(name, value)
+
+
+DIMENSION, NODES, DEPTH = integer(0), integer(0, 256), integer(0, 64)
+TENSOR = fields(
+    {
+        "name": text,
+        "shape": list_of(DIMENSION, 8),
+        "dtype": one_of(*DTYPE_BYTES),
+        "fill": INTEGER,
+    }
+)
+PROGRAM = fields({"file": file_name, "inputs": list_of(text), "outputs": list_of(text), "constants": mapping_of(text)})
+CONFIG = fields(
+    {
+        "drafter": text,
+        "nodes": NODES,
+        "depth": DEPTH,
+        "top_k": integer(0, 64),
+        "learned_rows": integer(0, MOST_LEARNED_ROWS),
+        "dtype": one_of(*FLOATS),
+        "device": one_of("cpu", "cuda"),
+        "backend": one_of(*BACKENDS),
+        "max_batch": integer(1, 256),
+        "max_seq_len": integer(4),
+        "prefill_chunk": integer(2, 8192),
+        "forced_acceptance": optional(number),
+    },
+    further=True,
+)
+SPEC = fields(
+    {
+        "config": CONFIG,
+        "max_batch": integer(1, 256),
+        "max_seq_len": integer(4),
+        "capacity": integer(1),
+        "slot_step": equal_to(SLOT_STEP),
+        "scratch": integer(1),
+        "catch_up": integer(0),
+        "drafter": list_of(text),
+        "prefill_chunk": integer(2),
+        "vocab_size": integer(1, 2**31),
+        "stop_ids": list_of(INTEGER, STOP_IDS),
+        "device": text,
+        "state": list_of(TENSOR),
+        "shared": list_of(TENSOR),
+        "caches": list_of(TENSOR),
+        "prefill": PROGRAM,
+        "step": PROGRAM,
+        "plain": optional(PROGRAM),
+    }
+)
+TREE = fields(
+    {
+        "kind": text,
+        "nodes": NODES,
+        "depth": DEPTH,
+        "top_k": integer(0, 64),
+        "frontiers": list_of(integer(0, 2**16), 65),
+        "paths": optional(list_of(list_of(integer(0, 256), 64), 256)),
+    }
+)
+ABOUT = fields(
+    {
+        "model": fields({"name": text, "parameters": integer(0)}, further=True),
+        "tree": TREE,
+        "stages": mapping_of(fields({"nodes": integer(0), "parameters": integer(0)})),
+        "versions": mapping_of(text),
+        "build_s": number,
+        "special_tokens": mapping_of(text),
+        "sampling": optional(mapping_of(anything)),
+    },
+    maybe={"weights": mapping_of(integer(0)), "operators": mapping_of(integer(0), names=_operator)},
+    further=True,
+)
+
+
+MANIFEST_FIELDS = fields(
+    {
+        "format_version": anything,
+        "spec": SPEC,
+        "requires": mapping_of(_requirement),
+        "about": ABOUT,
+        "files": mapping_of(fields({"bytes": integer(0), "sha256": _sha256}), names=file_name),
+    }
+)
