@@ -24,6 +24,12 @@ class MissingPackageError(BuildError, EngineError, InputError):
     """A package that is not installed: says which extra brings it."""
 
 
+def one_line(error: BaseException) -> str:
+    """The first line of what an error says, without control characters; its type where it says nothing."""
+    first, *_ = [*filter(str.strip, str(error).splitlines()), type(error).__name__]
+    return "".join(character if character.isprintable() else "?" for character in first)
+
+
 @contextlib.contextmanager
 def needs_extra(extra: str, purpose: str) -> Iterator[None]:
     """Imports inside the block that fail for want of a package raise MissingPackageError, which names the extra of

@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from ..errors import EngineError
+from ..errors import EngineError, one_line
 from ..progress import OnProgress
 from .buffers import Tensors
 from .engine_file import NEXT, REBUILD, EngineSpec, Manifest, ProgramSpec, TensorSpec
@@ -55,8 +55,9 @@ def _open(directory: Path, spec: EngineSpec, program: ProgramSpec) -> onnxruntim
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=PROVIDERS)
     except Exception as error:  # ONNX Runtime's errors have no common base
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise EngineError(f"{path}: expected a model that ONNX Runtime loads, got {reason}; {REBUILD}") from None
+        raise EngineError(
+            f"{path}: expected a model that ONNX Runtime loads, got {one_line(error)}; {REBUILD}"
+        ) from None
     _check(path, session, spec, program)
     return session
 

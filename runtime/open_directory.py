@@ -1,17 +1,23 @@
 """Opens an engine directory: what is in it, read, checked and ready to run."""
 
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from ..backends import BACKENDS
-from ..errors import EngineError
+from ..errors import EngineError, one_line
 from ..progress import OnProgress
 from .asked.sampling_params import SamplingParams
 from .engine_file import REBUILD, Manifest, check_files, check_machine, read_manifest
 from .gpu import GIGABYTE, available_memory
 from .session import Session
 from .text.tokenizer import TOKENIZER, EngineTokenizer
+
+# What the allocators of torch, CUDA and ONNX Runtime say; only Python's own is a MemoryError.
+NO_MEMORY = re.compile(
+    "can't allocate|not enough memory|out of memory|failed to allocate|bad.?alloc|size .*overflow", re.IGNORECASE
+)
 
 
 class Opened(NamedTuple):
@@ -66,7 +72,7 @@ def _open(directory: Path, deep_check: bool, gpu: int | None, report: OnProgress
 def _open_session(
     runner: ModuleType, directory: Path, manifest: Manifest, gpu: int | None, report: OnProgress
 ) -> Session:
-    """The runner's session. Raises EngineError where its buffers do not fit in memory."""
+    """The runner's session. Raises EngineError where its buffers do not fit in memory, or a program does not load."""
     spec = manifest.spec
     tensors = (*spec.state, *spec.shared, *spec.caches)
     needed = sum(tensor.nbytes for tensor in tensors)
@@ -76,7 +82,11 @@ def _open_session(
     try:
         return runner.open_session(directory, manifest, gpu, report)
     except (MemoryError, RuntimeError) as error:
-        raise _too_large(needed, str(error).splitlines()[0] if str(error) else "less") from None
+        if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
+            raise _too_large(needed, one_line(error)) from None
+        raise EngineError(
+            f"engine: expected a program that loads, got {one_line(error)}; copy it again or {REBUILD}"
+        ) from None
 
 
 def _too_large(needed: int, got: str) -> EngineError:
