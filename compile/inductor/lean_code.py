@@ -30,7 +30,8 @@ def known(settings: dict[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def no_input_checks() -> Iterator[None]:
     """Within it, generated code does not check its inputs, which it would do where an environment variable asks for it:
-    half of all lines, and of the time of the C++ compiler. The session's tensors have the shapes of the manifest."""
+    half of all lines, and of the time of the C++ compiler. The session compares its tensors with the
+    program's signature once."""
     if not hasattr(CppWrapperCpu, _INPUT_CHECKS):  # another version of PyTorch
         yield
         return

@@ -29,6 +29,7 @@ from .forked import Forked, run_forked
 from .gpu_rewrites import rewrite_for_gpu
 from .lean_code import FEW_PAIRS, UNCHECKED, known, no_input_checks, rules_made_once
 from .packed_weights import pack_weights
+from .signature import signed
 from .stored_program import Packed
 
 CONFIG: dict[str, Any] = {
@@ -152,7 +153,7 @@ def compile_programs(
             config |= FEW_LAUNCHES
         packed = rewrite_for_gpu(exported.values(), precision)
         for name, program in exported.items():
-            compile_one(program, paths[name], config)
+            compile_one(program, paths[name], signed(config, program))
         return packed
     packed = []
     if has_library():
@@ -173,7 +174,7 @@ def compile_programs(
 
 
 def _compiles(program: ExportedProgram, path: Path, config: dict[str, Any]) -> Callable[[Any], None]:
-    return lambda report: _compile(program, path, config)
+    return lambda report: _compile(program, path, signed(config, program))
 
 
 def check_vector_instructions() -> None:

@@ -12,12 +12,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...errors import EngineError, InputError
+from ...errors import EngineError, InputError, one_line
 from ...kernels.native import LIBRARY_NAME, load_library
 from ...progress import OnProgress
 from ..engine_file import REBUILD, WEIGHTS, EngineSpec, Manifest, ProgramSpec
 from ..gpu import plan_memory, refuse_gpu
 from ..session import Session
+from .signature import Signature, check_tensors, check_weights
 from .torch_session import TorchSession
 
 Weights = dict[str, Tensor]
@@ -70,7 +71,7 @@ def _open_session(directory: Path, manifest: Manifest) -> Session:
     spec = manifest.spec
     load_libraries(directory, manifest)
     weights = open_weights(directory, spec)
-    programs = (load_program(directory, program, weights, spec.device) for program in spec.programs.values())
+    programs = (load_program(directory, spec, program, weights) for program in spec.programs.values())
     return TorchSession(spec, *programs)
 
 
@@ -81,7 +82,7 @@ def load_libraries(directory: Path, manifest: Manifest) -> None:
             load_library(directory / LIBRARY_NAME)
         except OSError as error:
             raise EngineError(
-                f"{directory / LIBRARY_NAME}: expected a library that loads here, got {error}; {REBUILD}"
+                f"{directory / LIBRARY_NAME}: expected a library that loads here, got {one_line(error)}; {REBUILD}"
             ) from None
 
 
@@ -92,13 +93,15 @@ def open_weights(directory: Path, spec: EngineSpec) -> Weights:
         with safe_open(str(path), framework="pt", device=spec.device) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
-        raise EngineError(f"{path}: expected a safetensors file, got {error}; copy it again or {REBUILD}") from None
+        reason = one_line(error)
+        raise EngineError(f"{path}: expected a safetensors file, got {reason}; copy it again or {REBUILD}") from None
 
 
-def load_program(directory: Path, program: ProgramSpec, weights: Weights, device: str) -> LoadedProgram:
-    """Load one compiled graph and lend it the weights; it keeps no copy of them."""
+def load_program(directory: Path, spec: EngineSpec, program: ProgramSpec, weights: Weights) -> LoadedProgram:
+    """Load one compiled graph and lend it the weights; it keeps no copy of them. Raises EngineError where the manifest
+    or the weights are not those that it was compiled for."""
     path = directory / program.file
-    index = torch.cuda.current_device() if device == "cuda" else -1
+    index = torch.cuda.current_device() if spec.device == "cuda" else -1
     try:
         # Single-threaded: one stream of calls per engine, and CUDA graph capture needs it (pytorch#148601).
         loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)
@@ -108,11 +111,12 @@ def load_program(directory: Path, program: ProgramSpec, weights: Weights, device
             raise EngineError(
                 f"{path}: constants: expected those of the manifest, got a difference in {odd}; {REBUILD}"
             )
+        signature = Signature.read(loader.get_metadata())
+        check_tensors(path, signature, spec, program)
+        check_weights(directory / WEIGHTS, signature, program, weights)
         constants = {name: weights[stored] for name, stored in program.constants.items()}
         loader.load_constants(constants, False, True, True)  # all of them, lent, not copied
     except (RuntimeError, KeyError) as error:
-        raise EngineError(
-            f"{path}: expected a program that loads here, got {str(error).splitlines()[0]}; {REBUILD}"
-        ) from None
+        raise EngineError(f"{path}: expected a program that loads here, got {one_line(error)}; {REBUILD}") from None
 
     return LoadedProgram(loader, constants)
