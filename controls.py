@@ -15,6 +15,7 @@ ALL_TOKENS = -1  # a word of the allowed-token mask with every bit set
 # entry is (tag * LEARNED_TOKENS + token) * LEARNED_COUNTS + count.
 LEARNED_ROWS, LEARNED_TOKENS, LEARNED_COUNTS = 16384, 2**20, 256
 MOST_LEARNED_ROWS = 2**24
+MOST_LOOKAHEAD = 32  # of a drafter: tokens past its own that a slot of its caches may depend on
 
 
 def most_catch_up(depth: int) -> int:

@@ -151,7 +151,7 @@ def _spec(
         slot_step=SLOT_STEP,
         scratch=scratch,
         catch_up=catch_up,
-        drafter=drafters,
+        drafter_tensors=drafters,
         prefill_chunk=min(config.prefill_chunk, config.max_seq_len),
         vocab_size=vocabulary,
         stop_ids=target.stop_ids,
@@ -161,6 +161,7 @@ def _spec(
         caches=tuple(caches),
         prefill=ProgramSpec("", ("tokens", "count", *names), ("lengths", *returned)),
         step=ProgramSpec("", ("nodes", *catch, *names), (*moved, *TREE, *returned)),
+        lookahead=drafter.scorer.lookahead,
         plain=plain if shape.nodes and drafter.scorer.skippable and BACKENDS[config.backend].any_nodes else None,
     )
 

@@ -60,33 +60,27 @@ class ProgramSpec:
 @dataclass(frozen=True)
 class EngineSpec:
     """All that the runtime knows of an engine. `state`, `shared` and `caches` are allocated once and bound to every
-    call; `shared` belongs to all rows, the others have one part for each.
+    call."""
 
-    capacity: slots of each cache; slot_step: a step may be given any multiple of it below `capacity`; scratch:
-    slots past a row's length that a step writes; catch_up: most positions that a drafter which pauses processes in a
-    step, 0 for one that does not pause; drafter: names of the state and caches that are the drafter's own;
-    prefill_chunk: most prompt tokens per prefill call; plain: a step that verifies the roots alone and drafts nothing,
-    None where a step always drafts or never does.
-    """
-
-    config: dict[str, Any]
-    max_batch: int
-    max_seq_len: int
-    capacity: int
-    slot_step: int
-    scratch: int
-    catch_up: int
-    drafter: tuple[str, ...]
-    prefill_chunk: int
-    vocab_size: int
-    stop_ids: tuple[int, ...]
-    device: str
-    state: tuple[TensorSpec, ...]
-    shared: tuple[TensorSpec, ...]
-    caches: tuple[TensorSpec, ...]
+    config: dict[str, Any]  # the build options, and the tree's nodes, depth and top_k
+    max_batch: int  # rows
+    max_seq_len: int  # most tokens of a row, prompt included
+    capacity: int  # slots of each cache
+    slot_step: int  # a step may be given any multiple of it below `capacity`
+    scratch: int  # slots past a row's length that a step writes
+    catch_up: int  # most positions that a drafter which pauses processes in a step; 0: it does not pause
+    drafter_tensors: tuple[str, ...]  # names of the state and caches that are the drafter's own
+    prefill_chunk: int  # most prompt tokens per prefill call
+    vocab_size: int  # of the target's logits
+    stop_ids: tuple[int, ...]  # tokens that end an answer
+    device: str  # "cpu" or "cuda"
+    state: tuple[TensorSpec, ...]  # with a part for each row
+    shared: tuple[TensorSpec, ...]  # of all rows together
+    caches: tuple[TensorSpec, ...]  # keys of every layer, then values, the target's layers first
     prefill: ProgramSpec
     step: ProgramSpec
-    plain: ProgramSpec | None = None
+    plain: ProgramSpec | None = None  # verifies the roots alone and drafts nothing; None: there is no such step
+    lookahead: int = 1  # slot p of a cache may depend on tokens up to p + lookahead, see `Scorer`
 
     @property
     def programs(self) -> dict[str, ProgramSpec]:
@@ -161,7 +155,7 @@ def _spec(data: dict[str, Any]) -> EngineSpec:
         for name in ("prefill", "step", "plain")
         if data.get(name)
     }
-    lists = {name: tuple(data[name]) for name in ("stop_ids", "drafter")}
+    lists = {name: tuple(data[name]) for name in ("stop_ids", "drafter_tensors")}
     return EngineSpec(**(data | lists | tensors | programs))
 
 

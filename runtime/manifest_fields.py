@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from ..backends import BACKENDS, FLOATS
-from ..controls import MOST_LEARNED_ROWS, STOP_IDS
+from ..controls import MOST_LEARNED_ROWS, MOST_LOOKAHEAD, STOP_IDS
 from .json_checks import (
     anything,
     equal_to,
@@ -86,7 +86,7 @@ SPEC = fields(
         "slot_step": equal_to(SLOT_STEP),
         "scratch": integer(1),
         "catch_up": integer(0),
-        "drafter": list_of(text),
+        "drafter_tensors": list_of(text),
         "prefill_chunk": integer(2),
         "vocab_size": integer(1, 2**31),
         "stop_ids": list_of(INTEGER, STOP_IDS),
@@ -97,6 +97,7 @@ SPEC = fields(
         "prefill": PROGRAM,
         "step": PROGRAM,
         "plain": optional(PROGRAM),
+        "lookahead": integer(1, MOST_LOOKAHEAD),
     }
 )
 TREE = fields(

@@ -105,9 +105,9 @@ def _check_tensors(spec: Data) -> None:
         if len(shape) != 4 or [shape[0], shape[2]] != [batch, capacity]:
             raise refusal(f"{tensor['name']}.shape", [batch, "H", capacity, "D"], shape)
         equal_to(spec["config"]["dtype"])(f"{tensor['name']}.dtype", tensor["dtype"])
-    odd = sorted({*spec["drafter"]} - {*every})
+    odd = sorted({*spec["drafter_tensors"]} - {*every})
     if odd:
-        raise refusal("drafter", "names of tensors", odd[0])
+        raise refusal("drafter_tensors", "names of tensors", odd[0])
 
 
 def _check_program(name: str, spec: Data, files: Data) -> None:
@@ -131,7 +131,7 @@ def _check_program(name: str, spec: Data, files: Data) -> None:
 def _check_order(name: str, spec: Data) -> None:
     """Inputs and outputs of a program that knows them by their place alone, as `compile/assemble.py` orders them."""
     names = [tensor["name"] for kind in ("state", "shared", "caches") for tensor in spec[kind]]
-    own, moved = spec["drafter"], ["report", "lengths", "finish"]
+    own, moved = spec["drafter_tensors"], ["report", "lengths", "finish"]
     catch_up = ["catch_up"] if spec["catch_up"] else []
     inputs, outputs = {
         "prefill": (["tokens", "count", *names], ["lengths"]),

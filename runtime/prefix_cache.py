@@ -1,8 +1,9 @@
 """Keys and values of prompts and answers that were served, kept for prompts that begin like them.
 
-Blocks have BLOCK tokens. Slot p of a drafter's cache may depend on the token at p + 1, so a block has the
-slots that its tokens and those before them decide: block 0 keeps slots 0 to 30, block 1 slots 31 to 62, for the slot 31
-of EAGLE-3 needs token 32. What else a drafter keeps comes anew from the prompt's last chunk, which is always prefilled.
+Blocks have BLOCK tokens. Slot p of a drafter's cache may depend on tokens up to p + lookahead, so a block has the slots
+that its tokens and those before them decide: with a lookahead of 1, as EAGLE-3 has it, block 0 keeps slots 0 to 30 and
+block 1 slots 31 to 62, for slot 31 needs token 32. What else a drafter keeps comes anew from the prompt's last chunk,
+which is always prefilled.
 """
 
 import math
@@ -39,7 +40,7 @@ class PrefixCache:
 
     def __init__(self, session: Session, budget: int):
         """budget: most bytes. Raises InputError for fewer than a block takes."""
-        self.session = session
+        self.session, self._lookahead = session, session.spec.lookahead
         elements = ((math.prod(tensor.shape[1:]) // tensor.shape[2], tensor.dtype) for tensor in session.spec.caches)
         self.block_bytes = BLOCK * sum(size * BYTES.get(dtype, 2) for size, dtype in elements)
         places = budget // self.block_bytes
@@ -64,11 +65,11 @@ class PrefixCache:
         """Fill the caches of a row that was begun with what is kept of its prompt -> how many of its tokens need no
         prefill. The last token is no part of a prefill, and one more is left to it: what else a drafter keeps."""
         found = self._find(scope, prompt, len(prompt), [])
-        cached = min(BLOCK * len(found), len(prompt) - 1) - 1
+        cached = min(BLOCK * len(found), len(prompt) - 1) - self._lookahead
         if cached < 1:
             return 0
         self._touch(found)
-        self.session.resume(row, cached, _runs((block.place for _, block in found), 0))
+        self.session.resume(row, cached, self._runs((block.place for _, block in found), 0))
         return cached
 
     def keep(self, row: int, scope: str, tokens: Sequence[int], count: int, known: Chain) -> Chain:
@@ -81,7 +82,7 @@ class PrefixCache:
             return found
         places = self._make_room(count // BLOCK - first, found)
         try:
-            for run in _runs(places, first):
+            for run in self._runs(places, first):
                 self.session.keep(row, *run)
         except BaseException:
             self._free += places
@@ -119,21 +120,20 @@ class PrefixCache:
                 places.append(self._blocks.pop(self._recent.popitem(last=False)[1]).place)
         return sorted(places)
 
+    def _runs(self, places: Iterable[int], first: int) -> list[tuple[int, int, int]]:
+        """Blocks of a row, `first` the number of the first of them, as slots of the row, slots of the store, and how
+        many: what lies side by side is one run."""
+        runs: list[tuple[int, int, int]] = []
+        for index, place in enumerate(places, first):
+            missing = 0 if index else self._lookahead  # nothing is ahead of the first token
+            start, at, size = BLOCK * index - self._lookahead + missing, BLOCK * place + missing, BLOCK - missing
+            if runs and sum(runs[-1][1:]) == at:
+                start, at, size = runs[-1][0], runs[-1][1], runs[-1][2] + size
+                runs.pop()
+            runs.append((start, at, size))
+        return runs
+
 
 def _tokens(tokens: Sequence[int], index: int) -> tuple[int, ...]:
     """The tokens of a block."""
     return tuple(tokens[BLOCK * index : BLOCK * (index + 1)])
-
-
-def _runs(places: Iterable[int], first: int) -> list[tuple[int, int, int]]:
-    """Blocks of a row, `first` the number of the first of them, as slots of the row, slots of the store, and how many:
-    what lies side by side is one run."""
-    runs: list[tuple[int, int, int]] = []
-    for index, place in enumerate(places, first):
-        missing = 0 if index else 1  # nothing is ahead of the first token
-        start, at, size = BLOCK * index - 1 + missing, BLOCK * place + missing, BLOCK - missing
-        if runs and sum(runs[-1][1:]) == at:
-            start, at, size = runs[-1][0], runs[-1][1], runs[-1][2] + size
-            runs.pop()
-        runs.append((start, at, size))
-    return runs

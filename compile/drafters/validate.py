@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...controls import MOST_LOOKAHEAD
 from ...errors import BuildError
 from ...graphs.attention import chain_pass
 from ...graphs.drafters.drafter import Drafter, Scorer
@@ -48,6 +49,8 @@ def check_declared(scorer: Scorer, layers: int) -> None:
             raise BuildError(
                 f"{name}: feature_layers: expected indices of the target's hidden states, 0 to {layers}, got {got!r}"
             )
+        if type(part.lookahead) is not int or not 1 <= part.lookahead <= MOST_LOOKAHEAD:
+            raise BuildError(f"{name}: lookahead: expected 1 to {MOST_LOOKAHEAD}, got {part.lookahead!r}")
 
 
 def check_traceable(step: nn.Module) -> None:

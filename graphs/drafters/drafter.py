@@ -19,6 +19,8 @@ class Scorer(nn.Module):
     neural: whether scoring a level costs a pass over weights. pauses: whether a step may leave the scorer out; it then
     proposes nothing, does as little as it can, and catches up later: see `begin`. skippable: whether a step may draft
     nothing: `begin` is not called then, and nothing is kept of what `commit` returns.
+    lookahead: how many tokens past its own a slot of its caches may depend on, 1 to 32, as a head's does that
+    takes the embedding of the next token; the prefix cache keeps no slot whose tokens are not all known.
     feature_layers: indices of the target's hidden states to get as features, side by side; i is the input of layer i.
     `keys` and `values` are the scorer's own cache layers, one [B, heads, S, size] for each, written in place. What
     `state` declares, `prefill` returns, and `begin` and `commit` return together, but for what is written in place.
@@ -28,6 +30,7 @@ class Scorer(nn.Module):
     neural = True
     pauses = False
     skippable = False
+    lookahead = 1
     feature_layers: tuple[int, ...] = ()
 
     def cache_layers(self) -> list[CacheLayer]:

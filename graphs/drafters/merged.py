@@ -39,6 +39,7 @@ class Merged(Scorer):
         self.neural = any(scorer.neural for scorer in scorers)
         self.pauses = any(scorer.pauses for scorer in scorers)
         self.skippable = all(scorer.skippable for scorer in scorers)
+        self.lookahead = max(scorer.lookahead for scorer in scorers)
         self.feature_layers = tuple(layer for scorer in scorers for layer in scorer.feature_layers)
 
     def cache_layers(self) -> list[CacheLayer]:

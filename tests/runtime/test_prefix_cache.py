@@ -1,6 +1,7 @@
 """What was served is kept for prompts that begin like it: within a budget, for its scope alone, and the text is the
 same."""
 
+import dataclasses
 import random
 
 import pytest
@@ -50,6 +51,17 @@ def test_a_prompt_is_prefilled_once():
         prefilled.clear()
         assert ask(engine, LONG[:length])[0] == cached
         assert sum(prefilled) == length - 1 - cached
+
+
+def test_what_a_drafter_does_not_know_yet_is_not_kept():
+    """Of one whose slots depend on the third token after their own, three slots fewer."""
+    session, recalled = FakeSession(2), []
+    session.spec = dataclasses.replace(session.spec, lookahead=3)
+    recall = session.recall
+    session.recall = lambda row, *run: (recalled.append(run), recall(row, *run))
+    engine = Engine(session, None, prefix_cache_bytes=100 * BLOCK_BYTES)
+    assert [ask(engine, LONG[:length])[0] for length in (70, 70, 66, 34)] == [0, 61, 61, 29]
+    assert [start + slots for start, _, slots in recalled][-1] == 29
 
 
 def test_a_conversation_prefills_its_last_turn_alone():
