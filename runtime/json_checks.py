@@ -24,6 +24,12 @@ def text(name: str, value: Any) -> None:
         raise refusal(name, "a text", value)
 
 
+def line(name: str, value: Any) -> None:
+    """Takes a text of one line without control characters, which an error may quote as it is."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise refusal(name, "one line of text", value)
+
+
 def number(name: str, value: Any) -> None:
     """Takes a number that is not a truth value."""
     if type(value) not in (int, float):

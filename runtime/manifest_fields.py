@@ -10,6 +10,7 @@ from .json_checks import (
     equal_to,
     fields,
     integer,
+    line,
     list_of,
     mapping_of,
     number,
@@ -45,9 +46,9 @@ def _sha256(name: str, value: Any) -> None:
 
 def _requirement(name: str, value: Any) -> None:
     if isinstance(value, list):
-        list_of(text)(name, value)
+        list_of(line)(name, value)
     else:
-        optional(text)(name, value)
+        optional(line)(name, value)
 
 
 DIMENSION, NODES, DEPTH = integer(0), integer(0, 256), integer(0, 64)
@@ -129,7 +130,7 @@ MANIFEST_FIELDS = fields(
     {
         "format_version": anything,
         "spec": SPEC,
-        "requires": mapping_of(_requirement),
+        "requires": mapping_of(_requirement, names=line),
         "about": ABOUT,
         "files": mapping_of(fields({"bytes": integer(0), "sha256": _sha256}), names=file_name),
     }

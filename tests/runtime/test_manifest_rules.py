@@ -40,6 +40,8 @@ ALTERED = {  # where in the manifest -> value, and what the line names
     ("spec", "config", "backend"): (["onnx"], "backend"),
     ("spec", "stop_ids"): ("1", "stop_ids"),
     ("requires", "torch"): ({}, "torch"),
+    ("requires", "architecture"): ("a\nb", "architecture"),
+    ("requires", "\ud800"): ("1", "requires: name"),
     ("about", "special_tokens"): (None, "special_tokens"),
     ("about", "weights"): ({"float32": "x"}, "weights"),
     ("about", "operators"): ({"a\nb": 1}, "operators: name"),
