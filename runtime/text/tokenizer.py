@@ -177,4 +177,9 @@ class TextStream:
         """The text of what is held, behind its context. A byte that is no text spoils all bytes that it follows, as
         SentencePiece has them: then it is that of what is held alone."""
         before, whole = (self._tokenizer.decode(tokens) for tokens in (self._context, self._context + held))
-        return whole[len(before) :] if whole.startswith(before) else self._tokenizer.decode(held)
+        now = whole[len(before) :]
+        if whole.startswith(before) and BROKEN not in now:
+            return now
+        alone = self._tokenizer.decode(held)
+        # A context of a space alone has no text of its own, so what was spoiled of it shows in the count.
+        return now if whole.startswith(before) and now.count(BROKEN) <= alone.count(BROKEN) else alone
