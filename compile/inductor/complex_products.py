@@ -11,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..rewrites import CONVERSIONS, insert_call
+from ..graph_edits import CONVERSIONS, insert_call
 
 aten = torch.ops.aten
 Parts = dict[Node, Node]  # from complex numbers [...] to their parts [..., 2]

@@ -13,11 +13,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ...kernels.native import load_library
 from ...kernels.native_ops import EXACT_FUNCTIONS
-from ..rewrites import insert_call
-from .complex_products import split_complex
-from .norms import fuse_norms
+from ..graph_edits import insert_call
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16)
@@ -35,14 +32,8 @@ _FUNCTIONS = {
 
 
 def use_exact(exported: ExportedProgram) -> None:
-    """Replace functions, reductions over the last dimension, sums over any one and RMS norms, in place: those of
-    float32 and bfloat16 on the CPU. Call this before `run_decompositions`."""
-    load_library()
-    split_complex(exported)
-    fuse_norms(exported)
-    for target in (aten.sum.dim_IntList, aten.mean.dim):
-        for node in exported.graph_module.graph.find_nodes(op="call_function", target=target):
-            _keep_dimension(node)
+    """Replace functions, reductions over the last dimension, sums over any one and norms, in place: those of float32
+    and bfloat16 on the CPU."""
     for node in exported.graph_module.graph.nodes:
         replacement = _REPLACEMENTS.get(node.target)
         found = replacement(node) if replacement and _fits(node) else None
@@ -50,13 +41,26 @@ def use_exact(exported: ExportedProgram) -> None:
             name, (x, *others) = found
             arguments = (_converted(node, x), *others)
             node.target, node.args, node.kwargs = getattr(torch.ops.specstep, name).default, arguments, {}
+    exported.graph_module.recompile()
+
+
+def keep_dimensions(exported: ExportedProgram) -> None:
+    """Have sums and means over one dimension keep it, in place, and a view drop it: the form that `use_exact` knows."""
+    for target in (aten.sum.dim_IntList, aten.mean.dim):
+        for node in exported.graph_module.graph.find_nodes(op="call_function", target=target):
+            _keep_dimension(node)
+    exported.graph_module.recompile()
+
+
+def multiply_at_once(exported: ExportedProgram) -> None:
+    """Have functions of ours take the product with their only user's other factor, in place: an activation and its
+    gate."""
     for node in exported.graph_module.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
         _multiply_at_once(node)
     exported.graph_module.recompile()
 
 
 def _keep_dimension(node: Node) -> None:
-    """Have a reduction over one dimension keep it, in place, and a view drop it."""
     x, dims, *keep = node.args
     if len(dims or ()) != 1 or keep[:1] == [True]:  # type: ignore[arg-type]
         return
@@ -67,7 +71,6 @@ def _keep_dimension(node: Node) -> None:
 
 
 def _multiply_at_once(node: Node) -> None:
-    """Have a function take the product with its only user's other factor, in place: an activation and its gate."""
     functions = {getattr(torch.ops.specstep, f"exact_{name}").default for name in EXACT_FUNCTIONS}
     for function, factor in (node.args, node.args[::-1]):
         if not isinstance(function, Node) or not isinstance(factor, Node) or function is factor:

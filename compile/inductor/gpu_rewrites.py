@@ -12,9 +12,8 @@ from torch.fx import Node
 
 from ...kernels.fp8_linear.op import fp8_linear
 from ...kernels.kv_write.op import kv_write
+from ..graph_edits import insert_call
 from ..precision import FP8, Form, Precision, fp8_scales
-from ..rewrites import insert_call
-from .gpu_writes import lower_writes
 from .packed_weights import Call, joined_layers, replace_layers
 from .stored_program import Packed, PackedTensors, StoredProgram
 
@@ -22,17 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 aten = torch.ops.aten
 
 
-def rewrite_for_gpu(exported: Collection[ExportedProgram], precision: Precision) -> list[Packed]:
-    """Rewrite programs over the same weights, in place -> the weights that were joined or became something else. A text
-    stays the same, but for the rounding of products and of weights, if `precision` asks for that."""
-    lower_writes()
-    packed = _replace_layers(exported, precision)
-    for program in exported:
-        _join_writes(program)
-    return packed
-
-
-def _replace_layers(exported: Collection[ExportedProgram], precision: Precision) -> list[Packed]:
+def join_layers(exported: Collection[ExportedProgram], precision: Precision) -> list[Packed]:
     """Linear layers of one x become one layer and slices of its output, where they do in every program; those whose
     weights `precision` makes float8 become `specstep::fp8_linear`. A weight of several programs is made once; one that
     nothing else uses is gone."""
@@ -58,7 +47,7 @@ def _fp8_linear(program: StoredProgram, layers: Sequence[Node], x: Node, weight:
     return fp8_linear._opoverload, (x, weight, scales, bias)
 
 
-def _join_writes(exported: ExportedProgram) -> None:
+def join_writes(exported: ExportedProgram) -> None:
     """The writes of a layer's keys and values, `index_put_` one after the other, become `specstep::kv_write`. That
     keeps the strides that a cache has: behind `index_put_` the compiler takes a cache for a new tensor, and copies it
     for a kernel of ours."""

@@ -26,9 +26,8 @@ from ..writer import write_weights
 from . import exact
 from .exact_walk import left_over
 from .forked import Forked, run_forked
-from .gpu_rewrites import rewrite_for_gpu
 from .lean_code import FEW_PAIRS, UNCHECKED, known, no_input_checks, rules_made_once
-from .packed_weights import pack_weights
+from .rewrites import rewrite_for_cpu, rewrite_for_gpu
 from .signature import signed
 from .stored_program import Packed
 
@@ -142,9 +141,9 @@ def compile_programs(
     """Compile each program to `directory/NAME.pt2`: the graph, without weights. Returns the weights that were packed.
     Raises BuildError. compile_one: what compiles a program for a GPU.
 
-    On a CPU elements get one result (`exact`), linear layers get packed weights (`kernels.linear`), where the
-    library of our kernels can be built. Each program is compiled in a process of its own, at the same time: compiling
-    is one thread of Python, then one of g++. The processes are forked and share the weights.
+    A CPU program is rewritten where the library of our kernels can be built. Each program is compiled in a process of
+    its own, at the same time: compiling is one thread of Python, then one of g++. The processes are forked and share
+    the weights.
     """
     config, paths = CONFIG | known(UNCHECKED), {name: directory / f"{name}.pt2" for name in exported}
     if device == "cuda":  # CUDA does not survive a fork
@@ -157,9 +156,7 @@ def compile_programs(
         return packed
     packed = []
     if has_library():
-        for program in exported.values():
-            exact.use_exact(program)
-        packed = pack_weights(exported.values(), precision)
+        packed = rewrite_for_cpu(exported.values(), precision)
         config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
     config |= known(FEW_PAIRS)
     check_vector_instructions()

@@ -10,7 +10,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..rewrites import ASSERTION, CONVERSIONS, drop_assertions, insert_call
+from ..graph_edits import ASSERTION, CONVERSIONS, drop_assertions, insert_call
 
 aten = torch.ops.aten
 

@@ -12,8 +12,8 @@ from torch.fx import Node
 from ...kernels.expert_linear.op import expert_linear
 from ...kernels.linear.packing import OUTPUTS, STEPS
 from ...kernels.native import load_library
+from ..graph_edits import insert_call
 from ..precision import Form, Precision, plain
-from ..rewrites import insert_call
 from .stored_program import Key, Packed, PackedTensors, StoredProgram, as_is, turned
 
 Call = tuple[Any, tuple[Any, ...]]  # an op and its arguments

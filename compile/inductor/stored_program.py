@@ -12,8 +12,8 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node
 
 from ...kernels.expert_linear.op import expert_linear
+from ..graph_edits import CONVERSIONS, drop_assertions
 from ..precision import Form, Precision, plain
-from ..rewrites import CONVERSIONS, drop_assertions
 from ..writer import identity
 
 STORED = (InputKind.PARAMETER, InputKind.BUFFER)

@@ -22,9 +22,9 @@ from ...runtime.engine_file import NEXT, SIZES, WEIGHTS, ProgramSpec
 from ..assemble import FlatProgram, Graphs
 from ..export import export_program
 from ..lowered import Lowered
-from ..rewrites import copy_compacted
 from ..stages import stage_shares
 from ..writer import write_weights
+from .copies import copy_compacted
 from .ops import add_functions, translations
 
 OPSET = 18  # what the exporter writes without converting; ONNX Runtime and TensorRT read it

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from specstep.compile.inductor.exact import use_exact
+from specstep.compile.inductor.rewrites import make_exact
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -43,7 +43,7 @@ class Others(nn.Module):
 def exact(module: nn.Module, x: Tensor) -> tuple[list[str], nn.Module]:
     """The calls of the rewritten graph, and the graph."""
     exported = torch.export.export(module, (x,))
-    use_exact(exported)
+    make_exact(exported)
     names = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
     return names, exported.module()
 
@@ -73,7 +73,7 @@ class Gates(nn.Module):
 def test_an_activation_takes_the_product_with_its_gate() -> None:
     x, y = torch.randn(5, SIZE), torch.randn(5, SIZE)
     exported = torch.export.export(Gates(), (x, y))
-    use_exact(exported)
+    make_exact(exported)
     names = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
     assert sum(name.startswith("specstep.exact_") for name in names) == 6
     assert sum(name.startswith("aten.mul") for name in names) == 4

@@ -8,9 +8,9 @@ from specstep.commands.describe import describe
 from specstep.compile.assemble import assemble
 from specstep.compile.config import make_config
 from specstep.compile.export import export_program
-from specstep.compile.inductor.exact import use_exact
 from specstep.compile.inductor.exact_walk import left_over
 from specstep.compile.inductor.packed_weights import pack_weights
+from specstep.compile.inductor.rewrites import make_exact
 from specstep.compile.source import Source
 from specstep.runtime.engine_file import read_manifest
 from torch import Tensor, nn
@@ -86,7 +86,7 @@ def after_rewrites(architecture: str, dtype: str) -> list[str]:
     graphs = assemble(Source(architecture, model, None), config)
     programs = [export_program(program, graphs.spec) for program in (graphs.prefill, graphs.step)]
     for program in programs:
-        use_exact(program)
+        make_exact(program)
     pack_weights(programs)
     return left_over(programs)
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from models import ARCHITECTURES, tiny_model
-from specstep.compile.inductor.exact import use_exact
 from specstep.compile.inductor.norms import fuse_norms
+from specstep.compile.inductor.rewrites import make_exact
 from torch import Tensor, nn
 
 NORM = "specstep.exact_rms_norm.default"
@@ -27,7 +27,7 @@ def test_every_norm_of_an_architecture_is_one_op(architecture: str, dtype: torch
         weight.copy_(torch.rand(weight.shape, generator=generator) + 0.5)
         x = (torch.randn(2, 3, len(weight), generator=generator) * 3).to(dtype)
         program = torch.export.export(module, (x,))
-        use_exact(program)
+        make_exact(program)
         program.validate()
         assert targets(program).count(NORM) == 1
         assert not {"aten.rsqrt.default", "aten.mean.dim", "aten.pow.Tensor_Scalar"} & set(targets(program)), kind

@@ -1,33 +1,15 @@
-"""Rewrites of an exported graph, before it is decomposed and compiled."""
+"""What rewrites of exported graphs share."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
-from torch.export import ExportedProgram
 from torch.fx import Node
-
-from ..kernels.compact.op import compact, compacted
 
 aten = torch.ops.aten
 CONVERSIONS = (aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, aten.type_as.default)  # of dtypes
 ASSERTION = aten._assert_tensor_metadata.default  # the exporter puts one ahead of each conversion
-
-
-def copy_compacted(exported: ExportedProgram) -> None:
-    """Replaces `specstep::compact` by `specstep::compacted` and a copy for each cache, in place: a form that still is
-    one node of our own once writes in place are gone. A path of the root alone moves nothing: its compaction goes."""
-    graph = exported.graph_module.graph
-    for node in graph.find_nodes(op="call_function", target=compact._opoverload):
-        arguments: list[Any] = list(node.args)
-        caches, lengths, path, accepted = arguments
-        with graph.inserting_before(node):
-            for cache in caches if path.meta["val"].shape[1] > 1 else ():
-                new = insert_call(node, compacted._opoverload, (cache, lengths, path, accepted))
-                insert_call(node, torch.ops.aten.copy_.default, (cache, new))
-        graph.erase_node(node)
-    exported.graph_module.recompile()
 
 
 def insert_call(place: Node, op: Any, arguments: Sequence[Any]) -> Node:
