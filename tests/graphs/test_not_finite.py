@@ -69,7 +69,8 @@ def test_rejected_drafts_that_are_not_finite_change_no_text(
     if backend in ("library", "reference"):
         engine = specstep.eager(str(folder), **options)
     else:
-        engine = specstep.load(specstep.build(str(folder), tmp_path / "engine", backend=backend, **options))
+        built = specstep.build(str(folder), tmp_path / "engine", backend=backend, **options)
+        engine = specstep.load(built, nodes="all")
     with engine:
         for _ in range(2):  # then in rows and behind blocks of prompts that held rejected drafts
             got = engine.generate(PROMPTS, LENGTH, ignore_eos=True)
