@@ -34,7 +34,7 @@ def noted(model: nn.Module) -> Iterator[list[Taken]]:
     """Within it, what the tokens of each mixture take is added to the list, in the order of the calls."""
     taken: list[Taken] = []
 
-    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _, experts, weights = (*args, *kwargs.values())
         taken.append(Taken(experts, weights))
 
@@ -48,9 +48,9 @@ def given(model: nn.Module, taken: Sequence[Taken]) -> Iterator[None]:
     more tokens of a layer take others than rounding explains, they keep their own."""
     coming = iter(taken)
 
-    def give(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        x, *own = (*args, *kwargs.values())
-        (experts, weights), wanted = own, next(coming, None)
+    def give(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, experts, weights = (*args, *kwargs.values())
+        wanted = next(coming, None)
         if wanted is None or wanted.experts.shape != experts.shape:
             return None
         turned = (experts.sort(-1).values != wanted.experts.sort(-1).values).any(-1, keepdim=True)

@@ -61,13 +61,14 @@ def _exact(node: Node) -> bool:
     op, values = node.target, node.meta.get("val")
     if node.op != "call_function" or not isinstance(op, torch._ops.OpOverload):  # the latter: `getitem`, sizes
         return True
-    tensors = [value for value in (values if isinstance(values, list | tuple) else [values]) if _is_float(value)]
+    results = values if isinstance(values, list | tuple) else [values]
+    tensors = [result for result in results if isinstance(result, Tensor) and _is_float(result)]
     name, viewed = op._schema.name.partition("::")[2].removesuffix("_"), op._schema.returns[:1]
     if not tensors or op.namespace == "specstep":
         return True
     if name == "pow":
         return _is_product(node.args[1])
-    if name == "mul" and tensors[0].is_complex():
+    if name == "mul" and any(tensor.is_complex() for tensor in tensors):
         return False
     if name == "dropout":
         return node.args[2] is False
@@ -78,8 +79,8 @@ def _exact(node: Node) -> bool:
     return name in _EXACT or (viewed[0].alias_info is not None and not viewed[0].alias_info.is_write)
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _is_product(exponent: Any) -> bool:

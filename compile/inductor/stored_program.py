@@ -1,6 +1,6 @@
 """Exported programs and the tensors that they store, some of which are packed."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ class PackedTensors:
             self.forms[key] = self.precision(weight)
         return self.forms[key]
 
-    def of(self, name: str, weights: dict[Key, Callable[[], Tensor]], form: Form) -> Packed:
+    def of(self, name: str, weights: Mapping[Key, Callable[[], Tensor]], form: Form) -> Packed:
         """These tensors, joined along their first dimension and brought to a form, under a name made from `name`."""
         key = (form.kind, *weights)
         if key not in self.made:
