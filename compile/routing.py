@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-TURNED = 0.05  # of a layer's tokens that rounding may turn to other experts; about 1 in 1000 are that close
+TURNED = 0.05  # of a layer's tokens that rounding may turn to other experts: chosen, not measured
 
 
 class Taken(NamedTuple):
