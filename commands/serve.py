@@ -12,7 +12,7 @@ from ..errors import InputError, needs_extra
 from .device_option import add_device_option
 from .learning_options import add_learning_options, given_learning
 from .nodes_option import add_nodes_option, given_nodes
-from .terminal import say
+from .terminal import complain, say
 
 HELP = "serve engines over HTTP, with the API of OpenAI"
 ENVIRONMENT = "SPECSTEP_API_KEY"
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
         fault = serve(engines, bound, asked, options.drain)
     if fault is None:
         return 0
-    print(f"specstep: {fault}", file=sys.stderr)
+    complain(fault)
     return BROKEN
 
 

@@ -121,7 +121,11 @@ ABOUT = fields(
         "special_tokens": mapping_of(text),
         "sampling": optional(mapping_of(anything)),
     },
-    maybe={"weights": mapping_of(integer(0)), "operators": mapping_of(integer(0), names=_operator)},
+    maybe={
+        "weights": mapping_of(integer(0)),
+        "operators": mapping_of(integer(0), names=_operator),
+        "drafts_may_change_text": list_of(line),
+    },
     further=True,
 )
 

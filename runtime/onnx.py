@@ -119,8 +119,9 @@ class OnnxSession(Session):
         return self._sets[self._turn]
 
     def set(self, name: str, row: int, values: Any) -> None:
-        place, given = self.state[name], np.asarray(values)
-        place[(row, slice(len(given))) if given.ndim else row] = given
+        given = np.asarray(values)
+        if given.size:
+            self.state[name][(row, slice(len(given))) if given.ndim else row] = given
 
     def numpy(self, name: str, row: int) -> NDArray[Any]:
         return self.state[name][row].copy()

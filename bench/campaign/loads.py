@@ -18,7 +18,7 @@ PROMPT, NEW = [5, 17, 40, 3], 6
 MESSAGES = [{"role": "user", "content": "hello"}]
 SAME, REFUSED = "the same text", "one line"  # all else is a defect, or another model
 OTHER = "another text"
-PATIENCE = 60  # seconds
+PATIENCE = 120  # seconds
 
 
 class Outcome(NamedTuple):
@@ -108,6 +108,9 @@ def is_defect(outcome: Outcome) -> bool:
 
 
 if __name__ == "__main__":
+    defects = 0
     for outcome in campaign([Path(sys.argv[1])], range(int(sys.argv[2]), int(sys.argv[3]))):
+        defects += is_defect(outcome)
         if is_defect(outcome) or "-v" in sys.argv:
             print(*outcome, flush=True)
+    sys.exit(min(defects, 1))

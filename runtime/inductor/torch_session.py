@@ -52,7 +52,8 @@ class TorchSession(Session):
 
     def set(self, name: str, row: int, values: Any) -> None:
         place, given = self.state[name][row], torch.as_tensor(values, dtype=self.state[name].dtype, device=self.device)
-        (place[: len(given)] if given.ndim else place).copy_(given)
+        if given.numel():
+            (place[: len(given)] if given.ndim else place).copy_(given)
 
     def numpy(self, name: str, row: int) -> NDArray[Any]:
         return _numpy(self.state[name][row])

@@ -67,7 +67,8 @@ class FakeSession(Session):
 
     def set(self, name, row, values):
         given = np.asarray(values)
-        self.state[name][(row, slice(len(given))) if given.ndim else row] = given
+        if given.size:
+            self.state[name][(row, slice(len(given))) if given.ndim else row] = given
 
     def numpy(self, name, row):
         return self.state[name][row].copy()

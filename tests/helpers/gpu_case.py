@@ -9,7 +9,7 @@ import pytest
 import specstep
 import torch
 from models import greedy, tiny_model
-from specstep.runtime.inductor.cuda_graph import Graphs
+from specstep.runtime.inductor.cuda_graph import CudaGraphs
 from transformers import PreTrainedModel
 
 NEW_TOKENS = 40
@@ -86,7 +86,7 @@ def check_engine(folder: Path, expected: list[list[int]], batches: Sequence[int]
     """An engine says what is expected, so many prompts at a time, in steps that are called plainly and in steps that
     replay a CUDA graph -> how many steps did, and how many drafts were accepted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Graphs, "of", lambda graphs, run: run)
+        patch.setattr(CudaGraphs, "of", lambda graphs, run: run)
         with specstep.load(folder, nodes="all", learning=False) as engine, counted(engine.session) as plain:
             assert answers(engine, batches[-1]) == expected, "plain calls"
             assert plain.steps > 0 and plain.replays == 0
