@@ -118,7 +118,7 @@ def reshape(manifest):
         (lambda f: edit(f, lambda m: m["spec"]["config"].update(backend="magic")), "backend: expected one of inductor"),
         (lambda f: edit(f, lambda m: m["spec"]["config"].update(backend="inductor")), "engine"),
         (lambda f: edit(f, lambda m: m["requires"].update(providers=["MagicProvider"])), "lacks MagicProvider"),
-        (lambda f: edit(f, rename), "step.onnx: inputs: expected past as in the manifest, got nodes"),
+        (lambda f: edit(f, rename), "step.inputs: expected names of tensors, each once, got 'past'"),
         (lambda f: edit(f, reshape), "keys.0: expected tensor"),
         (lambda f: edit((f / "step.onnx").write_bytes(b"x") and f, lambda m: None), "a model that ONNX Runtime loads"),
         (lambda f: (f / "step.onnx").unlink(), "step.onnx: expected a file of"),
