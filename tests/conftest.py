@@ -1,6 +1,7 @@
 """Shared fixtures. The modules of helpers/ are importable by their names because of this path entry."""
 
 import fcntl
+import logging
 import os
 import shutil
 import sys
@@ -19,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
+# pytest listens to each logger that does not propagate; torch formats whole graphs for whoever listens to this one.
+logging.getLogger("torch.__trace").propagate = True
 
 # The files that take longest, longest first: workers are given one file after the other.
 LONG = (
