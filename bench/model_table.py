@@ -56,26 +56,36 @@ ALSO: dict[str, dict[str, Any]] = {  # what a class wants besides
     "nemotron": {"num_key_value_heads": 2}, "mamba2": {"num_heads": 8},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
     "gemma3n_text": {"num_kv_shared_layers": 1}, "lfm2": HYBRID, "lfm2_moe": HYBRID, "lfm3": HYBRID,
+    "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": 2},
 }  # fmt: skip
 DECODERS = {"is_decoder": True, "is_encoder_decoder": False, "add_cross_attention": False, "alibi": False}
 
 
-def small_config(kind: type[PretrainedConfig]) -> PretrainedConfig:
-    """A config of this class, small but for its heads, and for the width of a model with a router."""
+def has_router(config: PretrainedConfig) -> bool:
+    """Whether a model of this config has experts to choose from."""
+    fields = {name: MISSING.get(name) if value is None else value for name, value in config.to_dict().items()}
+    fields |= ALSO.get(config.model_type, {})
+    return any("experts" in name and "shared" not in name and type(value) is int and value > 1
+               for name, value in fields.items())  # fmt: skip
+
+
+def small_config(kind: type[PretrainedConfig], routed_width: int | None = None) -> PretrainedConfig:
+    """A config of this class, small but for its heads, and for the width of a model with a router: the default, or
+    routed_width."""
     default = kind()
     fields = default.to_dict()
     width, heads = (fields.get(kind.attribute_map.get(name, name)) for name in ("hidden_size", "num_attention_heads"))
     head = fields.get("head_dim") or (width // heads if isinstance(width, int) and heads else 12)
-    routed = any("experts" in name and "shared" not in name and type(value) is int and value > 1
-                 for name, value in fields.items())  # fmt: skip
-    width = width if routed and isinstance(width, int) else HEADS * head
+    routed = has_router(default)
+    width = (routed_width or width) if routed and isinstance(width, int) else HEADS * head
     kept = [
         name for name in fields if routed and not fields.get("head_dim") and "heads" in name
     ]  # they share the width
     changes = {"head_dim": head} if "head_dim" in fields else {}
     for name, value in fields.items():
         if name in kind.sub_configs:
-            changes[name] = small_config(type(getattr(default, name))) if value is not None else None
+            inner = type(getattr(default, name))
+            changes[name] = None if value is None else small_config(inner, routed_width)
         elif name in DECODERS and isinstance(value, bool):
             changes[name] = DECODERS[name]
         elif value is None and name in MISSING:

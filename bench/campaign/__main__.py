@@ -1,14 +1,16 @@
-"""Damages engines, kills writers and fills the disk, and counts what comes of it.
+"""Damages engines and drafters, kills writers and builds, and fills the disk, and counts what comes of it.
 
-    python -m campaign ENGINE... --loads 10000 --kills 200        (in bench/)
+    python -m campaign ENGINE... --model DIR --drafter DIR --loads 10000 --kills 200        (in bench/)
 
-Every engine must end in the same text or in one line, every kill and full disk in the old or the new, whole.
+Every engine and drafter must end in the same text or in one line, every kill and full disk in the old or the new,
+whole. A file learned.safetensors in an engine's directory is loaded as what it learned, and is damaged, too.
 """
 
 import argparse
 import collections
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,68 +19,102 @@ from script import run_script, write_json
 
 RESULT = Path(__file__).parents[1] / "results" / "campaign.json"
 EVERY = 100  # loads until the result is written anew
+DISK, LEFT = 2**26, (0, 4096, 20_000, 2**20)  # bytes of a small disk, and those that are left of it
+Say = Callable[[str], None]
 
 
-def loads(engines: list[Path], seeds: range, result: dict[str, Any], out: Path, report: Any) -> None:
-    """Load damaged engines; the result counts ends by kind of damage, and lists defects."""
-    from campaign.loads import campaign, is_defect
+def counted(outcomes: Iterable[Any], say: Say) -> Iterable[dict[str, Any]]:
+    """Ends by kind of damage, and defects, after every 100 and at the end."""
+    from campaign.loads import is_defect
 
-    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    result |= {"seeds": [seeds.start, seeds.start], "loads": counts, "defects": []}
-    for number, outcome in enumerate(campaign(engines, seeds), 1):
+    ends: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    found: dict[str, Any] = {"loads": 0, "ends": ends, "defects": []}
+    for number, outcome in enumerate(outcomes, 1):
         name, kind, *_ = [*outcome.damage.split(": ", 1)[1].split(), ""]
-        counts[f"{name} {kind}" if name in ("manifest", "json", "weights") else name][outcome.end] += 1
-        result["seeds"][1] = outcome.seed + 1
+        ends[f"{name} {kind}" if name in ("manifest", "json", "weights", "learned") else name][outcome.end] += 1
+        found["loads"] = number
         if is_defect(outcome):
-            result["defects"].append(outcome._asdict())
-        if number % EVERY == 0 or number == len(seeds):
-            write_json(out, result)
-            report(f"{number} of {len(seeds)} engines, {len(result['defects'])} defects")
+            found["defects"].append(outcome._asdict())
+        if number % EVERY == 0:
+            say(f"{number} loaded, {len(found['defects'])} defects")
+            yield found
+    yield found
 
 
-def disks(engine: Path, folder: Path) -> dict[str, dict[str, str]]:
-    """For each kind of write and each limit, what was wrong."""
+def limits(engine: Path, folder: Path) -> dict[str, dict[str, str]]:
+    """For each kind of write and each limit of a file's size, what was wrong."""
     from campaign.full_disk import sizes, write_limited
-    from campaign.kills import collected_writes, engine_writes, learned_writes
+    from campaign.kills import writers
 
     found: dict[str, dict[str, str]] = {}
-    for name, task in {
-        "engine": engine_writes(engine),
-        "learned": learned_writes(),
-        "collected": collected_writes(),
-    }.items():
-        place = folder / f"full-{name}" / "it"
+    for name, task in writers(engine).items():
+        place = folder / f"limited-{name}" / "it"
         place.parent.mkdir()
         task.write(place, 0)
         files = [place] if place.is_file() else list(place.iterdir())
-        limits = sorted({size for file in files for size in sizes(file.stat().st_size, 8)})
-        found[name] = {str(limit): write_limited(task, place, limit) for limit in limits if limit >= 0}
+        tried = sorted({size for file in files for size in sizes(file.stat().st_size, 8)})
+        found[name] = {str(limit): write_limited(task, place, limit) for limit in tried if limit >= 0}
     return found
+
+
+def full_disks(engine: Path) -> dict[str, dict[str, str]]:
+    """For each kind of write, and so many bytes that are left of a small disk, what was wrong."""
+    from campaign.full_disk import small_disk, write_on_full
+    from campaign.kills import writers
+
+    found: dict[str, dict[str, str]] = {}
+    for name, task in writers(engine).items():
+        try:
+            with small_disk(DISK) as disk:
+                place = disk / name / "it"
+                place.parent.mkdir()
+                task.write(place, 0)
+                found[name] = {str(left): write_on_full(task, place, left) for left in LEFT}
+        except OSError as error:
+            found[name] = {"not tried": str(error)}
+    return found
+
+
+def run(options: argparse.Namespace, say: Say) -> None:
+    from campaign.builds import damaged_drafters, kill_builds
+    from campaign.kills import campaign
+    from campaign.loads import campaign as damaged_engines
+
+    result: dict[str, Any] = {}
+    engine = options.engines[0]
+    with tempfile.TemporaryDirectory(prefix="campaign-", dir=engine.parent) as work:
+        result["kills"] = campaign(engine, Path(work), options.kills)
+        say(f"kills: {result['kills']}")
+        result["limits of file size"] = limits(engine, Path(work))
+        result["full disk"] = full_disks(engine)
+        say(f"full disk: {result['full disk']}")
+        if options.model:
+            result["killed builds"] = kill_builds(options.model, Path(work), options.builds)
+            say(f"killed builds: {result['killed builds']}")
+    if options.drafter:
+        seeds = range(options.first, options.first + options.drafters)
+        for result["drafters"] in counted(damaged_drafters(options.model, options.drafter, seeds), say):
+            write_json(options.out, result)
+    seeds = range(options.first, options.first + options.loads)
+    for result["engines"] in counted(damaged_engines(options.engines, seeds), say):
+        write_json(options.out, result)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engines", nargs="+", type=Path)
+    parser.add_argument("--model", type=Path, help="a tiny model, whose builds are killed")
+    parser.add_argument("--drafter", type=Path, help="a drafter of that model, which is damaged")
     parser.add_argument("--loads", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--builds", type=int, default=20, help="builds that are killed")
+    parser.add_argument("--drafters", type=int, default=100, help="damaged drafters")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-
-    def run(report: Any) -> None:
-        from campaign.kills import campaign
-
-        result: dict[str, Any] = {}
-        engine = options.engines[0]
-        with tempfile.TemporaryDirectory(prefix="campaign-", dir=engine.parent) as work:
-            result["kills"] = campaign(engine, Path(work), options.kills)
-            report(f"kills: {result['kills']}")
-            result["full disk"] = disks(engine, Path(work))
-            report(f"full disk: {result['full disk']}")
-        seeds = range(options.first, options.first + options.loads)
-        loads(options.engines, seeds, result, options.out, report)
-
-    return run_script("campaign", 1, run)
+    if options.drafter and not options.model:
+        parser.error("--drafter: expected --model beside it")
+    return run_script("campaign", 1, lambda say: run(options, say))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-MANIFEST = "manifest.json"
+MANIFEST, LEARNED = "manifest.json", "learned.safetensors"
 NUMBERS = [0, -1, 1, 2, 3, 63, 65, 2**31, 2**40, 2**62, 2**63, 2**64, -(2**63), 10**30, 0.5, 1e308, float("nan")]
 NAMES = [
     "../x",
@@ -39,8 +39,8 @@ def copy_of(engine: Path, folder: Path) -> None:
 def damage(engine: Path, folder: Path, rng: Rng) -> str:
     """Make `folder` a damaged copy of an engine -> what was done."""
     copy_of(engine, folder)
-    act = rng.choice([of_bytes, of_bytes, of_files, of_manifest, of_manifest, of_manifest, of_json, of_contents])
-    return act(folder, rng)
+    acts = [of_bytes, of_bytes, of_files, of_manifest, of_manifest, of_manifest, of_json, of_contents]
+    return rng.choice(acts + [of_learned] * (folder / LEARNED).exists())(folder, rng)
 
 
 def put(path: Path, data: bytes) -> None:
@@ -152,10 +152,47 @@ def with_right_sums(folder: Path, name: str, data: bytes) -> None:
     put(folder / MANIFEST, json.dumps(manifest).encode())
 
 
+def of_learned(folder: Path, rng: Rng) -> str:
+    """Damage what was learned: its header, and entries of its table."""
+    path = folder / LEARNED
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    kind = rng.choice(["header", "entry", "cut", "length"])
+    if kind == "header":
+        data[8 + rng.randrange(size)] ^= 1 << rng.randrange(8)
+    elif kind == "entry":
+        data[8 + size + rng.randrange(len(data) - size - 8)] ^= 1 << rng.randrange(8)
+    elif kind == "cut":
+        del data[rng.randrange(len(data)) :]
+    else:
+        data[:8] = rng.choice([0, 2**40, 2**63]).to_bytes(8, "little")
+    put(path, bytes(data))
+    return f"learned {kind}"
+
+
+def of_json_file(folder: Path, rng: Rng) -> str:
+    """Alter one place of a JSON file."""
+    path = rng.choice(sorted(folder.glob("*.json")))
+    data = json.loads(path.read_text())
+    where = rng.choice(places(data)[1:])
+    holder = data
+    for key in where[:-1]:
+        holder = holder[key]
+    value = holder[where[-1]]
+    if type(value) is int and rng.random() < 0.3:
+        holder[where[-1]] = value + rng.choice([-1, 1, value, -2 * value])
+    elif rng.random() < 0.2:
+        del holder[where[-1]]
+    else:
+        holder[where[-1]] = rng.choice([*NUMBERS, *OTHERS, "x"])
+    put(path, json.dumps(data).encode())
+    return f"{path.name} {'.'.join(map(str, where)):.80}"
+
+
 def of_contents(folder: Path, rng: Rng) -> str:
     """Alter the tokenizer, the chat template or the weights' header, with right sums. Programs are native code: there
     the sums are the guard, and none is altered with right ones."""
-    if rng.random() < 0.5:
+    if rng.random() < 0.5 or not (folder / "weights.safetensors").exists():
         data = json.loads((folder / "tokenizer.json").read_text())
         path = rng.choice(places(data)[1:])
         holder = data

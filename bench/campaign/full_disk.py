@@ -1,9 +1,12 @@
-"""Fills the disk at each write: files may grow to so many bytes and no more, for one size after the other."""
+"""Fills the disk at each write: files may grow to so many bytes and no more, or a small disk has so many left."""
 
+import contextlib
 import os
 import resource
 import signal
-from collections.abc import Iterator
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .kills import Writes
@@ -17,14 +20,50 @@ def sizes(largest: int, steps: int) -> Iterator[int]:
 def write_limited(task: Writes, place: Path, limit: int) -> str:
     """Have a process write with files of `limit` bytes at most -> what is wrong then, empty for nothing. The system
     refuses the byte after the last as a full disk does, with another number."""
+
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    return _write(task, place, limited)
+
+
+@contextlib.contextmanager
+def small_disk(size: int) -> Iterator[Path]:
+    """A file system of so many bytes. Raises OSError where this user may not mount one."""
+    with tempfile.TemporaryDirectory(prefix="full-disk-") as folder:
+        mount = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], capture_output=True, text=True
+        )
+        if mount.returncode:
+            raise OSError(mount.stderr.strip())
+        try:
+            yield Path(folder)
+        finally:
+            subprocess.run(["umount", folder], check=True)
+
+
+def write_on_full(task: Writes, place: Path, left: int) -> str:
+    """Have a process write where so many bytes of the disk are left -> what is wrong then, empty for nothing."""
+    disk = place.parent
+    filler, blocks = disk.parent / "filler", os.statvfs(disk)
+    with filler.open("wb") as file:
+        if (size := blocks.f_bavail * blocks.f_frsize - left) > 0:
+            os.posix_fallocate(file.fileno(), 0, size)
+    try:
+        return _write(task, place, lambda: None)
+    finally:
+        filler.unlink()
+
+
+def _write(task: Writes, place: Path, begin: Callable[[], None]) -> str:
     from specstep.errors import SpecstepError
 
     before = task.read(place)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        begin()
         said = "no error"
         try:
             task.write(place, before + 1)

@@ -73,7 +73,7 @@ def engine_writes(engine: Path) -> Writes:
         check_files(place, manifest, deep=True)
         return int(manifest.about["turn"])
 
-    return Writes(write, read, _others)
+    return Writes(write, read, others)
 
 
 def learned_writes() -> Writes:
@@ -92,7 +92,7 @@ def learned_writes() -> Writes:
         assert (table == table[0, 0]).all(), "expected one version, got two"
         return int(table[0, 0])
 
-    return Writes(write, read, _others)
+    return Writes(write, read, others)
 
 
 def collected_writes() -> Writes:
@@ -118,13 +118,19 @@ def collected_writes() -> Writes:
     return Writes(write, read, litter)
 
 
-def _others(place: Path) -> list[str]:
+def others(place: Path) -> list[str]:
+    """What lies beside a place."""
     return [path.name for path in place.parent.iterdir() if path != place]
+
+
+def writers(engine: Path) -> dict[str, Writes]:
+    """All that is written while the project runs."""
+    return {"engine": engine_writes(engine), "learned": learned_writes(), "collected": collected_writes()}
 
 
 def campaign(engine: Path, folder: Path, kills: int, seed: int = 0) -> dict[str, dict[str, int]]:
     """Kill so many processes -> for each kind of write, how often what was wrong; "" counts those where nothing was."""
-    tasks = {"engine": engine_writes(engine), "learned": learned_writes(), "collected": collected_writes()}
+    tasks = writers(engine)
     found: dict[str, dict[str, int]] = {name: {} for name in tasks}
     for number, name in zip(range(kills), itertools.cycle(tasks), strict=False):
         (folder / name).mkdir(parents=True, exist_ok=True)

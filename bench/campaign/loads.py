@@ -8,11 +8,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .damage import damage
+from .damage import LEARNED, damage
 
 PROMPT, NEW = [5, 17, 40, 3], 6
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -30,25 +30,31 @@ class Outcome(NamedTuple):
     said: str
 
 
+def tokens_of(engine: Any) -> str:
+    """What an engine says."""
+    return str(engine.generate(PROMPT, NEW, ignore_eos=True).token_ids)
+
+
 def texts(folder: Path) -> str:
-    """Load an engine and have it say something."""
+    """Load an engine, and what it learned where that is there, and have it say something."""
     import specstep
     from specstep.commands.describe import describe
     from specstep.runtime.engine_file import read_manifest
 
     describe(read_manifest(folder))
-    with specstep.load(folder, nodes="all", deep_check=True) as engine:
-        tokens = engine.generate(PROMPT, NEW, ignore_eos=True).token_ids
+    learned = folder / LEARNED if (folder / LEARNED).exists() else None
+    with specstep.load(folder, nodes="all", deep_check=True, learned=learned) as engine:
+        tokens = tokens_of(engine)
         asked = engine.tokenizer.encode_messages(MESSAGES) if engine.text else None
     return f"{tokens} {asked}"
 
 
-def end_of(folder: Path, expected: str) -> tuple[str, str]:
-    """How a load ends, in this process."""
+def end_of(run: Callable[[], str], expected: str) -> tuple[str, str]:
+    """How it ends, in this process: a word, and what was said."""
     from specstep.errors import SpecstepError
 
     try:
-        said = texts(folder)
+        said = run()
     except SpecstepError as error:
         return (REFUSED if str(error).isprintable() and len(str(error)) < 2000 else "lines"), str(error)
     except BaseException as error:  # the campaign's question
@@ -57,13 +63,13 @@ def end_of(folder: Path, expected: str) -> tuple[str, str]:
     return (SAME if said == expected else OTHER), said
 
 
-def load(folder: Path, expected: str) -> tuple[str, str]:
-    """How a load ends, in a forked process."""
+def in_a_fork(run: Callable[[], str], expected: str = "") -> tuple[str, str]:
+    """`end_of`, in a forked process."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        end, said = end_of(folder, expected)
+        end, said = end_of(run, expected)
         os.write(write, f"{end}\n{said}".encode("utf-8", "backslashreplace")[:4000])
         os._exit(0)
     os.close(write)
@@ -89,14 +95,14 @@ def campaign(engines: list[Path], seeds: range) -> Iterator[Outcome]:
     from specstep.runtime.inductor import aoti  # noqa: F401
 
     torch.set_num_threads(1)
-    expected = {engine: load(engine, "")[1] for engine in engines}
+    expected = {engine: in_a_fork(lambda engine=engine: texts(engine))[1] for engine in engines}
     # Beside the engines: links do not leave a file system.
     with tempfile.TemporaryDirectory(prefix="campaign-", dir=engines[0].parent) as work:
         for seed in seeds:
             rng, folder = random.Random(seed), Path(work) / str(seed)
             engine = rng.choice(engines)
             done = damage(engine, folder, rng)
-            end, said = load(folder, expected[engine])
+            end, said = in_a_fork(lambda folder=folder: texts(folder), expected[engine])
             yield Outcome(seed, f"{engine.name}: {done}", end, said)
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -10,10 +10,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from campaign.full_disk import write_limited
-from campaign.kills import collected_writes, engine_writes, kill_one, learned_writes
+from campaign.kills import kill_one, writers
 
 BENCH = Path(__file__).parents[2] / "bench"
-TASKS = {"engine": engine_writes, "learned": lambda engine: learned_writes(), "collected": lambda e: collected_writes()}
+TASKS = ("engine", "learned", "collected")
 
 
 def test_damaged_engines_end_in_one_line(engine_folder):
@@ -27,7 +27,7 @@ def test_damaged_engines_end_in_one_line(engine_folder):
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("name", TASKS)
 def test_a_killed_writer_leaves_the_old_or_the_new(engine_folder, tmp_path, name):
-    task, place = TASKS[name](engine_folder), tmp_path / name / "it"
+    task, place = writers(engine_folder)[name], tmp_path / name / "it"
     place.parent.mkdir()
     assert [wrong for seed in range(6) if (wrong := kill_one(task, place, random.Random(seed)))] == []
 
@@ -35,7 +35,7 @@ def test_a_killed_writer_leaves_the_old_or_the_new(engine_folder, tmp_path, name
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("name", TASKS)
 def test_a_full_disk_leaves_the_old(engine_folder, tmp_path, name):
-    task, place = TASKS[name](engine_folder), tmp_path / name / "it"
+    task, place = writers(engine_folder)[name], tmp_path / name / "it"
     place.parent.mkdir()
     task.write(place, 0)
     assert [wrong for limit in (0, 1, 300, 8000, 200_000) if (wrong := write_limited(task, place, limit))] == []

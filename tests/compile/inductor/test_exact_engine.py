@@ -1,12 +1,27 @@
 """Engines of low precision say the same with drafts and without, alone and in a batch, bit for bit."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import specstep
 import torch
 from models import ARCHITECTURES, save_model
 from specstep.runtime.engine_file import read_manifest
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
+
+from model_table import PAGE, has_router, small_config
 
 PROMPTS = [[40, 41, 42] * 9, [5], list(range(30, 83)), [9, 9, 9, 9], [7, 300, 7, 300, 7]]
+MIXTURES = (
+    "afmoe", "aria_text", "axk1", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe",
+    "exaone_moe", "flex_olmo", "flint", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa",
+    "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "jetmoe", "kolibri1", "laguna", "longcat_flash", "mellum",
+    "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe",
+    "solar_open",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -55,16 +70,31 @@ def test_an_engine_without_a_drafter_says_the_same(weights, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["Qwen3Moe", "DeepseekV3", "GptOss"])
-def test_drafts_change_no_text_where_routers_are_deep(architecture, tmp_path):
-    """Depths at which PyTorch adds one row in another order than eight, in one row, whose reductions its compiler
-    writes in another way than those of several."""
-    sizes = {"hidden_size": 1024, "num_hidden_layers": 2, "num_experts_per_tok": 3, "initializer_range": 0.05}
-    model = str(save_model(tmp_path / "model", architecture, **sizes))
-    options = {"dtype": "bfloat16", "max_seq_len": 160, "prefill_chunk": 32, "drafter": "ngram", "nodes": 6}
-    drafted, said = specstep.build(model, str(tmp_path / "drafted"), **options), []
-    assert read_manifest(drafted).about["drafts_may_change_text"] == []
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_drafts_change_no_logits_of_a_mixture(model_type, rows, tmp_path):
+    """Routers 1,024 deep, with the experts and choices that transformers gives the class: there PyTorch adds one row
+    in another order than eight, and its compiler writes reductions of one row in another way than those of several.
+    Log-probabilities are what a request is told of its logits."""
+    config = small_config(CONFIG_MAPPING[model_type], routed_width=1024)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "model")
+    options = {"dtype": "bfloat16", "max_seq_len": 128, "prefill_chunk": 32, "drafter": "ngram", "nodes": 6}
+    folder, said = specstep.build(str(tmp_path / "model"), str(tmp_path / "it"), max_batch=rows, **options), []
+    assert read_manifest(folder).about["drafts_may_change_text"] == []
     for nodes in (0, "all"):
-        with specstep.load(drafted, nodes=nodes) as engine:
-            said.append([engine.generate(prompt, 90, ignore_eos=True).token_ids for prompt in PROMPTS])
-    assert said[0] == said[1]
+        with specstep.load(folder, nodes=nodes) as engine:
+            together = PROMPTS if nodes else [[prompt] for prompt in PROMPTS]
+            asked = {"ignore_eos": True, "sampling": {"logprobs": 20}}
+            said.append([engine.generate(prompts, 60, **asked) for prompts in together])
+    plain, drafted = [result for results in said[0] for result in results], said[1]
+    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+    assert [each.logprobs for each in drafted] == [each.logprobs for each in plain]
+    assert sum(each.stats["steps"] for each in drafted) < sum(len(each.token_ids) for each in drafted)
+
+
+def test_no_mixture_of_the_page_is_left_out():
+    """docs/models.md says which classes work."""
+    rows = [[cell.strip() for cell in line.split("|")] for line in PAGE.read_text().splitlines() if line[:2] == "| "]
+    works = [row[1] for row in rows if row[3].startswith("works")]
+    assert [kind for kind in works if has_router(CONFIG_MAPPING[kind]())] == list(MIXTURES)
