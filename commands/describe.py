@@ -97,12 +97,12 @@ def _operators(counts: dict[str, int]) -> list[str]:
     """Operators of ours in a step, and those of PyTorch that no rewrite matched."""
     if not counts:
         return []
-    said: dict[str, list[str]] = {"specstep": [], "aten": []}
+    own, others = list[str](), list[str]()
     for name, count in counts.items():
-        library, operator = name.split("::")
-        said[library].append(f"{operator} {count}")
-    left = ", ".join(said["aten"]) or "no product, reduction or function"
-    return [f"kernels     {', '.join(said['specstep'])}", f"PyTorch's   {left}"]
+        library, _, operator = name.rpartition("::")
+        (own if library == "specstep" else others).append(f"{operator} {count}")
+    left = ", ".join(others) or "no product, reduction or function"
+    return [f"kernels     {', '.join(own) or 'none of ours'}", f"PyTorch's   {left}"]
 
 
 def _drafts(reasons: list[str] | None) -> list[str]:

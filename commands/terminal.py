@@ -34,11 +34,13 @@ def take_any_text() -> None:
 
 
 def end_at_second_interrupt() -> None:
-    """Have the first Ctrl-C raise KeyboardInterrupt, and the second end the process at once, whatever it does."""
+    """Have the first Ctrl-C raise KeyboardInterrupt, and the second end the process at once, whatever it does. Where
+    the shell has it ignored, as for a command in the background, or a program handles it, that stays."""
 
     def interrupt(number: int, _: Any) -> None:
         signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    if threading.current_thread() is threading.main_thread():
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, interrupt)

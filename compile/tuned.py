@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..processor import processor_name
 from ..progress import OnProgress
 from ..runtime.inductor.aoti import machine
 from ..user_cache import cache_path, keep
@@ -102,7 +103,4 @@ def processor(device: str) -> str:
     """Name of the GPU, or of the CPU and how many of its cores there are to use."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.is_file() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else machine()['architecture']} x {torch.get_num_threads()}"
+    return f"{processor_name()} x {torch.get_num_threads()}"

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..processor import is_intel
 from ..user_cache import cache_path
 from .native_ops import NATIVE_OPS
 
@@ -71,14 +72,7 @@ def detect_instruction_set() -> str:
     (bench/LOG.md).
     """
     sets = supported_instruction_sets()
-    return sets[1] if sets[0] == "avx512_bf16" and _is_intel() else sets[0]
-
-
-def _is_intel() -> bool:
-    try:
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
-    except OSError:  # not Linux
-        return False
+    return sets[1] if sets[0] == "avx512_bf16" and is_intel() else sets[0]
 
 
 def build_library(instruction_set: str | None = None, compiler: str | None = None, cache: Path | None = None) -> Path:

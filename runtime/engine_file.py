@@ -187,7 +187,8 @@ def check_files(directory: Path, manifest: Manifest, deep: bool) -> None:
 
 
 def check_machine(manifest: Manifest, machine: dict[str, Any]) -> None:
-    """Compare what the engine requires with what `machine` offers, e.g. {"torch": "2.13.0", "isa": {"avx512f", …}}."""
+    """Compare what the engine requires with what `machine` offers, e.g. {"torch": "2.13.0", "instructions":
+    ["avx512f", …]}."""
     for field, expected in manifest.requires.items():
         got = machine.get(field)
         if isinstance(expected, list):

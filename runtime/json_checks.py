@@ -36,6 +36,12 @@ def number(name: str, value: Any) -> None:
         raise refusal(name, "a number", value)
 
 
+def truth(name: str, value: Any) -> None:
+    """Takes a truth value."""
+    if type(value) is not bool:
+        raise refusal(name, "true or false", value)
+
+
 def integer(low: int, high: int = MOST) -> Check:
     """Takes an integer from low to high."""
 

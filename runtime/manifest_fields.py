@@ -18,6 +18,7 @@ from .json_checks import (
     optional,
     refusal,
     text,
+    truth,
 )
 
 DTYPE_BYTES = {
@@ -49,6 +50,12 @@ def _requirement(name: str, value: Any) -> None:
         list_of(line)(name, value)
     else:
         optional(line)(name, value)
+
+
+def _path(name: str, value: Any) -> None:
+    list_of(integer(0, 256), 64)(name, value)
+    if not value:
+        raise refusal(name, "a path of at least one node", value)
 
 
 DIMENSION, NODES, DEPTH = integer(0), integer(0, 256), integer(0, 64)
@@ -108,7 +115,7 @@ TREE = fields(
         "depth": DEPTH,
         "top_k": integer(0, 64),
         "frontiers": list_of(integer(0, 2**16), 65),
-        "paths": optional(list_of(list_of(integer(0, 256), 64), 256)),
+        "paths": optional(list_of(_path, 256)),
     }
 )
 ABOUT = fields(
@@ -128,6 +135,8 @@ ABOUT = fields(
     },
     further=True,
 )
+
+TENSORRT = fields({"compute_capability": list_of(line), "plugins": truth, "plans": mapping_of(anything)}, further=True)
 
 
 MANIFEST_FIELDS = fields(

@@ -3,12 +3,13 @@
 A program is native code that trusts its tensors: it would write past one whose shape is too small.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from ..controls import BANNED_WORDS, BIASES, STOP_IDS, WORD_TOKENS, Sampling, most_catch_up
 from .json_checks import equal_to, refusal
-from .manifest_fields import MANIFEST_FIELDS
+from .manifest_fields import MANIFEST_FIELDS, TENSORRT
 
 NEXT = "next."  # in a program that writes nothing in place, `next.X` is the output that input X becomes
 GIVEN = ("tokens", "count", "nodes", "catch_up")  # inputs that are no tensors of the session
@@ -21,6 +22,8 @@ def check_manifest(data: Any) -> None:
     spec = data["spec"]
     _check_numbers(spec, data["about"]["tree"])
     _check_tensors(spec)
+    if spec["config"]["backend"].startswith("tensorrt"):
+        TENSORRT("manifest", {**spec["config"], **data["about"]})
     for name in ("prefill", "step", "plain"):
         if spec[name] is not None:
             _check_program(name, spec, data["files"])
@@ -80,7 +83,7 @@ def _check_tensors(spec: Data) -> None:
     """Names once, rows and slots as the sizes say, and shapes that are known."""
     batch, capacity = spec["max_batch"], spec["capacity"]
     every = [tensor["name"] for kind in ("state", "shared", "caches") for tensor in spec[kind]]
-    twice = sorted({name for name in every if every.count(name) > 1} | ({*every} & {*GIVEN}))
+    twice = sorted({name for name, count in Counter(every).items() if count > 1} | ({*every} & {*GIVEN}))
     if twice:
         raise refusal("tensors", "each name once", twice[0])
     rows, found = row_shapes(capacity, spec["config"]["nodes"], spec["vocab_size"]), {}
@@ -118,7 +121,7 @@ def _check_program(name: str, spec: Data, files: Data) -> None:
     tensors = {tensor["name"] for kind in ("state", "shared", "caches") for tensor in spec[kind]}
     for side, known in (("inputs", {*GIVEN, *tensors}), ("outputs", {"report", *tensors})):
         names = [each.removeprefix(NEXT) for each in program[side]]
-        odd = [each for each in names if each not in known or names.count(each) > 1]
+        odd = [each for each, count in Counter(names).items() if each not in known or count > 1]
         if odd:
             raise refusal(f"{name}.{side}", "names of tensors, each once", odd[0])
     if name != "prefill":

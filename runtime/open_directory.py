@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from ..backends import BACKENDS
-from ..errors import EngineError, one_line
+from ..errors import EngineError, InputError, one_line
 from ..progress import OnProgress
 from .asked.sampling_params import SamplingParams
 from .engine_file import REBUILD, Manifest, check_files, check_machine, read_manifest
@@ -64,9 +64,17 @@ def _open(directory: Path, deep_check: bool, gpu: int | None, report: OnProgress
     session = _open_session(runner, directory, manifest, gpu, report)
     special = manifest.about.get("special_tokens", {})
     text = EngineTokenizer.load(directory, special) if TOKENIZER in manifest.files else None
-    sampling = manifest.about.get("sampling")
     identity = manifest.files[manifest.spec.step.file]["sha256"]
-    return Opened(session, text, SamplingParams.of(sampling) if sampling else None, identity)
+    return Opened(session, text, _recommended(directory, manifest), identity)
+
+
+def _recommended(directory: Path, manifest: Manifest) -> SamplingParams | None:
+    """Sampling that the model recommends. Raises EngineError."""
+    sampling = manifest.about.get("sampling")
+    try:
+        return SamplingParams.of(sampling) if sampling else None
+    except InputError as error:
+        raise EngineError(f"{directory}/manifest.json: about: {error}; {REBUILD}") from None
 
 
 def _open_session(

@@ -156,9 +156,9 @@ class Session(Buffers):
 
     def begin_step(self, nodes: int | None = None, draft: str = WHOLE) -> Launched:
         """Advance every row that is filled. nodes: how many of the drafted nodes are verified, all by default; draft:
-        what drafts the next trees; the last of `drafts` for what is not among them. A step that drafts nothing verifies
-        the roots alone. A text depends on neither. Where nothing was drafted, the next report's `missed` means
-        nothing."""
+        what drafts the next trees; the last of `draft_kinds` for what is not among them. A step that drafts nothing
+        verifies the roots alone. A text depends on neither. Where nothing was drafted, the next report's `missed`
+        means nothing."""
         draft = draft if draft in self.draft_kinds else self.draft_kinds[-1]
         nodes = 0 if draft == NOTHING else self.spec.nodes if nodes is None else nodes
         running, (rows, slots) = self._running, self.next_size()

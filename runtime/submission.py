@@ -80,8 +80,8 @@ class Submission:
 
     def listen(self, listener: Callable[[bool], None]) -> None:
         """Have a function called, now and by the engine's thread whenever there may be more to `poll`, with whether a
-        request ends with it. It must be quick and must not raise. A listener
-        that keeps the submission keeps it from being collected: then `cancel` alone ends it."""
+        request ends with it. It must be quick and must not raise. A listener that keeps the submission keeps it from
+        being collected: then `cancel` alone ends it."""
         self._caller.events.listener = listener
         listener(True)
 
@@ -132,7 +132,10 @@ class Submission:
             return request, event
 
     def _failed(self, error: BaseException) -> BaseException:
-        """End all requests -> the error."""
+        """End all requests -> the error, as another one where it would say to the reader that nothing more comes."""
+        if isinstance(error, StopIteration | Empty):
+            cause, error = error, RuntimeError(f"a request failed with {type(error).__name__}")
+            error.__cause__ = cause
         self._error = error
         self._end("failed")
         return error

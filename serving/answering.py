@@ -19,7 +19,8 @@ from .drafts import Drafts
 from .errors import BROKEN, closing, error_body
 from .forms import Form, Json
 from .metrics import Metrics
-from .served import Places, Served
+from .places import Places
+from .served import Served
 
 logger = logging.getLogger(__name__)
 GONE = 499  # the client closed the connection, as nginx counts it

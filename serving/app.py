@@ -18,9 +18,10 @@ from .forms import ChatForm, CompletionForm
 from .guard import Guard
 from .metrics import Metrics
 from .options import ServeOptions
+from .places import on_error
 from .prepare import chat_tokens, choices, prepare_chat, prepare_completion, text_tokens
 from .schema import ANSWERS, CHAT, COMPLETION, MODEL, MODELS, TOKENS, openapi
-from .served import Served, on_error
+from .served import Served
 
 logger = logging.getLogger(__name__)
 PAGE = Path(__file__).with_name("page.html")

@@ -4,19 +4,21 @@ httptools, which parses, keeps whatever comes; uvicorn has no deadline but that 
 """
 
 import asyncio
+import contextlib
 import json
-import os
+import logging
 import socket
 import struct
 from collections.abc import Callable
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from .errors import error_body
+from .errors import BUSY, INVALID, error_body
 from .options import ServeOptions
 
+logger = logging.getLogger(__name__)
 LONGEST_HEAD = 2**16  # bytes of a URL and headers, or of trailers
 HEADER = 32  # bytes that each header counts beside its own, for what it takes in memory
 MOST_PIPELINED = 8  # requests of a connection that wait for the one ahead of them
@@ -37,8 +39,9 @@ class Connection(HttpToolsProtocol):
     def __init__(self, options: ServeOptions, **given: Any):
         super().__init__(**given)
         self._options = options
-        self._head = self._unseen = 0  # bytes of the head under way; those since the parser last told of anything
+        self._head = self._unseen = 0  # bytes of the head under way; those since a head ended or a body grew
         self._refused = 0  # a status of REFUSED
+        self._answering: RequestResponseCycle | None = None  # the call under way; `cycle` is the last one that came
         self._reading: asyncio.TimerHandle | None = None  # until when a head has to be there
         self._writing: asyncio.TimerHandle | None = None  # until when a client has to have read
 
@@ -53,6 +56,13 @@ class Connection(HttpToolsProtocol):
         self._stop_waiting()
         self.resume_writing()
         super().connection_lost(exc)
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -153,8 +163,10 @@ class Connection(HttpToolsProtocol):
         """End the connection now: the system, too, would wait for its client to read what is left."""
         told = self.transport.get_extra_info("socket")
         if told is not None and told.fileno() >= 0:
-            with socket.socket(fileno=os.dup(told.fileno())) as same:
+            same = socket.socket(fileno=told.fileno())  # no copy: there may be no descriptor left
+            with contextlib.suppress(OSError):
                 same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            same.detach()
         self.transport.abort()
 
     def _refuse(self, status: int) -> None:
@@ -164,7 +176,8 @@ class Connection(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()
             return
-        body = json.dumps(error_body(REFUSED[status], "invalid_request_error")).encode()
+        logger.info("a connection was refused: %d", status)
+        body = json.dumps(error_body(REFUSED[status], BUSY if status == 503 else INVALID)).encode()
         kind, length = b"content-type: application/json\r\n", b"content-length: %d\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + kind + length + b"connection: close\r\n\r\n" + body)
         self.loop.call_later(LINGER, self.transport.abort)  # at once, the client would see a reset ahead of the answer

@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 OPEN = frozenset({"/", "/health", "/docs", "/docs/oauth2-redirect", "/openapi.json"})  # without a key
 SCOPE = "prefix_scope"  # in the state of a call: the same for all calls with one key
 SALT = secrets.token_bytes(16)  # a scope tells nothing of its key
-CLOSE = {"Connection": "close"}
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -79,7 +78,7 @@ class Guard:
             mine += size
             self._held += size
             if self._held > self._options.most_held:
-                raise ApiError(503, "bodies under way fill the memory for them; try again later", BUSY, headers=CLOSE)
+                raise ApiError(503, "bodies under way fill the memory for them; try again later", BUSY)
 
         try:
             yield hold
@@ -138,7 +137,7 @@ class Guard:
 
 
 def _too_large(most: int) -> ApiError:
-    return ApiError(413, f"body: expected at most {most} bytes", code="request_too_large", headers=CLOSE)
+    return ApiError(413, f"body: expected at most {most} bytes", code="request_too_large")
 
 
 def _digest(key: str) -> bytes:

@@ -1,6 +1,7 @@
 """A socket, uvicorn on it, and an end that lets answers finish."""
 
 import asyncio
+import ipaddress
 import signal
 import socket
 import sys
@@ -17,7 +18,6 @@ from .connection import limited
 from .errors import closing
 from .options import ServeOptions
 
-LOOPBACK = ("localhost", "127.", "::1")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -31,10 +31,11 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.fault: str | None = None
         self._said, self._engines = said, engines
+        self._signalled = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
         print(self._said, file=sys.stderr, flush=True)
 
     async def on_tick(self, counter: int) -> bool:
@@ -51,7 +52,7 @@ class _Server(uvicorn.Server):
             await asyncio.wait(set(self.server_state.tasks), timeout=LAST_WORDS)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        again = self.should_exit
+        again, self._signalled = self._signalled, True
         super().handle_exit(sig, frame)
         if again:
             self.force_exit = True
@@ -120,7 +121,10 @@ def hosts_of(host: str, keys: bool) -> tuple[str, ...]:
 
 def is_local(host: str) -> bool:
     """Whether only this machine can reach an address."""
-    return host.startswith(LOOPBACK)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def serve(engines: Mapping[str, Engine], bound: socket.socket, options: ServeOptions, drain_seconds: int) -> str | None:

@@ -17,6 +17,7 @@ SHARED = {
     "controls",
     "backends",
     "progress",
+    "processor",
 }  # at the root: every folder may import them
 MAY_IMPORT = {
     "commands": {"commands", "compile", "runtime", "serving", "train"},

@@ -5,11 +5,10 @@ import platform
 import statistics
 import time
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
-from specstep.runtime.inductor.aoti import cpu_instructions
+from specstep.processor import cpu_instructions, processor_name
 
 from .engines import Contender, Skip
 from .families import family
@@ -22,7 +21,7 @@ def machine() -> dict[str, Any]:
     flags = cpu_instructions()
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "instructions": [name for name in SAID if name in flags],
         "memory_gb": round(pages / 1e9, 1),
@@ -58,10 +57,3 @@ class MemoryReads:
         """Bytes per second, the median of the reads since it was last asked."""
         seconds, self._seconds = self._seconds, []
         return self._data.nbytes / statistics.median(seconds)
-
-
-def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.is_file() else []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

@@ -12,7 +12,7 @@ from ..attention import Pass, chain_pass
 from ..state import State, StateTensor
 from ..target import CacheLayer, CausalLM
 from ..tree import Candidates, Expand, TreeShape
-from .drafter import Scorer, most_catch_up
+from .drafter import Scorer, most_catch_up, owed_positions
 from .frontier import FrontierPasses, drafting, embeddable
 from .shared_noise import BestTokens
 
@@ -75,12 +75,11 @@ class DraftModel(Scorer):
         """Process the tokens since `draft_lengths`, the last ones where they are more than the step says, which is at
         most `most` -> logits [B, 1, V] after the last one, the root, and what `draft_lengths` is now."""
         lengths, wanted = state["lengths"] + 1, drafting(state)
-        start = torch.maximum(state["draft_lengths"], lengths - state["catch_up"].shape[0])
-        index = start[:, None] + state["catch_up"].clamp(min=0)
+        start, index, last = owed_positions(state, lengths)
         tokens, width = state["history"].gather(1, index), index.shape[1]
         logits = self._logits(tokens, chain_pass(start, width, most, wanted), keys, values)
-        last = (lengths - start - 1).clamp(min=0)[:, None, None].expand(-1, 1, logits.shape[2])
-        return logits.gather(1, last), lengths.where(wanted, state["draft_lengths"])
+        after = logits.gather(1, last[:, :, None].expand(-1, -1, logits.shape[2]))
+        return after, lengths.where(wanted, state["draft_lengths"])
 
     def _logits(self, tokens: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """The target's token ids [B, T] -> the model's logits [B, T, V]."""

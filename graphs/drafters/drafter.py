@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from ... import controls
@@ -85,6 +86,14 @@ class Scorer(nn.Module):
         1 of them, None without feature layers.
         """
         return {}
+
+
+def owed_positions(state: State, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What a scorer that pauses has to process: the positions from `draft_lengths` to `lengths`, the last ones where
+    they are more than the step says -> the first [B]; C from it on [B, C], as many as the step says; and where
+    lengths - 1, the last one, is among them [B, 1]."""
+    start = torch.maximum(state["draft_lengths"], lengths - state["catch_up"].shape[0])
+    return start, start[:, None] + state["catch_up"].clamp(min=0), (lengths - start - 1).clamp(min=0)[:, None]
 
 
 def most_catch_up(shape: TreeShape) -> int:

@@ -17,7 +17,7 @@ from ..attention import LayerCache, Pass, attend, chain_pass
 from ..state import State, StateTensor
 from ..target import CacheLayer
 from ..tree import Candidates, Expand, TreeShape
-from .drafter import Scorer, most_catch_up
+from .drafter import Scorer, most_catch_up, owed_positions
 from .frontier import FrontierPasses, drafting, embeddable
 from .shared_noise import BestTokens
 
@@ -210,11 +210,9 @@ class Eagle3(Scorer):
         """Run over the positions since `draft_lengths`, the last ones where they are more than the step says -> the
         normed and the plain hidden state [B, 1, H] of the last one, and what `draft_lengths` is now."""
         lengths, recent, wanted = state["lengths"], state["recent"], drafting(state)
-        start = torch.maximum(state["draft_lengths"], lengths - state["catch_up"].shape[0])
-        index = start[:, None] + state["catch_up"].clamp(min=0)
+        start, index, last = owed_positions(state, lengths)
         tokens = state["history"].gather(1, index + 1)
         place = (index % recent.shape[1])[:, :, None].expand(-1, -1, recent.shape[2])
-        last = (lengths - start - 1).clamp(min=0)[:, None]
         where = chain_pass(start, index.shape[1], recent.shape[1], wanted, last)
         features = where.zeros_unless_wanted(recent.gather(1, place))
         normed, hidden = self._run(tokens, self.head.fuse(features), where, keys, values)

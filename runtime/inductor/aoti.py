@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...errors import EngineError, InputError, one_line
 from ...kernels.native import LIBRARY_NAME, load_library
+from ...processor import cpu_instructions
 from ...progress import OnProgress
 from ..engine_file import REBUILD, WEIGHTS, EngineSpec, Manifest, ProgramSpec
 from ..gpu import plan_memory, refuse_gpu
@@ -44,14 +45,6 @@ def machine() -> dict[str, Any]:
         "cuda_capability": "{}.{}".format(*torch.cuda.get_device_capability()) if gpu else None,
         "cuda": torch.version.cuda if gpu else None,
     }
-
-
-def cpu_instructions() -> list[str]:
-    """Instruction set flags of this processor, as the kernel names them; empty where the kernel does not say."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.is_file() else []
-    flags = (line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features")))
-    return next(flags, [])
 
 
 def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: OnProgress) -> Session:

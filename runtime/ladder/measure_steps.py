@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...processor import processor_name
 from ...progress import OnProgress
 from ...report import WHOLE
 from ...user_cache import cache_path, keep
@@ -48,13 +49,11 @@ def keep_times(times: StepTimes, path: Path) -> None:
 
 def times_path(identity: str, session: Session) -> Path:
     """Where the times of an engine on this machine, under the conditions of its session, lie."""
-    info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.is_file() else []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     here = [
         identity,
         platform.machine(),
-        *names[:1],
+        processor_name(),
         cores,
         os.environ.get("OMP_NUM_THREADS", ""),
         session.conditions(),

@@ -16,6 +16,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Encoding, Tokenizer
 
+from ...errors import InputError
+
 FIRST, LAST = 0x10FFFD, 0x100000  # characters of private use, from the last one down
 LONG = 2**13  # characters
 Places = list[tuple[int, int]]  # where names of special tokens begin and end in a text
@@ -82,7 +84,11 @@ class SpecialText:
         if tokens is None:  # a model that has the names among its pieces: they are cut
             cuts = [begin + 1 for begin, end in found if (begin, end) not in own]
             tokens = self._with_stand_ins(text, own, cuts, add_special_tokens)
-        assert tokens is not None
+        if tokens is None:  # a name of one character, as a rule
+            raise InputError(
+                "text: expected none that holds the name of a special token which this tokenizer cannot write as text, "
+                f"got {sorted({text[begin:end] for begin, end in found})[0]!r}; parse_special takes it as the token"
+            )
         return tokens
 
     def _with_stand_ins(self, text: str, own: Places, cuts: Sequence[int], special: bool) -> list[int] | None:
@@ -136,8 +142,14 @@ class Marks:
         """A copy of data, which JSON could hold, with the names of special tokens in it marked. Called once."""
         texts = set(_texts(data))
         places = {text: found for text in texts if (found := self._special.suspicious(text))}
-        free = (chr(code) for code in range(FIRST, LAST, -1) if not any(chr(code) in text for text in texts))
-        marks = {char: next(free) for char in sorted({text[at] for text, found in places.items() for at in found})}
+        used = set[str]().union(*texts)
+        free = (char for code in range(FIRST, LAST, -1) if (char := chr(code)) not in used)
+        marked = sorted({text[at] for text, found in places.items() for at in found})
+        marks = dict(zip(marked, free, strict=False))
+        if len(marks) < len(marked):
+            raise InputError(
+                "messages: expected a character of private use that stands in none of them, got all of them"
+            )
         self._back = {ord(mark): char for char, mark in marks.items()}
         return _replaced(data, {text: _marked(text, found, marks) for text, found in places.items()})
 

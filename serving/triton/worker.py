@@ -12,6 +12,7 @@ from pathlib import Path
 from ...errors import EngineError, InputError
 from ...runtime.engine import Engine, load
 from ..bridge import Answer
+from ..places import Queue, QueueFullError, on_error
 from .engine_process import Asked, End, Told
 from .tensors import Given, read, told
 
@@ -19,17 +20,12 @@ LOOK = 0.2  # seconds between looks at whether the engine runs
 logger = logging.getLogger(__name__)
 
 
-class QueueFullError(Exception):
-    """As many answers wait as may."""
-
-
 class Worker:
     """The requests of one connection. Everything happens in the thread of one event loop."""
 
     def __init__(self, engine: Engine, max_queue: int, tell: Callable[[Told], None]):
         """max_queue: choices that may wait for a row."""
-        self._engine, self._most, self._taken = engine, engine.spec.max_batch + max_queue, 0
-        self._tell = tell
+        self._engine, self._queue, self._tell = engine, Queue(engine.spec.max_batch, max_queue), tell
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def take(self, asked: Asked) -> None:
@@ -50,22 +46,22 @@ class Worker:
             self._tell((number, End()))
 
     async def _run(self, number: int, given: Given) -> None:
+        self._queue.require(1)  # ahead of the work of reading it
         requests = await asyncio.to_thread(read, self._engine, given)
-        if self._taken + len(requests) > self._most:
-            raise QueueFullError
-        self._taken += len(requests)
-        answer = Answer(self._engine, requests)
+        places = self._queue.take(len(requests))
+        with on_error(places):
+            answer = Answer(self._engine, requests, places.give_back)
         try:
             async for grown in answer.read():
                 for each in grown:
                     self._tell((number, told(each)))
         finally:
             answer.cancel()
-            self._taken -= len(requests)
+            places.give_back()
 
     def _end(self, error: Exception) -> End:
         if isinstance(error, QueueFullError):
-            return End("UNAVAILABLE", f"{self._taken} answers run or wait already; try again later")
+            return End("UNAVAILABLE", str(error))
         if isinstance(error, InputError):
             return End("INVALID_ARG", str(error))
         if isinstance(error, EngineError):

@@ -96,3 +96,16 @@ cli.main(["sleep"])
             running.send_signal(signal.SIGINT)
         assert running.wait(30) == -signal.SIGINT
         assert running.stderr.read() == b""
+
+
+def test_an_ignored_interrupt_stays_ignored():
+    """As a shell has it for a command in the background."""
+    program = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from specstep.commands.terminal import end_at_second_interrupt
+end_at_second_interrupt()
+signal.raise_signal(signal.SIGINT)
+print("goes on")
+"""
+    assert subprocess.check_output([sys.executable, "-c", program]) == b"goes on\n"

@@ -46,6 +46,7 @@ ALTERED = {  # where in the manifest -> value, and what the line names
     ("about", "weights"): ({"float32": "x"}, "weights"),
     ("about", "operators"): ({"a\nb": 1}, "operators: name"),
     ("about", "build_s"): ("long", "build_s"),
+    ("about", "tree", "paths"): ([[]], "a path of at least one node"),
 }
 
 
@@ -65,6 +66,11 @@ def test_the_line_names_the_field(engine_folder, tmp_path, path):
     with pytest.raises(EngineError) as refused:
         read_manifest(altered(engine_folder, tmp_path, path, value))
     assert named in str(refused.value) and str(refused.value).isprintable()
+
+
+def test_tensorrt_s_own_fields_are_required(engine_folder, tmp_path):
+    with pytest.raises(EngineError, match="expected the field compute_capability, got none"):
+        read_manifest(altered(engine_folder, tmp_path, ("spec", "config", "backend"), "tensorrt"))
 
 
 @pytest.mark.parametrize("name", ["aten::sum.dim_IntList", "_quantized::linear", "specstep::packed_linear"])

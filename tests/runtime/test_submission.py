@@ -99,3 +99,10 @@ def test_a_signal_inside_of_a_read_may_cancel(monkeypatch):
         signal.signal(signal.SIGINT, before)
         waits.cancel()
     assert asked.finish_reason == "cancelled" and tokens == asked.tokens == alone([5], 41)[: len(tokens)] != []
+
+
+def test_an_error_that_means_the_end_to_a_reader_is_another_one():
+    """`next(iterator)` in a mask is a common slip."""
+    with Engine(FakeSession(1), None) as engine, pytest.raises(RuntimeError, match="failed with StopIteration") as told:
+        engine.generate([5, 6], 8, allowed_tokens=lambda *_: next(iter(())))
+    assert isinstance(told.value.__cause__, StopIteration)

@@ -1,5 +1,6 @@
 """Connections that send too much, too slowly, or never end: the server answers, lets go, and its memory stays level."""
 
+import asyncio
 import json
 import os
 import re
@@ -8,13 +9,15 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2 as httpx
 import pytest
 from served import PATIENCE, running, until
-from specstep.serving.connection import LONGEST_HEAD, MOST_PIPELINED
+from specstep.serving.connection import LONGEST_HEAD, MOST_PIPELINED, Connection
 from specstep.serving.options import ServeOptions
 
+ENDED = []  # paths of calls that were told
 LINE = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 
 
@@ -140,6 +143,43 @@ def test_requests_that_wait_for_their_turn_are_bounded(url):
         asked = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * (MOST_PIPELINED - 1)
         told = answer(client, asked + b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert told.count(b"HTTP/1.1 200 ") == MOST_PIPELINED
+
+
+async def counts(scope, receive, send):
+    """Tells of each second until the client has gone."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    gone = asyncio.ensure_future(_gone(receive))
+    while not gone.done():
+        await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        await asyncio.sleep(0.01)
+    ENDED.append(scope["path"])
+
+
+async def _gone(receive):
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def test_a_call_with_another_behind_it_is_told_that_its_client_has_gone():
+    ENDED.clear()
+    with running(counts) as url:
+        with connected(url) as client:
+            client.sendall(b"GET /first HTTP/1.1\r\nHost: x\r\n\r\nGET /second HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(10)
+        until(lambda: ENDED)
+    assert ENDED[0] == "/first"
+
+
+def test_a_connection_is_reset_without_a_free_descriptor(monkeypatch):
+    """os.dup raised, the reader who stood still kept its call for ever."""
+    told, ours = socket.socketpair()
+    connection = Connection.__new__(Connection)
+    aborted = []
+    connection.transport = SimpleNamespace(get_extra_info=lambda name: told, abort=lambda: aborted.append(1))
+    monkeypatch.setattr(os, "dup", lambda number: (_ for _ in ()).throw(OSError("none left")))
+    connection._reset()
+    assert aborted and told.fileno() >= 0
+    told.close(), ours.close()
 
 
 PROGRAM = """

@@ -115,5 +115,6 @@ def test_an_engine_that_is_not_there_is_one_line(tmp_path, capsys):
 
 def test_addresses():
     assert is_local("127.0.0.1") and is_local("::1") and is_local("localhost") and not is_local("0.0.0.0")
+    assert not is_local("localhost.example.com") and not is_local("127.example.com") and not is_local("")
     with listen("localhost", 0) as bound:
         assert bound.getsockname()[1] > 0

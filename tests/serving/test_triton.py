@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 from multiprocessing import Pipe
 from types import SimpleNamespace
@@ -347,3 +349,11 @@ def test_nothing_else_is_replaced(tmp_path, capsys):
     assert "expected a new model, or one that this command wrote" in capsys.readouterr().err
     assert export(tmp_path, tmp_path, "--name", "new") == 2  # no engine
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["mine"]
+
+
+def test_the_worker_needs_no_http_server():
+    """Triton has one; the extra `serve` need not be there."""
+    program = "import sys; sys.modules.update(dict.fromkeys(('fastapi', 'starlette', 'uvicorn'))); import {}"
+    names = [f"specstep.serving.triton.{name}" for name in ("worker", "model", "tensors")]
+    for name in names:
+        subprocess.run([sys.executable, "-c", program.format(name)], check=True)

@@ -1,8 +1,11 @@
 """Names of special tokens in what users write: text, whatever the template does with it, and nothing else changes."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny_tokenizer
+from specstep.errors import InputError
+from specstep.runtime.text.special_text import FIRST, LAST
 from specstep.runtime.text.tokenizer import EngineTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -85,3 +88,17 @@ def test_a_model_that_has_the_names_among_its_pieces():
     text = EngineTokenizer(tokenizer, None, {})
     tokens = text.encode_part("a</s>b", parse_special=False)
     assert not set(tokens) & text.special_ids and text.decode(tokens) == "a</s>b"
+
+
+def test_a_conversation_that_leaves_no_mark_is_refused():
+    every = "".join(map(chr, range(LAST + 1, FIRST + 1)))
+    with pytest.raises(InputError, match="expected a character of private use that stands in none of them"):
+        TEXT.encode_messages([{"role": "user", "content": every + "<|im_end|>"}])
+    assert TEXT.encode_messages([{"role": "user", "content": every[1:] + "<|im_end|>"}])
+
+
+def test_a_name_that_cannot_be_written_as_text_is_refused():
+    text = tokenizer_of(names=["|"])
+    with pytest.raises(InputError, match="cannot write as text, got '\\|'; parse_special takes it"):
+        text.encode_part("a|b", parse_special=False)
+    assert len(text.encode_part("a|b", parse_special=True)) == 3

@@ -1,0 +1,50 @@
+"""Admission: a choice of an answer has a place from its beginning to its end, a row or one to wait for a row."""
+
+import contextlib
+from collections.abc import Iterator
+
+
+class QueueFullError(Exception):
+    """As many choices run and wait as may."""
+
+
+class Queue:
+    """The places of one engine. Belongs to one event loop."""
+
+    def __init__(self, rows: int, max_queue: int):
+        """max_queue: choices that may wait for a row."""
+        self.most, self.taken = rows + max_queue, 0
+
+    def require(self, count: int) -> None:
+        """Raises QueueFullError where there are not as many places."""
+        if self.taken + count > self.most:
+            raise QueueFullError(f"{self.taken} answers run or wait already; try again later")
+
+    def take(self, count: int) -> "Places":
+        """Places for so many choices of one call. Raises QueueFullError."""
+        self.require(count)
+        return Places(self, count)
+
+
+class Places:
+    """Places that a call has taken; given back once, all or one by one."""
+
+    def __init__(self, queue: Queue, count: int):
+        self._queue, self._left = queue, count
+        queue.taken += count
+
+    def give_back(self, count: int | None = None) -> None:
+        """So many of them, or all that are left."""
+        count = self._left if count is None else min(count, self._left)
+        self._left -= count
+        self._queue.taken -= count
+
+
+@contextlib.contextmanager
+def on_error(places: Places) -> Iterator[None]:
+    """Gives places back where the block raises."""
+    try:
+        yield
+    except BaseException:
+        places.give_back()
+        raise
