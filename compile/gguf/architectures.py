@@ -27,10 +27,10 @@ class Architecture(NamedTuple):
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", of.llama, (*HALVES_OF_HEADS, *EXPERTS)),
     "qwen2": Architecture("qwen2"),
-    "qwen2vl": Architecture("qwen2"),
+    "qwen2vl": Architecture("qwen2", of.text_of_images),
     "qwen2moe": Architecture("qwen2_moe", of.qwen2moe, (*EXPERTS, SHARED_EXPERT)),
     "qwen3": Architecture("qwen3", lambda metadata, file: {"attention_bias": has(file, "attn_q.bias")}),
-    "qwen3vl": Architecture("qwen3"),
+    "qwen3vl": Architecture("qwen3", of.text_of_images),
     "qwen3moe": Architecture(
         "qwen3_moe", lambda metadata, file: of.sparse(metadata, file) | {"norm_topk_prob": True}, EXPERTS
     ),
@@ -47,7 +47,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "command-r": Architecture("cohere", of.cohere),
     "cohere2": Architecture("cohere2", of.cohere2),
     "glm4": Architecture("glm4", of.glm4, partial=True),
-    "exaone": Architecture("llama"),
+    "exaone": Architecture("llama", of.exaone),
     "exaone4": Architecture("exaone4", of.exaone4),
     "seed_oss": Architecture("seed_oss", of.seed_oss),
     "ernie4_5": Architecture("ernie4_5", of.ernie),

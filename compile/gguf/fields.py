@@ -9,6 +9,10 @@ from .metadata import Metadata
 from .rope import rope_parameters
 
 Fields = dict[str, Any]
+EPSILONS = {
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+}  # of norms
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # expert_gating_func
 
 
@@ -16,7 +20,9 @@ def common_fields(metadata: Metadata, file: GgufFile, partial: bool) -> Fields:
     """What nearly every architecture says in the same words. Raises BuildError."""
     width, heads = metadata.need("embedding_length"), metadata.same("attention.head_count")
     layers = metadata.need("block_count") - metadata.get("nextn_predict_layers", 0)
-    head_size = metadata.get("attention.key_length", width // heads if heads else 0)
+    if not heads:
+        raise BuildError(f"model: {metadata.name}: attention.head_count: expected at least 1, got {heads}")
+    head_size = metadata.get("attention.key_length", width // heads)
     metadata.get("attention.value_length")  # the shape of attn_v says it
     found = {
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
@@ -30,11 +36,8 @@ def common_fields(metadata: Metadata, file: GgufFile, partial: bool) -> Fields:
         "rope_parameters": rope_parameters(metadata, file, head_size, partial),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
-    for key in ("rms_norm_eps", "layer_norm_eps"):
-        name = {"rms_norm_eps": "layer_norm_rms_epsilon", "layer_norm_eps": "layer_norm_epsilon"}[key]
-        if (value := metadata.get(f"attention.{name}")) is not None:
-            found[key] = value
-    return found
+    given = {field: metadata.get(key) for field, key in EPSILONS.items()}
+    return found | {field: value for field, value in given.items() if value is not None}
 
 
 def has(file: GgufFile, name: str) -> bool:
@@ -93,8 +96,8 @@ def qwen2moe(metadata: Metadata, file: GgufFile) -> Fields:
 def gemma_scale(metadata: Metadata, largest: int) -> Fields:
     """Scores are scaled by the head size, in the largest model by what a head would have of the width."""
     heads, width = metadata.same("attention.head_count"), metadata.need("embedding_length")
-    size = metadata.get("attention.key_length", width // heads)
-    return {"query_pre_attn_scalar": width // heads if metadata.need("block_count") == largest else size}
+    share = width // heads if metadata.need("block_count") == largest else _head_size(metadata)
+    return {"query_pre_attn_scalar": share}
 
 
 def gemma2(metadata: Metadata, file: GgufFile) -> Fields:
@@ -115,6 +118,19 @@ def gemma3(metadata: Metadata, file: GgufFile) -> Fields:
     }  # fmt: skip
 
 
+def text_of_images(metadata: Metadata, file: GgufFile) -> Fields:
+    """Sections of rotary frequencies are for images: in a text a token has one position for all of them."""
+    metadata.get("rope.dimension_sections")
+    return {}
+
+
+def exaone(metadata: Metadata, file: GgufFile) -> Fields:
+    """Some converters write the epsilon of its RMS norms under the name of the other kind."""
+    if metadata.get("attention.layer_norm_rms_epsilon") is not None:
+        return {}
+    return {"rms_norm_eps": metadata.need("attention.layer_norm_epsilon")}
+
+
 def phi3(metadata: Metadata, file: GgufFile) -> Fields:
     original = metadata.get("rope.scaling.original_context_length", metadata.need("context_length"))
     window = metadata.get("attention.sliding_window") or None
@@ -125,9 +141,17 @@ def smollm3(metadata: Metadata, file: GgufFile) -> Fields:
     return biases(file) | {"no_rope_layer_interval": 4, "use_sliding_window": False}
 
 
+def _head_size(metadata: Metadata) -> int:
+    width, heads = metadata.need("embedding_length"), metadata.same("attention.head_count")
+    return int(metadata.get("attention.key_length", width // heads))
+
+
 def granite(metadata: Metadata, file: GgufFile) -> Fields:
-    heads, width = metadata.same("attention.head_count"), metadata.need("embedding_length")
-    scale = metadata.get("attention.scale", 0.0) or 1 / math.sqrt(width // heads)
+    if metadata.get("expert_count", 0) or metadata.get("expert_used_count", 0):
+        raise BuildError(f"model: {metadata.name}: expert_count: expected 0 for granite, got a mixture")
+    for key in [key for key in metadata.values if key.startswith("granite.ssm.")]:  # of its hybrid sisters
+        metadata.get(key.removeprefix("granite."))
+    scale = metadata.get("attention.scale", 0.0) or 1 / math.sqrt(_head_size(metadata))
     return biases(file) | {
         "logits_scaling": metadata.need("logit_scale"),
         "residual_multiplier": metadata.get("residual_scale", 0.0) or 1.0,
@@ -143,7 +167,7 @@ def minicpm(metadata: Metadata, file: GgufFile) -> Fields:
         "logits_scaling": metadata.get("logit_scale", width / 256),
         "residual_multiplier": metadata.get("residual_scale", 1.4 / math.sqrt(layers)),
         "embedding_multiplier": metadata.get("embedding_scale", 12.0),
-        "attention_multiplier": 1 / math.sqrt(width // metadata.same("attention.head_count")),
+        "attention_multiplier": 1 / math.sqrt(_head_size(metadata)),
     }
 
 
@@ -160,7 +184,7 @@ def olmo2(metadata: Metadata, file: GgufFile) -> Fields:
 
 def starcoder2(metadata: Metadata, file: GgufFile) -> Fields:
     return {
-        "norm_epsilon": metadata.get("attention.layer_norm_epsilon"),
+        "norm_epsilon": metadata.need("attention.layer_norm_epsilon"),
         "use_bias": has(file, "attn_q.bias"),
         "sliding_window": metadata.get("attention.sliding_window"),
         "hidden_act": "gelu_pytorch_tanh",
@@ -174,7 +198,7 @@ def gpt2(metadata: Metadata, file: GgufFile) -> Fields:
         "n_layer": metadata.need("block_count"),
         "n_head": metadata.same("attention.head_count"),
         "n_inner": metadata.same("feed_forward_length"),
-        "layer_norm_epsilon": metadata.get("attention.layer_norm_epsilon"),
+        "layer_norm_epsilon": metadata.need("attention.layer_norm_epsilon"),
     }
 
 
@@ -187,6 +211,11 @@ def cohere2(metadata: Metadata, file: GgufFile) -> Fields:
 
 
 def glm4(metadata: Metadata, file: GgufFile) -> Fields:
+    if any(metadata.get("rope.dimension_sections") or ()):
+        raise BuildError(
+            f"model: {metadata.name}: rope.dimension_sections: expected none for glm4, got those of a model of images, "
+            "whose files have the rows of heads in another order"
+        )
     return {"attention_bias": has(file, "attn_q.bias")}
 
 

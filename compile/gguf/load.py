@@ -9,7 +9,7 @@ from transformers.initialization import no_init_weights
 
 from ...errors import BuildError
 from .architectures import ARCHITECTURES, Architecture
-from .fields import common_fields
+from .fields import EPSILONS, common_fields
 from .file import GgufFile, read_gguf
 from .metadata import Metadata
 from .rope import divide_frequencies
@@ -33,6 +33,7 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
     fields |= {"model_type": architecture.model_type} | architecture.fields(metadata, file)
     ids = {"bos_token_id": special.ids.get("bos"), "pad_token_id": special.ids.get("padding")}
     config = AutoConfig.for_model(**fields | ids | {"eos_token_id": list(special.stop) or None})
+    _check_norms(metadata, fields, config)
     _check_kept(metadata, fields, config)
     metadata.check_all_used()
     with no_init_weights():  # memory that is not written is not there yet
@@ -60,6 +61,13 @@ def _architecture(metadata: Metadata) -> Architecture:
             f"model: {metadata.name}: general.architecture: expected one of {known}, got {metadata.architecture}"
         )
     return found
+
+
+def _check_norms(metadata: Metadata, fields: dict[str, Any], config: Any) -> None:
+    """Refuse a file without the epsilon of its norms: transformers would have its own. Raises BuildError."""
+    for field, key in EPSILONS.items():
+        if hasattr(config, field) and field not in fields:
+            metadata.need(key)
 
 
 def _check_kept(metadata: Metadata, fields: dict[str, Any], config: Any) -> None:

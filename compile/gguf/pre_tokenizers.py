@@ -76,11 +76,13 @@ MINICPM5 = (r"\p{N}{1,3}", rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}+|{_REST}")
 
 class PreTokenizer(NamedTuple):
     """expressions: each isolates its matches. whole: a word that is a token is never merged. adds_bos: a prompt begins
-    with the token that begins a text, unless the file says otherwise."""
+    with the token that begins a text, unless the file says otherwise. composed: letters and their marks are written as
+    one character, where there is one (NFC), as the models' own tokenizers do and llama.cpp does not."""
 
     expressions: tuple[str, ...]
     whole: bool = False
     adds_bos: bool = False
+    composed: bool = False
 
     def build(self) -> pre_tokenizers.PreTokenizer:
         """Bytes come last, as characters that stand for them."""
@@ -89,7 +91,7 @@ class PreTokenizer(NamedTuple):
 
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    **dict.fromkeys(("default", ""), PreTokenizer(DEFAULT)),
+    "default": PreTokenizer(DEFAULT),
     **dict.fromkeys(
         ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
         PreTokenizer(LLAMA3, whole=True, adds_bos=True),
@@ -102,16 +104,18 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), PreTokenizer(DEEPSEEK3)),
     "falcon": PreTokenizer(FALCON),
     **dict.fromkeys(
-        ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"),
+        ("starcoder", "refact", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"),
         PreTokenizer(DIGITS),
     ),
+    "command-r": PreTokenizer(DIGITS, composed=True),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"), PreTokenizer(GPT2)),
     **dict.fromkeys(("gigachat", "a.x-4.0", "mellum", "modern-bert", "exaone4"), PreTokenizer(GPT2)),
     **dict.fromkeys(
-        ("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
+        ("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
         PreTokenizer(QWEN2),
     ),
-    "qwen35": PreTokenizer(QWEN35),
+    "qwen2": PreTokenizer(QWEN2, composed=True),
+    "qwen35": PreTokenizer(QWEN35, composed=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), PreTokenizer(GPT4O)),
     **dict.fromkeys(("tiny_aya", "cohere2moe"), PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *GPT4O))),
     "tekken": PreTokenizer(TEKKEN, whole=True, adds_bos=True),

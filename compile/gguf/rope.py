@@ -24,8 +24,12 @@ def rope_parameters(metadata: Metadata, file: GgufFile, head_size: int, partial:
             f"{metadata.architecture}, got {rotated}"
         )
     share = {"partial_rotary_factor": rotated / head_size} if partial else {}
-    scaling = _by_length(metadata, file) if BY_LENGTH[0] in file.tensors else _scaling(metadata)
-    return {"rope_theta": float(metadata.get("rope.freq_base", 10000.0))} | share | scaling
+    if by_length := [name for name in BY_LENGTH if name in file.tensors]:
+        raise BuildError(
+            f"model: {metadata.name}: expected one table of rotary factors, got {' and '.join(by_length)}: "
+            "frequencies that depend on the length of the text (longrope) are not supported"
+        )
+    return {"rope_theta": float(metadata.get("rope.freq_base", 10000.0))} | share | _scaling(metadata)
 
 
 def _scaling(metadata: Metadata) -> dict[str, Any]:
@@ -46,25 +50,13 @@ def _scaling(metadata: Metadata) -> dict[str, Any]:
     raise BuildError(f"model: {metadata.name}: rope.scaling.type: expected none, linear or yarn, got {kind}")
 
 
-def _by_length(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
-    """Two tables of factors, one for short texts and one for long ones: transformers' longrope."""
-    for key in ("type", "factor", "attn_factor"):
-        metadata.get(f"rope.scaling.{key}")  # they follow from the lengths
-    short, long = (file.tensors[name].data.tolist() if name in file.tensors else [] for name in BY_LENGTH)
-    original = metadata.get("rope.scaling.original_context_length", metadata.need("context_length"))
-    return {
-        "rope_type": "longrope",
-        "short_factor": short,
-        "long_factor": long,
-        "original_max_position_embeddings": original,
-    }
-
-
 def _yarn(metadata: Metadata, factor: float, original: int, attention: float) -> dict[str, Any]:
     """llama.cpp multiplies angles' sines and cosines by attn_factor * (1 + 0.1 ln factor)."""
     if (extrapolated := metadata.get("rope.scaling.yarn_ext_factor", 1.0)) not in (1.0, -1.0):
         raise BuildError(f"model: {metadata.name}: rope.scaling.yarn_ext_factor: expected 1, got {extrapolated}")
     given = metadata.get("rope.scaling.yarn_attn_factor")
+    if given is None and attention != 1.0 and metadata.architecture == "olmo2":
+        given = attention  # converters of 2025 wrote transformers' own number there
     found: dict[str, Any] = {
         "rope_type": "yarn",
         "factor": factor,
@@ -77,11 +69,10 @@ def _yarn(metadata: Metadata, factor: float, original: int, attention: float) ->
     return found if attention == 1.0 else found | {"attention_factor": attention * (0.1 * math.log(factor) + 1)}
 
 
-def divide_frequencies(model: nn.Module, file: GgufFile) -> set[str]:
-    """Divide the frequencies of every rotary embedding by the file's factors, where it has some -> the names of the
-    tensors that were used. Raises BuildError."""
+def divide_frequencies(model: nn.Module, file: GgufFile) -> None:
+    """Divide the frequencies of every rotary embedding by the file's factors, where it has some. Raises BuildError."""
     if FACTORS not in file.tensors:
-        return set()
+        return
     factors = torch.from_numpy(file.tensors[FACTORS].data.copy()).float()
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
     for name, buffer in buffers:
@@ -90,4 +81,5 @@ def divide_frequencies(model: nn.Module, file: GgufFile) -> set[str]:
                 f"model: {file.path}: {FACTORS}: expected {len(buffer)} factors for {name}, got {tuple(factors.shape)}"
             )
         buffer /= factors
-    return {FACTORS} if buffers else set()
+    if not buffers:
+        raise BuildError(f"model: {file.path}: {FACTORS}: expected a model with rotary embeddings, got one without")

@@ -9,11 +9,13 @@ from torch import Tensor
 
 class Rule(NamedTuple):
     """pattern: of the whole names of parameters in transformers. sources: tensors of the file, with the groups of the
-    pattern as \\1, \\2; empty: the one that gguf's table names. make: config, and those tensors -> the parameter."""
+    pattern as \\1, \\2; empty: the one that gguf's table names. make: config, and those tensors -> the parameter.
+    exact: whether it is made in float32, whatever the parameter's dtype."""
 
     pattern: str
     make: Callable[..., Tensor]
     sources: tuple[str, ...] = ()
+    exact: bool = False
 
 
 def _halves(heads: int, rows: Tensor) -> Tensor:
@@ -30,7 +32,8 @@ HALVES_OF_HEADS = (
     Rule(r".*\.q_proj\.(weight|bias)", lambda config, rows: _halves(config.num_attention_heads, rows)),
     Rule(r".*\.k_proj\.(weight|bias)", lambda config, rows: _halves(config.num_key_value_heads, rows)),
 )
-ONE_LESS = Rule(r".*norm\.weight", lambda config, weight: weight - 1)  # Gemma multiplies by one more than its weight
+# Gemma multiplies by one more than its weight: a sum that was rounded to bfloat16 has lost most of it.
+ONE_LESS = Rule(r".*norm\.weight", lambda config, weight: weight - 1, exact=True)
 EXPERTS = (
     Rule(
         rf"{_EXPERT}gate_up_proj",

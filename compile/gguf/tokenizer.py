@@ -26,6 +26,11 @@ def read_tokenizer(metadata: Metadata, rows: int) -> tuple[PreTrainedTokenizerFa
         raise BuildError(f"model: {metadata.name}: tokenizer.ggml.model: expected one of {known}, got {kind}")
     tokens = _tokens(metadata, rows)
     types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if len(types) < len(tokens):
+        raise BuildError(
+            f"model: {metadata.name}: tokenizer.ggml.token_type: expected one for each of {len(tokens)} tokens, "
+            f"got {len(types)}"
+        )
     build = {"llama": _sentence_pieces, "gpt2": _byte_pairs, "gemma4": _spaced_pairs}[kind]
     tokenizer, adds_bos = build(metadata, tokens, types)
     special = special_tokens(metadata, kind, tokens, types, adds_bos)
@@ -33,7 +38,7 @@ def read_tokenizer(metadata: Metadata, rows: int) -> tuple[PreTrainedTokenizerFa
     tokenizer.post_processor = _around(tokens, special)
     named = {NAMES[name]: tokens[id] for name, id in special.ids.items()}
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **named)
-    fast.chat_template = _chat_template(metadata)
+    fast.chat_template = _chat_template(metadata, tokens[special.ids["bos"]] if special.add_bos else None)
     return fast, special
 
 
@@ -58,13 +63,20 @@ def _tokens(metadata: Metadata, rows: int) -> list[str]:
 def _byte_pairs(metadata: Metadata, tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
     """GPT-2's: words of bytes, merged by rank."""
     pre = metadata.get("tokenizer.ggml.pre", "")
+    if not pre:
+        raise BuildError(
+            f"model: {metadata.name}: tokenizer.ggml.pre: expected how texts are cut into words, got none: the file "
+            "was made before May 2024; convert the model again"
+        )
     if pre not in PRE_TOKENIZERS:
-        known = ", ".join(sorted(filter(None, PRE_TOKENIZERS)))
+        known = ", ".join(sorted(PRE_TOKENIZERS))
         raise BuildError(f"model: {metadata.name}: tokenizer.ggml.pre: expected one of {known}, got {pre}")
     cut = PRE_TOKENIZERS[pre]
     model = models.BPE(vocab=_numbered(tokens), merges=_merges(metadata), ignore_merges=cut.whole)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer, tokenizer.decoder = cut.build(), decoders.ByteLevel()
+    if cut.composed:
+        tokenizer.normalizer = normalizers.NFC()
     if metadata.get("tokenizer.ggml.add_space_prefix", False):
         raise BuildError(f"model: {metadata.name}: tokenizer.ggml.add_space_prefix: expected false, got true")
     return tokenizer, cut.adds_bos
@@ -164,11 +176,14 @@ def _around(tokens: list[str], special: SpecialTokens) -> Any:
     )
 
 
-def _chat_template(metadata: Metadata) -> Any:
-    """The template, or several by name."""
+def _chat_template(metadata: Metadata, bos: str | None) -> Any:
+    """The template, or several by name. bos: the token that every prompt begins with, if there is one: a conversation
+    does so, too, where the template leaves it to the tokenizer."""
     named = "tokenizer.chat_template."
     templates = {key[len(named) :]: metadata.get(key) for key in metadata.values if key.startswith(named)}
     default = metadata.get("tokenizer.chat_template")
-    if not templates:
-        return default
-    return templates | ({"default": default} if default else {})
+    templates |= {"default": default} if default else {}
+    for name, template in templates.items():
+        if bos is not None and "bos_token" not in template and bos not in template:
+            templates[name] = "{{ bos_token }}" + template
+    return templates.get("default") if set(templates) <= {"default"} else templates

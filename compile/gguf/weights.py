@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
 from gguf.constants import MODEL_ARCH_NAMES
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from .architectures import Architecture
 from .file import GgufFile, GgufTensor
 from .metadata import Metadata
 
-ROWS = 4096  # widened at once, to float32
+VALUES = 2**24  # widened at once, to float32
 # Tensors that change no logit, and why.
 HARMLESS = (
     r"blk\.\d+\.attn_rot_embd\.weight",  # frequencies that follow from the metadata
@@ -34,11 +35,12 @@ def read_weights(
     for name, parameter in persistent.items():
         if isinstance(parameter, nn.Parameter) and name not in held:
             continue  # tied: it has the name of the first
-        sources, make = _sources(architecture, names, name)
+        sources, make, exact = _sources(architecture, names, name)
         if all(source not in file.tensors for source in sources) and name.endswith(".bias"):
             parameter.data = torch.zeros_like(parameter)  # of a layer whose siblings have one
             continue
-        value = make(config, *[_values(file, metadata, source, parameter.dtype) for source in sources])
+        kind = torch.float32 if exact else parameter.dtype
+        value = make(config, *[_values(file, metadata, source, kind) for source in sources]).to(parameter.dtype)
         if value.shape != parameter.shape:
             raise BuildError(
                 f"model: {metadata.name}: {', '.join(sources)}: expected shape {tuple(parameter.shape)} for {name}, "
@@ -54,13 +56,13 @@ def _names(architecture: str, layers: int) -> gguf.TensorNameMap:
     return gguf.get_tensor_name_map(kind, layers)
 
 
-def _sources(architecture: Architecture, names: gguf.TensorNameMap, name: str) -> tuple[list[str], Any]:
-    """The file's tensors for a parameter, and what makes one of them."""
+def _sources(architecture: Architecture, names: gguf.TensorNameMap, name: str) -> tuple[list[str], Any, bool]:
+    """The file's tensors for a parameter, what makes one of them, and whether in float32."""
     for rule in architecture.rules:
         if found := re.fullmatch(rule.pattern, name):
             sources = [found.expand(source) for source in rule.sources]
-            return sources or [_named(names, name)], rule.make
-    return [_named(names, name)], lambda config, weight: weight
+            return sources or [_named(names, name)], rule.make, rule.exact
+    return [_named(names, name)], lambda config, weight: weight, False
 
 
 def _named(names: gguf.TensorNameMap, name: str) -> str:
@@ -78,8 +80,10 @@ def widened(tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
     """The values of a tensor. A part of it at a time is in float32."""
     rows = tensor.data.reshape(-1, tensor.data.shape[-1])
     found = torch.empty(len(rows), tensor.shape[-1] if tensor.shape else 1, dtype=dtype)
-    for at in range(0, len(rows), ROWS):
-        found[at : at + ROWS] = torch.from_numpy(gguf.dequantize(rows[at : at + ROWS], tensor.kind).copy())
+    step = max(1, VALUES // max(1, found.shape[1]))
+    for at in range(0, len(rows), step):
+        part = np.require(gguf.dequantize(rows[at : at + step], tensor.kind), requirements="W")  # a copy of a map alone
+        found[at : at + step] = torch.from_numpy(part)
     return found.reshape(tensor.shape)
 
 

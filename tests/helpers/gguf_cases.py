@@ -116,6 +116,11 @@ CASES = {
                                                          "sliding_attention": ROPE | {"rope_type": "default"}}},
         PATTERN | YARN_KEYS,
     ),
+    "olmo3 of 2025": Case(  # under the key that elsewhere is a factor beside yarn's own
+        "olmo2", "Olmo3", WINDOWS | {"rope_parameters": {"full_attention": YARN | {"attention_factor": 1.25},
+                                                         "sliding_attention": ROPE | {"rope_type": "default"}}},
+        PATTERN | YARN_KEYS | {"rope.scaling.attn_factor": 1.25},
+    ),
     "starcoder2": Case("starcoder2", "Starcoder2", {"use_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
     "gpt2": Case("gpt2", "GPT2", {"tie_word_embeddings": True}, {}, turned),
     "command-r": Case("command-r", "Cohere", {"logit_scale": 0.25, "use_qk_norm": True, "tie_word_embeddings": True},

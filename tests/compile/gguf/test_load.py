@@ -19,9 +19,10 @@ def model():
 
 def file_with(path, model, keys=None, tensors=None, architecture="llama", **options):
     """The tiny Llama's file with other keys and tensors; None leaves one out."""
+    kept = {key: value for key, value in (metadata(LLAMA, model) | (keys or {})).items() if value is not None}
     held = {name: interleaved(model, name, tensor) for name, tensor in named_tensors(LLAMA, model).items()}
     changed = {name: tensor for name, tensor in (held | (tensors or {})).items() if tensor is not None}
-    return write_gguf(path, architecture, metadata(LLAMA, model) | (keys or {}), changed, **options)
+    return write_gguf(path, architecture, kept, changed, **options)
 
 
 def refusal(path):
@@ -58,6 +59,12 @@ def test_llama_3_factors_reach_the_angles(tmp_path):
         ({"rope.scaling.type": "dynamic"}, "rope.scaling.type: expected none, linear or yarn, got dynamic"),
         ({"rope.scaling.attn_factor": 1.5}, "rope.scaling.attn_factor: expected 1 with none, got 1.5"),
         ({"rope.dimension_count": 6}, "rope.dimension_count: expected the head size 12 for llama, got 6"),
+        ({"rope.scaling.finetuned": False}, "rope.scaling.finetuned: expected true, got false"),
+        ({"rope.dimension_sections": [2, 4, 0, 0]}, "got llama.rope.dimension_sections = [2, 4, 0, 0]"),
+        (
+            {"attention.layer_norm_rms_epsilon": None},
+            "expected the key llama.attention.layer_norm_rms_epsilon, got none",
+        ),
         ({"attention.head_count": [4, 4, 2]}, "attention.head_count: expected one value for all layers, got [4, 4, 2]"),
     ],
 )
@@ -69,6 +76,8 @@ def test_a_key_that_is_not_understood_is_named(tmp_path, model, keys, message):
     ("tensors", "message"),
     [
         ({"blk.0.attn_q.scale": torch.ones(1)}, "expected tensors that a llama has here, got blk.0.attn_q.scale"),
+        ({"rope_factors_short.weight": torch.ones(6)},
+         "expected one table of rotary factors, got rope_factors_short.weight"),
         ({"blk.1.ffn_up.weight": None}, "expected all weights, got none for blk.1.ffn_up.weight"),
         ({"token_embd.weight": None}, "expected all weights, got none for token_embd.weight"),
         ({"blk.0.ffn_up.weight": torch.ones(60, 48)},
@@ -88,6 +97,36 @@ def test_keys_that_are_known_to_be_harmless_are_taken(tmp_path, model):
     whole = {"general.license": "mit", "somebody.quantized_by": "me", "quantize.imatrix.file": "x",
              "tokenizer.ggml.seperator_token_id": 3, "llama.vocab_size": 320}  # fmt: skip
     assert load_source(str(file_with(tmp_path / "a.gguf", model, whole=whole)), "float32", "cpu").stop_ids == (1,)
+
+
+def test_a_model_of_images_has_its_rows_in_another_order(tmp_path):
+    """Files of GLM-4.1V say `glm4`, and are rotated as halves where those of GLM-4 are as pairs."""
+    case = CASES["glm4"]
+    model = case_model(case)
+    path = save_case(tmp_path / "a.gguf", case, model, whole={"glm4.rope.dimension_sections": [2, 2, 2, 0]})
+    assert "rope.dimension_sections: expected none for glm4" in refusal(path)
+    path = save_case(tmp_path / "b.gguf", case, model, whole={"glm4.rope.dimension_sections": [0, 0, 0, 0]})
+    assert load_gguf(path, torch.float32)
+
+
+def test_granite_of_the_hybrid_s_converter_is_taken(tmp_path):
+    case = CASES["granite"]
+    whole = {"granite.ssm.conv_kernel": 4, "granite.expert_count": 0, "granite.expert_used_count": 0}
+    assert load_gguf(save_case(tmp_path / "a.gguf", case, case_model(case), whole=whole), torch.float32)
+
+
+def test_norms_of_gemma_are_exact_in_bfloat16(tmp_path):
+    """The file has one more than each weight, in float32: rounded first, most weights came back as others."""
+    case = CASES["gemma"]
+    model = case_model(case)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight"):
+                weight.copy_((torch.randn(weight.shape) / 10).bfloat16())
+    got = load_gguf(save_case(tmp_path / "a.gguf", case, model), torch.bfloat16)[0]
+    for name, weight in got.named_parameters():
+        if name.endswith("norm.weight"):
+            assert torch.equal(weight.float(), model.get_parameter(name)), name
 
 
 def test_a_part_of_biases_is_read_and_the_rest_is_zero(tmp_path):

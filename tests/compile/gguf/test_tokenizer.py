@@ -95,6 +95,8 @@ def test_pieces_merge_by_score_and_fall_back_to_bytes():
     ("keys", "message"),
     [
         (changed(pre="afmoe"), "tokenizer.ggml.pre: expected one of a.x-4.0, .*, got afmoe"),
+        (changed(pre=""), "tokenizer.ggml.pre: expected how texts are cut .*, got none: the file was made before May"),
+        (changed(token_type=[1, 1]), "tokenizer.ggml.token_type: expected one for each of 320 tokens, got 2"),
         (changed(model="rwkv"), "tokenizer.ggml.model: expected one of llama, gpt2, gemma4, got rwkv"),
         (changed(merges=None), "tokenizer.ggml.merges: expected merges, got none"),
         (changed(tokens=["a", "a"], token_type=None), "tokenizer.ggml.tokens: expected each once, got 'a' twice"),
@@ -105,6 +107,27 @@ def test_pieces_merge_by_score_and_fall_back_to_bytes():
 def test_what_is_not_known_of_a_tokenizer_is_refused(keys, message):
     with pytest.raises(BuildError, match=message):
         tokenizer_of(keys)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ messages }}", "{{ bos_token }}{{ messages }}"),
+        ("{{ bos_token }}a", "{{ bos_token }}a"),
+        ("<s>a", "<s>a"),
+    ],
+)
+def test_a_conversation_begins_as_every_prompt_does(template, expected):
+    keys = changed(add_bos_token=True) | {"tokenizer.chat_template": template}
+    assert tokenizer_of(keys)[0].chat_template == expected
+    assert tokenizer_of(keys | {"tokenizer.ggml.add_bos_token": False})[0].chat_template == template
+
+
+def test_letters_and_their_marks_are_one_character_where_the_model_s_tokenizer_has_it_so():
+    apart, together = "cafe\u0301", "caf\u00e9"
+    for pre, same in (("qwen2", True), ("command-r", True), ("llama-bpe", False)):
+        tokenizer = tokenizer_of(changed(pre=pre))[0]
+        assert (tokenizer(apart).input_ids == tokenizer(together).input_ids) == same, pre
 
 
 def test_several_templates_are_kept_by_name():
