@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from ..registration import greatest
-from .blocks import LONG, PROGRAMS, merge_blocks, most_splits, split_blocks
+from . import blocks
 
 LEAST_KEYS = tl.constexpr(128)  # of a split: fewer cost more to merge than they save
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -184,9 +184,9 @@ def tree_attention(
     _, kv_heads, slots, value_size = v.shape
     group = heads // kv_heads
     # What a kernel is compiled with must not depend on sizes that vary from step to step, nor may the memory it takes.
-    most_rows = group * min(greatest(nodes), LONG)
-    options = split_blocks(most_rows, key_size, value_size, q.element_size())
-    splits = most_splits(kv_heads * triton.cdiv(most_rows, options["BLOCK_R"]))
+    most_rows = group * min(greatest(nodes), blocks.LONG)
+    options = blocks.split_blocks(most_rows, key_size, value_size, q.element_size())
+    splits = blocks.most_splits(kv_heads * triton.cdiv(most_rows, options["BLOCK_R"]))
     split_out = torch.empty(splits, batch, heads, nodes, value_size, dtype=torch.float32, device=q.device)
     split_norm = torch.empty(splits, batch, heads, nodes, dtype=torch.float32, device=q.device)
     out = torch.empty(batch, nodes, heads, value_size, dtype=q.dtype, device=q.device)
@@ -215,7 +215,7 @@ def tree_attention(
         WINDOW=window,
         D=key_size,
         DV=value_size,
-        PROGRAMS=PROGRAMS,
+        PROGRAMS=blocks.PROGRAMS,
         **options,
     )
     wrap_triton(merge_splits_kernel)[(batch * heads * nodes,)](
@@ -228,6 +228,6 @@ def tree_attention(
         out,
         HAS_SINKS=sinks is not None,
         DV=value_size,
-        **merge_blocks(splits, value_size),
+        **blocks.merge_blocks(splits, value_size),
     )
     return out

@@ -15,7 +15,7 @@ from torch import Tensor
 def few_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's time goes with the number of programs."""
     if "backend" in request.fixturenames and request.getfixturevalue("backend").name == "interpreter":
-        monkeypatch.setattr("specstep.kernels.tree_attention.triton.PROGRAMS", 12)
+        monkeypatch.setattr("specstep.kernels.tree_attention.blocks.PROGRAMS", 12)
 
 
 def check(backend: Any, case: Case) -> None:
@@ -147,7 +147,7 @@ def test_long_row_beside_short_ones(
 ) -> None:
     """From one split that takes all blocks to more splits than blocks."""
     if backend.name not in ("reference", "op", "onnx"):
-        monkeypatch.setattr("specstep.kernels.tree_attention.triton.PROGRAMS", programs)
+        monkeypatch.setattr("specstep.kernels.tree_attention.blocks.PROGRAMS", programs)
     case = make_case(random_trees, nodes=36, heads=2, kv_heads=1, lengths=(700, 0, 7))
     check(backend, replace(case, window=window))
 
