@@ -24,7 +24,7 @@ from .drafters.choose import make_drafter
 from .drafters.validate import check_drafter
 from .gpus import GPU
 from .precision import Precision, choose_precision
-from .source import Source, gguf_file
+from .source import Source, quantized_file
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     check_drafter(drafter, model)
     spec = _spec(target, drafter, layers, model.vocab_size, config)
     choice = sampled_choice if config.forced_acceptance is None else forced_choice(config.forced_acceptance)
-    files = [file for name in (target.name, *config.drafter.split(",")) if (file := gguf_file(name)) is not None]
+    files = [file for name in (target.name, *config.drafter.split(",")) if (file := quantized_file(name)) is not None]
     addresses = [{p.data_ptr() for p in module.parameters()} for module in (drafter.scorer, target.model)]
     precision = choose_precision(config, files, model.vocab_size, addresses[0] - addresses[1])
     prefill, step = Prefill(model, drafter.scorer, spec.prefill_chunk), SpeculativeStep(model, drafter, choice)

@@ -1,9 +1,7 @@
 """A checkpoint of transformers: what of it is not read is harmless, or refused by name."""
 
-import json
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -11,7 +9,6 @@ from transformers import PreTrainedModel
 from ..errors import BuildError
 from ..progress import OnProgress
 
-QUANTIZED = ("fp8", "mxfp4")  # quant_method of what transformers widens right
 # Tensors of a checkpoint that change no logit, and why.
 HARMLESS = (
     r".*\.inv_freq",  # frequencies that follow from the config
@@ -19,20 +16,6 @@ HARMLESS = (
     r"(.*\.)?mtp\..*",  # a drafter of several tokens
     r"(.*\.)?(vision_\w+|visual|audio_\w+|multi_modal_projector|mm_projector)(\..*)?",  # for images and sound
 )
-
-
-def check_quantization(name: str, folder: Path) -> None:
-    """Refuse a directory whose weights are quantised in a way that is not read. Raises BuildError."""
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    method = (config.get("quantization_config") or {}).get("quant_method")
-    if method is None and ((folder / "hf_quant_config.json").is_file() or config.get("quantization_config")):
-        method = "modelopt" if (folder / "hf_quant_config.json").is_file() else "one without quant_method"
-    if method not in (None, *QUANTIZED):
-        raise BuildError(
-            f"model: {name}: quantization_config: expected {' or '.join(QUANTIZED)}, or none, got {method}; give the "
-            "model that it was made from"
-        )
 
 
 def check_all_taken(name: str, model: PreTrainedModel, unexpected: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""What each weight becomes: as it is, quantised here, or in the blocks of the GGUF file that it is from."""
+"""What each weight becomes: as it is, quantised here, or in the groups of the quantised file that it is from."""
 
 import functools
 from collections.abc import Callable, Collection, Sequence
@@ -12,7 +12,8 @@ from ..kernels.fp8_linear.reference import MULTIPLE, quantize
 from ..kernels.linear.groups import Groups, pack_groups, quantize_int4, quantize_int8
 from ..kernels.linear.packing import pack
 from .config import EngineConfig
-from .gguf.blocks import GgufBlocks
+from .kept_groups import KeptGroups
+from .source import kept_weights
 
 
 class Form(NamedTuple):
@@ -28,13 +29,13 @@ Precision = Callable[[Tensor], Form]  # from a weight [..., N, K] to what it bec
 
 
 def choose_precision(
-    config: EngineConfig, gguf_files: Sequence[Path], vocab_size: int, drafting: Collection[int]
+    config: EngineConfig, files: Sequence[Path], vocab_size: int, drafting: Collection[int]
 ) -> Precision:
     """What `config.weights` asks for; float32 weights stay as they are.
 
-    gguf_files: those that models were loaded from. vocab_size: a head and an embedding of so many tokens have eight
-    bits where others have four. drafting: addresses of weights that only the drafter reads. No text depends on those:
-    where their file does not say how they are quantised, "auto" quantises them as "int4" does.
+    files: quantised ones that models were loaded from, or directories. vocab_size: a head and an embedding of so many
+    tokens have eight bits where others have four. drafting: addresses of weights that only the drafter reads. No text
+    depends on those: where their file does not say how they are quantised, "auto" quantises them as "int4" does.
     """
     if config.weights == "fp8":
         return lambda weight: plain(weight) if weight.shape[-2] == vocab_size else _fp8(weight)
@@ -48,10 +49,10 @@ def choose_precision(
 
     if config.weights == "int4":
         return four_bits
-    blocks = functools.cache(GgufBlocks)  # read when the first weight is packed
+    held = functools.cache(lambda file: KeptGroups(kept_weights(file)))  # read when the first weight is packed
 
     def auto(weight: Tensor) -> Form:
-        found = _as_in_files([blocks(file) for file in gguf_files], weight)
+        found = _as_in_files([held(file) for file in files], weight)
         return found or (four_bits if weight.data_ptr() in drafting else plain)(weight)
 
     return auto
@@ -87,7 +88,7 @@ def _quantized(weight: Tensor, kind: str, quantize: Callable[[Tensor], Groups]) 
     return Form(kind, lambda weight: pack_groups(quantize(weight)))
 
 
-def _as_in_files(files: list[GgufBlocks], weight: Tensor) -> Form | None:
+def _as_in_files(files: list[KeptGroups], weight: Tensor) -> Form | None:
     for file in files:
         if kind := file.kind(weight):
             return Form(kind, lambda weight, file=file: pack_groups(file.groups(weight)))  # type: ignore[misc]

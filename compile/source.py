@@ -11,14 +11,18 @@ from typing import Any
 
 import torch
 from huggingface_hub.utils import logging as hub_logging
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from ..backends import BACKENDS
 from ..errors import BuildError, InputError
 from ..runtime.asked.sampling_params import SamplingParams
-from .checkpoint import check_all_taken, check_quantization
+from .checkpoint import check_all_taken
+from .gguf import blocks
 from .gguf.load import load_gguf, load_gguf_tokenizer
+from .kept_groups import KeptWeight
+from .quantized.checkpoint import Quantized, quantized, values
+from .quantized.checkpoint import kept_weights as kept_in_directory
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +85,15 @@ def load_source(name: str, dtype: str, device: str) -> Source:
 
 def _load_directory(name: str, location: str, dtype: str) -> PreTrainedModel:
     """A model in transformers' own files: a directory, or a hub id."""
-    check_quantization(name, Path(location))
+    found, kind = quantized(name, Path(location)), getattr(torch, dtype)
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
-            location, dtype=getattr(torch, dtype), output_loading_info=True, **NO_CODE
-        )
+        options: dict[str, Any] = {"dtype": kind, "output_loading_info": True}
+        if found is not None:
+            model, loaded = _load_widened(found, options)
+        else:
+            model, loaded = AutoModelForCausalLM.from_pretrained(location, **options, **NO_CODE)
+    except BuildError:
+        raise
     except Exception as error:  # loaders raise anything
         raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
     if missing := sorted(loaded["missing_keys"]):  # transformers fills them with random numbers
@@ -93,6 +101,20 @@ def _load_directory(name: str, location: str, dtype: str) -> PreTrainedModel:
         raise BuildError(f"model: {name}: expected all weights, got none for {', '.join(missing[:3])}{more}")
     check_all_taken(name, model, loaded["unexpected_keys"])
     return model
+
+
+def _load_widened(found: Quantized, options: dict[str, Any]) -> Any:
+    """Have transformers load a quantised checkpoint as if it were of a dtype. Raises BuildError."""
+    config = AutoConfig.from_pretrained(str(found.folder), **NO_CODE)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        kind = type(AutoModelForCausalLM.from_config(config))
+    state = dict(found.others()) | {name: values(weight, options["dtype"]) for name, weight in found.weights()}
+    model, loaded = kind.from_pretrained(None, config=config, state_dict=state, **options)
+    if (found.folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(str(found.folder))
+    return model, loaded
 
 
 def _check_place(dtype: str, device: str) -> None:
@@ -112,6 +134,22 @@ def gguf_file(name: str) -> Path | None:
     except BuildError:
         return None
     return path if isinstance(path, Path) and path.is_file() else None
+
+
+def quantized_file(name: str) -> Path | None:
+    """The GGUF file, or the directory with quantised weights, that a model's name stands for; None for another kind of
+    model, or none at all."""
+    try:
+        path = _locate(name)
+        held = isinstance(path, Path) and (path.is_file() or quantized(name, path) is not None)
+    except BuildError:
+        return None
+    return Path(path) if held else None
+
+
+def kept_weights(file: Path) -> list[KeptWeight]:
+    """The weights of a `quantized_file` that our kernels multiply with as they are."""
+    return blocks.kept_weights(file) if file.is_file() else kept_in_directory(file)
 
 
 def load_tokenizer(name: str) -> tuple[Any, int]:

@@ -1,7 +1,5 @@
 """A directory of transformers' files: nothing of it is lost without a word."""
 
-import json
-
 import pytest
 import torch
 from models import save_model, tiny_tokenizer
@@ -16,11 +14,6 @@ def with_tensors(folder, **tensors):
     path = folder / "model.safetensors"
     save_file(load_file(path) | {name.replace("__", "."): tensor for name, tensor in tensors.items()}, path)
     return str(folder)
-
-
-def with_config(folder, **fields):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def test_tensors_that_the_model_does_not_take_are_named(tmp_path):
@@ -42,30 +35,6 @@ def test_tensors_that_change_nothing_are_left(tmp_path):
     )
     folder = with_tensors(tmp_path / "a", **{name: torch.ones(6) for name in names})
     assert load_source(folder, "float32", "cpu").stop_ids == (1,)
-
-
-@pytest.mark.parametrize(
-    ("quantization", "got"),
-    [
-        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "modelopt"),
-        ({"quant_method": "awq", "bits": 4}, "awq"),
-        ({"group_size": 64, "bits": 4}, "one without quant_method"),
-    ],
-)
-def test_a_quantisation_that_is_not_read_is_named(tmp_path, quantization, got):
-    save_model(tmp_path)
-    with_config(tmp_path, quantization_config=quantization)
-    with pytest.raises(
-        BuildError, match=f"quantization_config: expected fp8 or mxfp4, or none, got {got}; give the model"
-    ):
-        load_source(str(tmp_path), "float32", "cpu")
-
-
-def test_a_modelopt_directory_is_known_by_its_file(tmp_path):
-    save_model(tmp_path)
-    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
-    with pytest.raises(BuildError, match="expected fp8 or mxfp4, or none, got modelopt"):
-        load_source(str(tmp_path), "float32", "cpu")
 
 
 def test_tokens_that_will_not_work_are_told_of():

@@ -11,7 +11,8 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from specstep.compile.build import note_held_types
 from specstep.compile.config import make_config
-from specstep.compile.gguf.blocks import GgufBlocks
+from specstep.compile.gguf.blocks import kept_weights
+from specstep.compile.kept_groups import KeptGroups
 from specstep.compile.precision import choose_precision
 from specstep.compile.source import load_source
 from specstep.kernels.linear.groups import unpack_groups
@@ -51,7 +52,7 @@ def values_of(file: Path, name: str) -> Tensor:
 
 @pytest.mark.parametrize(("name", "kind"), (("first", "int8"), ("second", "int4"), ("third", "int4_least")))
 def test_rows_are_found_in_any_order_and_company(file: Path, name: str, kind: str) -> None:
-    blocks, values = GgufBlocks(file), values_of(file, name)
+    blocks, values = KeptGroups(kept_weights(file)), values_of(file, name)
     order = torch.randperm(40)
     arrangements = [values, values[order], values[:7], values.view(4, 10, 96)]
     if name == "third":
@@ -64,13 +65,13 @@ def test_rows_are_found_in_any_order_and_company(file: Path, name: str, kind: st
 
 
 def test_what_is_not_in_the_file_is_not_found(file: Path) -> None:
-    blocks, weight = GgufBlocks(file), values_of(file, "first").bfloat16()
+    blocks, weight = KeptGroups(kept_weights(file)), values_of(file, "first").bfloat16()
     other = weight.clone()
     other[3, 5] += 1
     mixed = torch.cat([weight, values_of(file, "second").bfloat16()])
     for unknown in (other, mixed, weight.float(), weight[:, :64], weight[:0], values_of(file, "fifth").bfloat16()):
         assert blocks.kind(unknown) is None
-        with pytest.raises(ValueError, match="weight: expected rows of the GGUF file"):
+        with pytest.raises(ValueError, match="weight: expected rows of the model"):
             blocks.groups(unknown)
 
 

@@ -1,0 +1,94 @@
+"""The quantised groups of a model's file, found again by the values that they stand for.
+
+A file's weights are widened when they are loaded, and their rows may be reordered, split, stacked or turned. Rows stay
+whole, so each row of a weight is looked up among the rows of the file. Of several that are equal in bfloat16 the first
+is taken.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..kernels.linear.groups import Groups
+
+ROWS = 4096  # hashed at once
+
+
+class KeptWeight(NamedTuple):
+    """A weight [N, K] of a file. kind: of `groups.KINDS`. read: rows, as an index of numpy's, -> their groups."""
+
+    kind: str
+    rows: int
+    depth: int
+    read: Callable[[Any], Groups]
+
+
+class _Kind(NamedTuple):
+    """Rows of one kind and depth: their hashes, sorted, and where each lies: its weight and its row."""
+
+    hashes: Tensor
+    weights: Tensor
+    rows: Tensor
+
+
+class KeptGroups:
+    """The rows of all weights of a file that are in groups."""
+
+    def __init__(self, weights: Sequence[KeptWeight]):
+        self.weights, self.kinds = weights, dict[tuple[str, int], _Kind]()
+        found: dict[tuple[str, int], list[tuple[Tensor, int]]] = {}
+        for number, weight in enumerate(weights):
+            parts = [_hash(weight.read(slice(at, at + ROWS)).values(weight.depth).bfloat16())
+                     for at in range(0, weight.rows, ROWS)]  # fmt: skip
+            found.setdefault((weight.kind, weight.depth), []).append((torch.cat(parts), number))
+        for key, parts_of in found.items():
+            hashes, order = torch.cat([hashes for hashes, _ in parts_of]).sort(stable=True)
+            numbers = torch.cat([torch.full_like(part, number) for part, number in parts_of])
+            rows_of = torch.cat([torch.arange(len(part)) for part, _ in parts_of])
+            self.kinds[key] = _Kind(hashes, numbers[order], rows_of[order])
+
+    def kind(self, weight: Tensor) -> str | None:
+        """The kind of groups, of `groups.KINDS`, that all rows of a weight [..., N, K] have; None if there is none."""
+        if weight.dtype != torch.bfloat16 or weight.numel() == 0:
+            return None
+        depth, hashes = weight.shape[-1], _hash(weight.reshape(-1, weight.shape[-1]))
+        names = [name for (name, other) in self.kinds if other == depth]
+        return next((name for name in names if self._find(name, depth, hashes) is not None), None)
+
+    def groups(self, weight: Tensor) -> Groups:
+        """The groups of a weight [..., N, K] that has a kind. Raises ValueError for another one."""
+        kind, depth = self.kind(weight), weight.shape[-1]
+        if kind is None:
+            raise ValueError(f"weight: expected rows of the model's file, got {tuple(weight.shape)} {weight.dtype}")
+        flat = weight.reshape(-1, depth)
+        places = self._find(kind, depth, _hash(flat))
+        assert places is not None
+        numbers, rows = self.kinds[kind, depth].weights[places], self.kinds[kind, depth].rows[places]
+        held: list[Tensor] | None = None
+        for number in numbers.unique().tolist():
+            own = numbers == number
+            read = self.weights[number].read(rows[own].numpy())
+            parts = [part for part in (read.quants, read.scales, read.least) if part is not None]
+            held = held or [part.new_empty(len(rows), *part.shape[1:]) for part in parts]
+            for whole, part in zip(held, parts, strict=True):
+                whole[own] = part
+        assert held is not None
+        groups = Groups(kind, held[0], held[1], held[2] if len(held) > 2 else None)
+        if not torch.equal(groups.values(depth).bfloat16(), flat):  # two rows of one hash
+            raise ValueError("weight: expected the values of the file's groups, got others")
+        shaped = [part.view(*weight.shape[:-1], *part.shape[1:]) for part in held]
+        return Groups(kind, shaped[0], shaped[1], shaped[2] if len(shaped) > 2 else None)
+
+    def _find(self, kind: str, depth: int, hashes: Tensor) -> Tensor | None:
+        """Places of these rows in a kind; None where one is missing."""
+        held = self.kinds[kind, depth].hashes
+        places = torch.searchsorted(held, hashes).clamp(max=len(held) - 1)
+        return places if torch.equal(held[places], hashes) else None
+
+
+def _hash(rows: Tensor) -> Tensor:
+    """[N, K] bfloat16 -> [N] int64: the same for the same bits, within a process."""
+    held, width = rows.contiguous().view(torch.int16).numpy().tobytes(), rows.shape[-1] * 2
+    return torch.tensor([hash(held[at : at + width]) for at in range(0, len(held), width)], dtype=torch.int64)

@@ -1,0 +1,158 @@
+"""Reads a directory whose weights are quantised: layer after layer, in normal form."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from ...errors import BuildError
+from ...kernels.linear.groups import Groups
+from ..kept_groups import KeptWeight
+from .normal import Weight
+from .readers import READERS, Reader, Settings
+
+FORMATS = (  # of compressed-tensors
+    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized", "mixed-precision",
+)  # fmt: skip
+WIDENED_BY_TRANSFORMERS = ("fp8", "mxfp4")  # quant_method of what it reads right
+
+
+class Quantized(NamedTuple):
+    """A quantised checkpoint. method: of READERS. config: what it says of its quantisation."""
+
+    folder: Path
+    method: str
+    config: Settings
+
+    @property
+    def reader(self) -> Reader:
+        """Of its method."""
+        return READERS[self.method]
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """(name of a parameter, its weight) of each quantised layer. Raises BuildError."""
+        files = _places(self.folder)
+        for layer, parts in sorted(self._layers(files).items()):
+            found = {part: _read(files[name], name) for part, name in parts.items()}
+            try:
+                yield f"{layer}.weight", self.reader.read(found, self._settings(layer))
+            except (ValueError, KeyError, RuntimeError) as error:
+                said = f"{error.args[0]}, got none" if isinstance(error, KeyError) else str(error).splitlines()[0]
+                raise BuildError(f"model: {self.folder}: {layer}: {self.method}: expected {said}") from None
+
+    def others(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of all that is no part of a quantised weight."""
+        files = _places(self.folder)
+        used = {name for parts in self._layers(files).values() for name in parts.values()}
+        for name, file in files.items():
+            if name not in used and not name.endswith((".k_scale", ".v_scale")):  # of a cache of eight bits
+                yield name, _read(file, name)
+
+    def _layers(self, files: Mapping[str, Path]) -> dict[str, dict[str, str]]:
+        """Layer -> part -> name of its tensor, of the layers that have the key of a quantised weight."""
+        layers = [name.removesuffix(f".{self.reader.key}") for name in files if name.endswith(f".{self.reader.key}")]
+        found = {layer: {part: f"{layer}.{part}" for part in self.reader.parts} for layer in layers}
+        return {layer: {part: name for part, name in parts.items() if name in files} for layer, parts in found.items()}
+
+    def _settings(self, layer: str) -> Settings:
+        """What the config says of a layer. Raises ValueError."""
+        if self.method == "mlx":
+            own = self.config.get(layer)
+            return {**self.config, **own} if isinstance(own, dict) else self.config
+        if self.method != "compressed-tensors":
+            return self.config
+        for group in self.config["config_groups"].values():
+            if any(_targets(target, layer) for target in group["targets"]):
+                return dict(group["weights"])
+        raise ValueError(f"a group of its config for the layer, got {list(self.config['config_groups'])}")
+
+
+def quantized(name: str, folder: Path) -> Quantized | None:
+    """The quantised checkpoint in a directory, None where its weights are as transformers reads them. Raises BuildError
+    for a kind that is not read."""
+    config = _json(folder / "config.json")
+    if isinstance(mlx := config.get("quantization"), dict):  # and the same again as quantization_config
+        return Quantized(folder, "mlx", mlx)
+    own = config.get("quantization_config") or _json(folder / "hf_quant_config.json").get("quantization")
+    if own is None:
+        return None
+    method = own.get("quant_method", "modelopt" if "quant_algo" in own else "one without quant_method")
+    if method in WIDENED_BY_TRANSFORMERS:
+        return None
+    if method == "bitsandbytes":
+        method = f"bitsandbytes {8 if own.get('load_in_8bit') else 4}-bit"
+    algorithm = own.get("quant_algo", "FP8")
+    sparse = (own.get("sparsity_config") or {}).get("format", "dense")
+    formats = [each.get("format") for each in (own, *(own.get("config_groups") or {}).values())]
+    odd = [each for each in formats if method == "compressed-tensors" and each not in (None, *FORMATS)]
+    odd += [algorithm] * (algorithm not in ("FP8", "NVFP4")) + [sparse] * (sparse != "dense")
+    if method not in READERS or odd:
+        got = method if method not in READERS else f"{method} {odd[0]}"
+        known = ", ".join(sorted({*READERS, *WIDENED_BY_TRANSFORMERS}))
+        raise BuildError(
+            f"model: {name}: quantization_config: expected one of {known}, or none, got {got}; give the model that it "
+            "was made from"
+        )
+    return Quantized(folder, method, own)
+
+
+def kept_weights(folder: Path) -> list[KeptWeight]:
+    """The quantised weights of a directory that are groups of 32."""
+    found = quantized(str(folder), folder)
+    assert found is not None
+    return [_kept(weight) for _, weight in found.weights() if isinstance(weight, Groups)]
+
+
+def _kept(weight: Groups) -> KeptWeight:
+    rows, count, size = weight.quants.shape
+
+    def read(index: Any) -> Groups:
+        least = None if weight.least is None else weight.least[index]
+        return Groups(weight.kind, weight.quants[index], weight.scales[index], least)
+
+    return KeptWeight(weight.kind, rows, count * size, read)
+
+
+def values(weight: Weight, dtype: torch.dtype) -> Tensor:
+    """The numbers that a weight stands for."""
+    if isinstance(weight, Groups):
+        return weight.values(weight.quants.shape[-2] * weight.quants.shape[-1]).to(dtype)
+    return weight.to(dtype)
+
+
+def _targets(target: str, layer: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target[3:], layer) is not None
+    return target == "Linear" or layer == target or layer.endswith(f".{target}")
+
+
+def _places(folder: Path) -> dict[str, Path]:
+    """Name of a tensor -> its file."""
+    index = _json(folder / "model.safetensors.index.json").get("weight_map")
+    if index is not None:
+        return {name: folder / file for name, file in index.items()}
+    file = folder / "model.safetensors"
+    with _open(file) as held:
+        return dict.fromkeys(held.keys(), file)
+
+
+def _read(file: Path, name: str) -> Tensor:
+    with _open(file) as held:
+        tensor: Tensor = held.get_tensor(name)
+        return tensor
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, "pt")
+    except Exception as error:  # of several kinds
+        raise BuildError(f"model: {file}: expected a safetensors file, got {str(error).splitlines()[0]}") from None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,0 +1,85 @@
+"""Quantised checkpoints are the numbers that their publishers mean; integers are kept where kernels have them."""
+
+import json
+
+import pytest
+import torch
+from models import save_model
+from quantized_files import CASES, SIZES, compressed, of_method, save_quantized
+from safetensors.torch import load_file, save_file
+from specstep.compile.config import make_config
+from specstep.compile.precision import choose_precision
+from specstep.compile.source import load_source, quantized_file
+from specstep.errors import BuildError
+from specstep.kernels.linear.groups import unpack_groups
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_are_those_that_were_meant(name, tmp_path):
+    config, write, kind = CASES[name]
+    torch.manual_seed(0)
+    expected = save_quantized(tmp_path, config, write)
+    exact = load_source(str(tmp_path), "float32", "cpu").model.state_dict()
+    rounded = load_source(str(tmp_path), "bfloat16", "cpu").model
+    precision = choose_precision(make_config({}), [quantized_file(str(tmp_path))], 320, {})
+    for key, values in expected.items():
+        # A least value is kept in float16.
+        torch.testing.assert_close(exact[key], values.float(), rtol=1e-6, atol=7e-4 if kind == "int4_least" else 1e-6)
+        if "proj" in key:
+            weight = rounded.get_parameter(key)
+            form = precision(weight)
+            assert form.kind == (kind or "bfloat16"), key
+            if kind:
+                groups = unpack_groups(form.make(weight), len(weight))
+                assert torch.equal(groups.values(weight.shape[1]), exact[key])
+
+
+def test_a_part_of_the_layers_may_be_quantised(tmp_path):
+    config, write, _ = CASES["gptq"]
+    save_quantized(tmp_path, config, write)
+    plain = save_model(tmp_path / "plain", **SIZES)
+    path, whole = tmp_path / "model.safetensors", load_file(plain / "model.safetensors")
+    state = {name: tensor for name, tensor in load_file(path).items() if "down_proj" not in name}
+    save_file(state | {name: tensor for name, tensor in whole.items() if "down_proj" in name}, path, {"format": "pt"})
+    model = load_source(str(tmp_path), "float32", "cpu").model
+    assert torch.equal(model.model.layers[1].mlp.down_proj.weight, whole["model.layers.1.mlp.down_proj.weight"])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (of_method("aqlm"), "expected one of awq, .*modelopt, mxfp4, or none, got aqlm; give the model"),
+        (of_method("modelopt", quant_algo="W4A8"), "got modelopt W4A8"),
+        ({"quantization_config": {"bits": 4}}, "got one without quant_method"),
+        (of_method("awq", version="gemv"), "q_proj|proj: awq: expected version gemm of 4 bits, got gemv of None"),
+        (
+            of_method("gptq", bits=4, checkpoint_format="marlin"),
+            "expected checkpoint_format gptq or gptq_v2, got marlin",
+        ),
+        (of_method("compressed-tensors", format="mxfp8-quantized"), "got compressed-tensors mxfp8-quantized"),
+        (of_method("compressed-tensors", sparsity_config={"format": "sparse-24"}), "compressed-tensors sparse-24"),
+        (of_method("gptq", bits=3), "gptq: expected 2, 4 or 8 bits, got 3"),
+        (compressed(num_bits=4) | {"x": 1}, "compressed-tensors"),
+    ],
+)
+def test_what_is_not_read_is_named(config, message, tmp_path):
+    write = CASES["gptq"][1] if "compressed" not in json.dumps(config) else CASES["compressed int4"][1]
+    save_quantized(tmp_path, config, write)
+    with pytest.raises(BuildError, match=message) as error:
+        load_source(str(tmp_path), "float32", "cpu")
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_part_is_named(tmp_path):
+    config, write, _ = CASES["gptq"]
+    save_quantized(tmp_path, config, lambda weight: ({"qweight": write(weight)[0]["qweight"]}, weight))
+    with pytest.raises(BuildError, match=r"layers\.0\.mlp\.down_proj: gptq: expected qzeros, got none"):
+        load_source(str(tmp_path), "float32", "cpu")
+
+
+def test_a_modelopt_directory_is_known_by_its_file(tmp_path):
+    write = CASES["modelopt fp8"][1]
+    expected = save_quantized(tmp_path, {}, write)
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    got = load_source(str(tmp_path), "float32", "cpu").model.state_dict()
+    assert all(torch.allclose(got[name], values.float()) for name, values in expected.items())
