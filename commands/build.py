@@ -11,6 +11,7 @@ HELP = "compile a model and a drafter into an engine directory"
 EXAMPLES = """examples:
   specstep build smollm2-135m -o engines/smol
   specstep build ./Qwen3-0.6B -o engines/qwen --dtype bfloat16 --max-seq-len 4096 --max-batch 4
+  specstep build ./Qwen3-0.6B -o engines/mine --adapter ./my-lora
   specstep build ./big -o engines/big --drafter ./small --nodes 5
   specstep build ./Qwen3-0.6B -o engines/own --drafter ngram,bigrams:from_corpus   # docs/your-own-drafter.md
   specstep build ./Qwen3-0.6B -o engines/fast --weights int8          # half the memory, a faster step on a CPU
@@ -20,7 +21,8 @@ EXAMPLES = """examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help="HF directory, .gguf file, hub id, or smollm2-135m")
+    add("model", metavar="MODEL", help="HF directory, .gguf file, hub id, a LoRA adapter's directory, or smollm2-135m")
+    add("--adapter", metavar="DIR", help="LoRA adapter of PEFT, merged into MODEL")
     add("-o", "--output", metavar="DIR", required=True, help="engine directory to write")
     add("--drafter", help="none, ngram, default, auto (what `specstep tune` chose here, else what fits the "
         "model: what the package has, a head that lies beside it, n-grams that learn), module:factory, or paths of "

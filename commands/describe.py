@@ -14,6 +14,7 @@ def describe(manifest: Manifest) -> str:
     lines = [
         f"model       {model['name']}: {model.get('model_type', '')}, {model['parameters'] / 1e6:.1f}M parameters, "
         + config["dtype"],
+        *([f"adapter     {model['adapter']}"] if "adapter" in model else []),
         f"drafter     {config['drafter']}",
         *_tree(about["tree"]),
         *_stages(about["stages"]),

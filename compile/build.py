@@ -47,7 +47,7 @@ def build(model: str, output: str | Path, *, report: OnProgress = silent, **opti
         compiler.load_described_gpu()  # before a large model is loaded
     with engine_directory(Path(output)) as directory:
         report(f"loading {model}")
-        source = load_source(model, config.dtype, config.build_device)
+        source = load_source(model, config.dtype, config.build_device, config.adapter)
         write_tokenizer(directory, source)  # first: a template that is refused must not cost a compile
         config = with_tuned(source, config, options, report)
         note_held_types(model, config, report)

@@ -25,6 +25,7 @@ class BuildOptions(TypedDict, total=False):
     a `Scorer`."""
 
     drafter: str | Scorer
+    adapter: str | None
     nodes: int | None
     tree: str | None
     depth: int | None
@@ -52,6 +53,7 @@ class EngineConfig:
     # ngram; a path to count tables, a smaller causal LM or an EAGLE-3 head; "package.module:factory", called with the
     # loaded target, which returns a `Scorer`; or several of these with commas, mixed at every node.
     drafter: str = "default"
+    adapter: str | None = None  # a directory with a LoRA of PEFT, merged into the model's weights
     nodes: int | None = None  # drafted tokens of a tree, the root not counted; None: the drafter's default
     tree: str | None = None  # "chain"; "dynamic", `depth` levels of `top_k`; "static", the paths of `tree_choices`
     depth: int | None = None  # levels of a tree; None: the drafter's default

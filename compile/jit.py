@@ -75,7 +75,7 @@ def _assembled(model: str, options: BuildOptions) -> tuple[Source, Graphs]:
             "compute_capability: expected None without an artifact, got "
             f"{' '.join(config.compute_capability)}; `specstep build` takes it"
         )
-    source = load_source(model, config.dtype, config.device)
+    source = load_source(model, config.dtype, config.device, config.adapter)
     graphs = assemble(source, config, given_scorer(options))
     check_faithful(graphs)
     return source, graphs

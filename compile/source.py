@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from ..backends import BACKENDS
 from ..errors import BuildError, InputError
 from ..runtime.asked.sampling_params import SamplingParams
+from .adapter import base_of, is_adapter, merge_adapter
 from .checkpoint import check_all_taken
 from .gguf import blocks
 from .gguf.load import load_gguf, load_gguf_tokenizer
@@ -39,11 +40,13 @@ NO_CODE = {"trust_remote_code": False}  # of a model's own; without it transform
 
 @dataclass(frozen=True)
 class Source:
-    """A model with its tokenizer, as loaded. `tokenizer` is transformers' own, None where the model has none."""
+    """A model with its tokenizer, as loaded. `tokenizer` is transformers' own, None where the model has none. adapter:
+    what was merged into the model."""
 
     name: str
     model: PreTrainedModel
     tokenizer: Any
+    adapter: str | None = None
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -70,17 +73,28 @@ class Source:
             return {}
 
 
-def load_source(name: str, dtype: str, device: str) -> Source:
-    """Load weights and tokenizer. `name`: an alias of ALIASES, an HF directory, a .gguf file, or a hub id. Raises
-    BuildError."""
+def load_source(name: str, dtype: str, device: str, adapter: str | None = None) -> Source:
+    """Load weights and tokenizer. `name`: an alias of ALIASES, an HF directory, a .gguf file, a hub id, or a directory
+    with an adapter, which names its model. adapter: a directory with another one. Raises BuildError."""
     _check_place(dtype, device)
     path = _locate(name)
+    if isinstance(path, Path) and is_adapter(path):
+        return load_source(_beside(path, base_of(path)), dtype, device, str(path))
     with _quiet():
         if isinstance(path, Path) and path.is_file():
             model, tokenizer = load_gguf(path, getattr(torch, dtype))
         else:
             model, tokenizer = _load_directory(name, str(path), dtype), _tokenizer(str(path))
-        return Source(name, model.to(device).eval(), tokenizer)
+        if adapter is not None:
+            merge_adapter(model, Path(adapter).expanduser())
+            tokenizer = _tokenizer(adapter) or tokenizer  # one that was trained with a template has it
+        return Source(name, model.to(device).eval(), tokenizer, adapter)
+
+
+def _beside(adapter: Path, base: str) -> str:
+    """The name of an adapter's model: a relative path is one from here, or from where the adapter lies."""
+    near = adapter.parent / base
+    return str(near) if not Path(base).exists() and near.is_dir() else base
 
 
 def _load_directory(name: str, location: str, dtype: str) -> PreTrainedModel:
@@ -196,7 +210,7 @@ def _locate(name: str) -> Path | str:
     if path.suffix == ".gguf" and path.is_file():
         return path
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not (path / "config.json").is_file() and not is_adapter(path):
             raise BuildError(f"model: expected a directory with config.json, a .gguf file or a hub id, got {name}")
         return path
     if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
@@ -224,9 +238,13 @@ def _tokenizer(location: str) -> Any:
     if folder.is_dir() and not any((folder / file).is_file() for file in files):
         return None
     try:
-        return AutoTokenizer.from_pretrained(location, use_fast=True, **NO_CODE)
+        tokenizer = AutoTokenizer.from_pretrained(location, use_fast=True, **NO_CODE)
     except Exception as error:  # loaders raise anything
         raise BuildError(f"model: {location}: expected a fast tokenizer, got {_reason(location, error)}") from error
+    template = folder / "chat_template.json"  # of models whose processor has it
+    if tokenizer.chat_template is None and template.is_file():
+        tokenizer.chat_template = json.loads(template.read_text(encoding="utf-8"))["chat_template"]
+    return tokenizer
 
 
 def check_same_vocabulary(target: Source, drafter: Source) -> None:
@@ -266,4 +284,7 @@ def model_summary(source: Source) -> dict[str, Any]:
         "num_key_value_heads",
         "vocab_size",
     )
-    return {"name": source.name, "parameters": parameters} | {key: config[key] for key in kept if key in config}
+    merged = {} if source.adapter is None else {"adapter": source.adapter}
+    return (
+        {"name": source.name, "parameters": parameters} | merged | {key: config[key] for key in kept if key in config}
+    )

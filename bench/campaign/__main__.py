@@ -4,10 +4,12 @@
 
 Every engine and drafter must end in the same text or in one line, every kill and full disk in the old or the new,
 whole. A file learned.safetensors in an engine's directory is loaded as what it learned, and is damaged, too.
+Parts of which there are to be 0 are left as the result file has them.
 """
 
 import argparse
 import collections
+import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -80,21 +82,25 @@ def run(options: argparse.Namespace, say: Say) -> None:
     from campaign.kills import campaign
     from campaign.loads import campaign as damaged_engines
 
-    result: dict[str, Any] = {}
+    result: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     engine = options.engines[0]
     with tempfile.TemporaryDirectory(prefix="campaign-", dir=engine.parent) as work:
-        result["kills"] = campaign(engine, Path(work), options.kills)
-        say(f"kills: {result['kills']}")
-        result["limits of file size"] = limits(engine, Path(work))
-        result["full disk"] = full_disks(engine)
-        say(f"full disk: {result['full disk']}")
-        if options.model:
+        if options.kills:
+            result["kills"] = campaign(engine, Path(work), options.kills)
+            say(f"kills: {result['kills']}")
+            result["limits of file size"] = limits(engine, Path(work))
+            result["full disk"] = full_disks(engine)
+            say(f"full disk: {result['full disk']}")
+        if options.model and options.builds:
             result["killed builds"] = kill_builds(options.model, Path(work), options.builds)
             say(f"killed builds: {result['killed builds']}")
-    if options.drafter:
+    write_json(options.out, result)
+    if options.drafter and options.drafters:
         seeds = range(options.first, options.first + options.drafters)
         for result["drafters"] in counted(damaged_drafters(options.model, options.drafter, seeds), say):
             write_json(options.out, result)
+    if not options.loads:
+        return
     seeds = range(options.first, options.first + options.loads)
     for result["engines"] in counted(damaged_engines(options.engines, seeds), say):
         write_json(options.out, result)

@@ -62,7 +62,7 @@ def tune(
     config = make_config(options)
     _check(config, prompts)
     report(f"loading {model}")
-    source = load_source(model, config.dtype, config.device)
+    source = load_source(model, config.dtype, config.device, config.adapter)
     names = list(dict.fromkeys([*candidates(source), *map(absolute, drafters)]))
     drafted = [try_drafter(source, config, name, prompts, max_new_tokens, report) for name in names]
     with tempfile.TemporaryDirectory(prefix="specstep-tune-") as folder:
