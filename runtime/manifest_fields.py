@@ -52,6 +52,12 @@ def _requirement(name: str, value: Any) -> None:
         optional(line)(name, value)
 
 
+def _sizes(name: str, value: Any) -> None:
+    list_of(integer(0))(name, value)
+    if len(value) != 3:
+        raise refusal(name, "the least, the best and the most", value)
+
+
 def _path(name: str, value: Any) -> None:
     list_of(integer(0, 256), 64)(name, value)
     if not value:
@@ -118,9 +124,18 @@ TREE = fields(
         "paths": optional(list_of(_path, 256)),
     }
 )
+DESCRIBED = mapping_of(fields({"dtype": text, "shape": list_of(anything)}, further=True))  # tensors, for `inspect`
+PLAN = fields(
+    {
+        "layers": integer(0),
+        "plugins": mapping_of(integer(0)),
+        "profiles": list_of(mapping_of(_sizes)),
+        "tensors": DESCRIBED,
+    }
+)
 ABOUT = fields(
     {
-        "model": fields({"name": text, "parameters": integer(0)}, further=True),
+        "model": fields({"name": text, "parameters": integer(0)}, maybe={"adapter": text}, further=True),
         "tree": TREE,
         "stages": mapping_of(fields({"nodes": integer(0), "parameters": integer(0)})),
         "versions": mapping_of(text),
@@ -132,11 +147,13 @@ ABOUT = fields(
         "weights": mapping_of(integer(0)),
         "operators": mapping_of(integer(0), names=_operator),
         "drafts_may_change_text": list_of(line),
+        "models": mapping_of(fields({"opset": integer(0), "tensors": DESCRIBED}, further=True)),
+        "plans": mapping_of(PLAN),
     },
     further=True,
 )
 
-TENSORRT = fields({"compute_capability": list_of(line), "plugins": truth, "plans": mapping_of(anything)}, further=True)
+TENSORRT = fields({"compute_capability": list_of(line), "plugins": truth, "plans": anything}, further=True)
 
 
 MANIFEST_FIELDS = fields(

@@ -109,7 +109,7 @@ def campaign(engines: list[Path], seeds: range) -> Iterator[Outcome]:
 
 def is_defect(outcome: Outcome) -> bool:
     """Whether an outcome must not be. Files altered with right sums are another model, with another text."""
-    altered = any(word in outcome.damage for word in (": tokenizer", ": weights"))
+    altered = any(word in outcome.damage for word in (": tokenizer", ": weights", "about.special_tokens"))
     return outcome.end not in (SAME, REFUSED) and not (altered and outcome.end == OTHER)
 
 

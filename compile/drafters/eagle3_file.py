@@ -23,8 +23,9 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 
 def is_eagle3(name: str) -> bool:
     """Whether a path is an EAGLE-3 head: its config.json has a draft vocabulary or an Eagle3 architecture."""
+    path = _folder(name) / "config.json"
     try:
-        data = json.loads((_folder(name) / "config.json").read_text())
+        data = json.loads(path.read_text()) if path.is_file() else None  # a pipe would be waited for
     except (OSError, ValueError):
         return False
     return isinstance(data, dict) and (

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ...errors import BuildError
+from ...errors import BuildError, one_line
 from ...kernels.linear.groups import Groups
 from ..kept_groups import KeptWeight
 from .normal import Weight
@@ -155,4 +155,13 @@ def _open(file: Path) -> Any:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """An object of JSON, empty where there is no file. Raises BuildError."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BuildError(f"model: {path}: expected JSON, got {one_line(error)}") from None
+    if not isinstance(found, dict):
+        raise BuildError(f"model: {path}: expected an object, got {found!r:.40}")
+    return found

@@ -83,3 +83,16 @@ def test_a_modelopt_directory_is_known_by_its_file(tmp_path):
     (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
     got = load_source(str(tmp_path), "float32", "cpu").model.state_dict()
     assert all(torch.allclose(got[name], values.float()) for name, values in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "got"), [("", "expected JSON"), ("{", "expected JSON"), ("[1]", "expected an object")]
+)
+def test_a_config_that_is_no_json_is_refused(text, got, tmp_path):
+    save_model(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(BuildError, match=f"config.json: {got}"):
+        load_source(str(tmp_path), "float32", "cpu")
+    (tmp_path / "config.json").write_bytes(b"\x80")
+    with pytest.raises(BuildError, match="config.json: expected JSON"):
+        load_source(str(tmp_path), "float32", "cpu")
