@@ -170,6 +170,9 @@ def load_tokenizer(name: str) -> tuple[Any, int]:
     """A model's tokenizer, None where it has none, and the size of its vocabulary, without its weights. Raises
     BuildError."""
     path = _locate(name)
+    if isinstance(path, Path) and is_adapter(path):
+        tokenizer, size = load_tokenizer(_beside(path, base_of(path)))
+        return _tokenizer(str(path)) or tokenizer, size
     with _quiet():
         if isinstance(path, Path) and path.is_file():
             return load_gguf_tokenizer(path)

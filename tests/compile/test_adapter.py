@@ -7,7 +7,7 @@ import pytest
 import torch
 from models import save_model, tiny_model, tiny_tokenizer
 from safetensors.torch import save_file
-from specstep.compile.source import load_source
+from specstep.compile.source import load_source, load_tokenizer
 from specstep.errors import BuildError
 
 LAYER = "model.layers.1.self_attn.q_proj"
@@ -81,6 +81,7 @@ def test_an_adapter_names_its_model_and_has_its_own_tokenizer(tmp_path):
     source = load_source(str(adapter), "float32", "cpu")
     given = load_source(str(base), "float32", "cpu", str(adapter))
     assert source.tokenizer.chat_template and source.name == str(base)
+    assert load_tokenizer(str(adapter))[1] == 320 and load_tokenizer(str(adapter))[0].chat_template
     assert all(torch.equal(a, b) for a, b in zip(source.model.parameters(), given.model.parameters(), strict=True))
 
 

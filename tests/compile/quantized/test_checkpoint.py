@@ -91,8 +91,8 @@ def test_a_modelopt_directory_is_known_by_its_file(tmp_path):
 def test_a_config_that_is_no_json_is_refused(text, got, tmp_path):
     save_model(tmp_path)
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(BuildError, match=f"config.json: {got}"):
+    with pytest.raises(BuildError, match=rf"config\.json: expected {got}"):
         load_source(str(tmp_path), "float32", "cpu")
     (tmp_path / "config.json").write_bytes(b"\x80")
-    with pytest.raises(BuildError, match="config.json: expected JSON"):
+    with pytest.raises(BuildError, match=r"config\.json: expected JSON"):
         load_source(str(tmp_path), "float32", "cpu")
