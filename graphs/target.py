@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from .attention import ATTENTION_NAME, LayerCache, Pass, register_attention
 from .experts import EXPERTS_NAME, register_experts
+from .rope import BOUNDED_ROPE, PLAIN_ROPE, keep_short_frequencies, rope_kinds
 
-PLAIN_ROPE = {"default", "linear", "llama3", "yarn", "proportional"}  # frequencies that do not depend on the length
 
 
 class UnsupportedModel(ValueError):
@@ -46,7 +46,8 @@ class CausalLM(nn.Module):
         self.config = model.config.get_text_config()
         self.layers: int = self.config.num_hidden_layers
         self.vocab_size: int = self.model.get_output_embeddings().weight.shape[0]
-        self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
+        bounds = (getattr(self.config, "max_position_embeddings", None), keep_short_frequencies(model))
+        self.max_positions: int | None = min((bound for bound in bounds if bound is not None), default=None)
 
     def forward(
         self, tokens: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]
@@ -108,12 +109,11 @@ def check_config(model: PreTrainedModel) -> None:
         raise UnsupportedModel(
             f"model: {name} has layers of type {sorted(odd)}; expected full_attention or sliding_attention only"
         )
-    rope = getattr(config, "rope_parameters", None) or {}
-    for kind in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
-        if kind.get("rope_type", "default") not in PLAIN_ROPE:
+    for kind in rope_kinds(config):
+        if kind.get("rope_type", "default") not in PLAIN_ROPE | BOUNDED_ROPE:
             raise UnsupportedModel(
-                f"model: {name} has rope_type {kind['rope_type']!r}, whose angles change with the sequence length; "
-                f"expected one of {sorted(PLAIN_ROPE)}"
+                f"model: {name} has rope_type {kind['rope_type']!r}, whose angles may change with the sequence length; "
+                f"expected one of {sorted(PLAIN_ROPE | BOUNDED_ROPE)}"
             )
     if model.get_output_embeddings() is None or getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"model: {name} is not a decoder-only causal language model")

@@ -24,12 +24,8 @@ def rope_parameters(metadata: Metadata, file: GgufFile, head_size: int, partial:
             f"{metadata.architecture}, got {rotated}"
         )
     share = {"partial_rotary_factor": rotated / head_size} if partial else {}
-    if by_length := [name for name in BY_LENGTH if name in file.tensors]:
-        raise BuildError(
-            f"model: {metadata.name}: expected one table of rotary factors, got {' and '.join(by_length)}: "
-            "frequencies that depend on the length of the text (longrope) are not supported"
-        )
-    return {"rope_theta": float(metadata.get("rope.freq_base", 10000.0))} | share | _scaling(metadata)
+    scaling = _by_length(metadata, file) if BY_LENGTH[0] in file.tensors else _scaling(metadata)
+    return {"rope_theta": float(metadata.get("rope.freq_base", 10000.0))} | share | scaling
 
 
 def _scaling(metadata: Metadata) -> dict[str, Any]:
@@ -48,6 +44,22 @@ def _scaling(metadata: Metadata) -> dict[str, Any]:
     if kind == "yarn":
         return _yarn(metadata, factor, original or metadata.need("context_length"), attention)
     raise BuildError(f"model: {metadata.name}: rope.scaling.type: expected none, linear or yarn, got {kind}")
+
+
+def _by_length(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
+    """Two tables of factors, one for short texts and one for long ones: transformers' longrope. Raises BuildError."""
+    for key in ("type", "factor", "attn_factor"):
+        metadata.get(f"rope.scaling.{key}")  # they follow from the lengths
+    if BY_LENGTH[1] not in file.tensors:
+        raise BuildError(f"model: {metadata.name}: expected all weights, got none for {BY_LENGTH[1]}")
+    short, long = (file.tensors[name].data.tolist() for name in BY_LENGTH)
+    original = metadata.get("rope.scaling.original_context_length", metadata.need("context_length"))
+    return {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "original_max_position_embeddings": original,
+    }
 
 
 def _yarn(metadata: Metadata, factor: float, original: int, attention: float) -> dict[str, Any]:

@@ -36,11 +36,35 @@ def test_output_equals_transformers(architecture, tmp_path):
         assert result.stats["accepted"] == {"0": 1, "3": right}, "a perfect drafter is always right"
 
 
-@pytest.mark.parametrize("changes", [{"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}])
-def test_length_dependent_rope_is_refused_by_name(changes, tmp_path):
-    folder = save_model(tmp_path / "model", "Llama", **changes)
-    with pytest.raises(specstep.BuildError, match="rope_type 'dynamic'"):
-        specstep.eager(str(folder), dtype="float32")
+LONGROPE = {
+    "rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.5, 2.0, 2.5], "long_factor": [1.0, 2, 4, 8, 16, 32],
+    "original_max_position_embeddings": 128, "rope_theta": 1e4,
+}  # fmt: skip
+BY_LENGTH = {  # architecture, what changes its config, and the longest text whose frequencies are plain
+    "longrope": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128}, 128),
+    "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+                          "max_position_embeddings": 128}, 128),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BY_LENGTH)
+def test_frequencies_that_change_past_a_length_are_taken_up_to_it(kind, tmp_path):
+    architecture, changes, most = BY_LENGTH[kind]
+    folder = str(save_model(tmp_path / "model", architecture, **changes))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompt, asked = list(range(20, 90)), {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None}
+    expected = model.generate(torch.tensor([prompt]), **asked)[0, 70:].tolist()
+    engine = specstep.eager(folder, dtype="float32", max_seq_len=most, prefill_chunk=32, drafter="ngram")
+    assert engine.generate(prompt, 30, ignore_eos=True).token_ids == expected
+    with pytest.raises(specstep.BuildError, match=f"max_seq_len: expected at most the model's {most} positions"):
+        specstep.eager(folder, dtype="float32", max_seq_len=most + 1)
+
+
+def test_frequencies_that_are_not_known_are_refused_by_name(tmp_path):
+    model = tiny_model("Llama")
+    model.config.rope_parameters["rope_type"] = "spiral"
+    with pytest.raises(UnsupportedModel, match="rope_type 'spiral', whose angles may change with the sequence length"):
+        check_config(model)
 
 
 OTHERS = {
