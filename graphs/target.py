@@ -13,7 +13,6 @@ from .experts import EXPERTS_NAME, register_experts
 from .rope import BOUNDED_ROPE, PLAIN_ROPE, keep_short_frequencies, rope_kinds
 
 
-
 class UnsupportedModel(ValueError):
     """A model that cannot be traced faithfully; the message names the reason."""
 

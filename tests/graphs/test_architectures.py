@@ -7,8 +7,10 @@ import pytest
 import specstep
 import torch
 import transformers
+from gguf_cases import LONGROPE
 from models import ARCHITECTURES, greedy, save_model, tiny_model
 from specstep.graphs import attention
+from specstep.graphs.target import UnsupportedModel, check_config
 from transformers import AutoModelForCausalLM
 
 PROMPTS = [[5], [7, 8], [3, 9, 4] * 7, random.Random(0).choices(range(2, 300), k=45)]
@@ -36,10 +38,6 @@ def test_output_equals_transformers(architecture, tmp_path):
         assert result.stats["accepted"] == {"0": 1, "3": right}, "a perfect drafter is always right"
 
 
-LONGROPE = {
-    "rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.5, 2.0, 2.5], "long_factor": [1.0, 2, 4, 8, 16, 32],
-    "original_max_position_embeddings": 128, "rope_theta": 1e4,
-}  # fmt: skip
 BY_LENGTH = {  # architecture, what changes its config, and the longest text whose frequencies are plain
     "longrope": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128}, 128),
     "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},

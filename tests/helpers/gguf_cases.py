@@ -55,6 +55,10 @@ YARN_KEYS = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scal
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "tie_word_embeddings": True}
 GEMMA_KEYS = {"attention.key_length": 16, "attention.value_length": 16}
 PATTERN = {"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, False, True]}
+LONGROPE = {
+    "rope_type": "longrope", "original_max_position_embeddings": 128,
+    "short_factor": [1.0, 1.1, 1.3, 1.5, 2.0, 2.5], "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
+} | ROPE  # fmt: skip
 LOCAL = {"rope_theta": 5000.0, "rope_type": "default"}
 
 CASES = {
@@ -213,7 +217,9 @@ def named_tensors(case: Case, model: Any) -> Tensors:
             stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert stored is not None, name
             found[stored] = tensor
-    return found
+    rope = model.config.to_dict().get("rope_parameters") or {}
+    factors = {part: rope[f"{part}_factor"] for part in ("short", "long") if f"{part}_factor" in rope}
+    return found | {f"rope_factors_{part}.weight": torch.tensor(values) for part, values in factors.items()}
 
 
 def _experts(case: Case, block: str, part: str, tensor: Tensor) -> Tensors:

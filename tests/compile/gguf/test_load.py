@@ -77,7 +77,7 @@ def test_a_key_that_is_not_understood_is_named(tmp_path, model, keys, message):
     [
         ({"blk.0.attn_q.scale": torch.ones(1)}, "expected tensors that a llama has here, got blk.0.attn_q.scale"),
         ({"rope_factors_short.weight": torch.ones(6)},
-         "expected one table of rotary factors, got rope_factors_short.weight"),
+         "expected all weights, got none for rope_factors_long.weight"),
         ({"blk.1.ffn_up.weight": None}, "expected all weights, got none for blk.1.ffn_up.weight"),
         ({"token_embd.weight": None}, "expected all weights, got none for token_embd.weight"),
         ({"blk.0.ffn_up.weight": torch.ones(60, 48)},
