@@ -21,6 +21,9 @@ from .options import ServeOptions
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
+# Seconds for which a connection may rest: longer than clients' libraries keep one (5 s, as a rule). Where the server
+# closes first, its close may cross a request, which is lost then.
+KEEP_ALIVE = 30
 LAST_WORDS = 1.0  # seconds for the answers that are ended at shutdown
 
 
@@ -96,6 +99,7 @@ def configured(app: ASGIApp, options: ServeOptions, drain_seconds: int | None = 
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=drain_seconds,
         lifespan="off",
     )

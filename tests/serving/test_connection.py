@@ -1,6 +1,7 @@
 """Connections that send too much, too slowly, or never end: the server answers, lets go, and its memory stays level."""
 
 import asyncio
+import inspect
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 from served import PATIENCE, running, until
 from specstep.serving.connection import LONGEST_HEAD, MOST_PIPELINED, Connection
 from specstep.serving.options import ServeOptions
+from specstep.serving.server import configured
 
 ENDED = []  # paths of calls that were told
 LINE = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
@@ -191,6 +193,12 @@ from specstep.serving.server import listen, serve
 with listen("127.0.0.1", 0) as bound, Engine(FakeSession(1), None) as engine:
     serve({"fake": engine}, bound, ServeOptions(api_keys=("secret",)), 0)
 """
+
+
+def test_clients_close_a_connection_at_rest_first():
+    """A soak lost a call whose connection the server closed just then."""
+    expiry = inspect.signature(httpx.Limits).parameters["keepalive_expiry"].default
+    assert configured(app, ServeOptions()).timeout_keep_alive > 2 * expiry
 
 
 def test_memory_stays_level_without_a_key():
