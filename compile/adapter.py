@@ -50,6 +50,8 @@ def merge_adapter(model: nn.Module, folder: Path) -> None:
         weight = parameters.get(f"{layer}.weight")
         if up is None or weight is None or up.shape[1] != down.shape[0]:
             raise BuildError(f"adapter: {folder}: {layer}: expected a layer of the model and both of its factors")
+        if [id(other) for other in parameters.values()].count(id(weight)) > 1:
+            raise BuildError(f"adapter: {folder}: {layer}: expected a weight of its own, got one that layers share")
         change = up.float() @ down.float() * _scale(config, layer, len(down))
         change = change.T if config.get("fan_in_fan_out") or "embedding" in first else change
         _set(weight, change, folder, layer, weight.detach().float())

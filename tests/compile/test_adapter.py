@@ -74,6 +74,15 @@ def test_embeddings_and_whole_modules(tmp_path):
     torch.testing.assert_close(source.model.get_input_embeddings().weight.data, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_weight_that_layers_share_is_refused(tmp_path):
+    """Merged, a change of the embedding would be one of the head as well."""
+    base = save_model(tmp_path / "base", tie_word_embeddings=True)
+    name = "model.embed_tokens.lora_embedding_"
+    adapter = save_adapter(tmp_path / "adapter", {f"{name}A": torch.ones(4, 320), f"{name}B": torch.ones(48, 4)})
+    with pytest.raises(BuildError, match="embed_tokens: expected a weight of its own, got one that layers share"):
+        load_source(str(base), "float32", "cpu", str(adapter))
+
+
 def test_an_adapter_names_its_model_and_has_its_own_tokenizer(tmp_path):
     base = save_model(tmp_path / "base")
     adapter = save_adapter(tmp_path / "adapter", factors(LAYER, 48, 48), base_model_name_or_path="base")
