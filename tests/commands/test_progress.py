@@ -176,6 +176,7 @@ def save_gguf(path):
     tokens = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, *[1] * 257])
     writer.add_token_merges(["a b"])
