@@ -86,13 +86,12 @@ def test_a_modelopt_directory_is_known_by_its_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "got"), [("", "expected JSON"), ("{", "expected JSON"), ("[1]", "expected an object")]
+    ("data", "got"),
+    [(b"", "expected JSON"), (b"{", "expected JSON"), (b"[1]", "expected an object"), (b"\x80", "expected JSON")],
 )
-def test_a_config_that_is_no_json_is_refused(text, got, tmp_path):
+def test_a_config_that_is_no_json_is_refused(data, got, tmp_path):
     save_model(tmp_path)
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(BuildError, match=rf"config\.json: expected {got}"):
+    (tmp_path / "config.json").write_bytes(data)
+    with pytest.raises(BuildError) as error:
         load_source(str(tmp_path), "float32", "cpu")
-    (tmp_path / "config.json").write_bytes(b"\x80")
-    with pytest.raises(BuildError, match=r"config\.json: expected JSON"):
-        load_source(str(tmp_path), "float32", "cpu")
+    assert f"config.json: {got}" in str(error.value) and "\n" not in str(error.value)
