@@ -55,7 +55,8 @@ def engine(onnx_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             del manifest["files"][f"{name}.onnx"]
         del manifest["files"]["weights.safetensors"]
         manifest["requires"] = {"libraries": ["tensorrt 11.4"]}
-        manifest["about"]["compute_capability"] = ["8.9", "12.0"]
+        plan = {"layers": 1, "plugins": {}, "profiles": [], "tensors": {}}
+        manifest["about"] |= {"compute_capability": ["8.9", "12.0"], "plans": {"prefill": plan, "step": plan}}
 
     edit(folder, change)
 
