@@ -66,20 +66,20 @@ class KeptGroups:
         places = self._find(kind, depth, _hash(flat))
         assert places is not None
         numbers, rows = self.kinds[kind, depth].weights[places], self.kinds[kind, depth].rows[places]
-        held: list[Tensor] | None = None
+        held: Groups | None = None
         for number in numbers.unique().tolist():
             own = numbers == number
             read = self.weights[number].read(rows[own].numpy())
-            parts = [part for part in (read.quants, read.scales, read.least) if part is not None]
-            held = held or [part.new_empty(len(rows), *part.shape[1:]) for part in parts]
-            for whole, part in zip(held, parts, strict=True):
-                whole[own] = part
+            held = held or read.each(lambda part: part.new_empty(len(rows), *part.shape[1:]))
+            for whole, part in zip(held[1:], read[1:], strict=True):
+                if whole is not None:
+                    whole[own] = part  # type: ignore[index]
         assert held is not None
-        groups = Groups(kind, held[0], held[1], held[2] if len(held) > 2 else None)
-        if not torch.equal(groups.values(depth).bfloat16(), flat):  # two rows of one hash
-            raise ValueError("weight: expected the values of the file's groups, got others")
-        shaped = [part.view(*weight.shape[:-1], *part.shape[1:]) for part in held]
-        return Groups(kind, shaped[0], shaped[1], shaped[2] if len(shaped) > 2 else None)
+        for at in range(0, len(flat), ROWS):
+            part = held.each(lambda part, at=at: part[at : at + ROWS])  # type: ignore[misc]
+            if not torch.equal(part.values(depth).bfloat16(), flat[at : at + ROWS]):  # two rows of one hash
+                raise ValueError("weight: expected the values of the file's groups, got others")
+        return held.each(lambda part: part.view(*weight.shape[:-1], *part.shape[1:]))
 
     def _find(self, kind: str, depth: int, hashes: Tensor) -> Tensor | None:
         """Places of these rows in a kind; None where one is missing."""

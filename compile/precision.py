@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..kernels.fp8_linear.reference import MULTIPLE, quantize
-from ..kernels.linear.groups import Groups, pack_groups, quantize_int4, quantize_int8
+from ..kernels.linear.groups import Groups, pack_groups
 from ..kernels.linear.packing import pack
+from ..kernels.linear.quantize import quantize_int4, quantize_int8
 from .config import EngineConfig
 from .kept_groups import KeptGroups
 from .source import kept_weights

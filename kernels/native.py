@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,17 @@ from .native_ops import NATIVE_OPS
 LIBRARY_NAME = "libspecstep.so"
 FOLDER = Path(__file__).parent
 SOURCES = (
-    "linear/linear.cpp", "linear/experts.cpp", "linear/embedding.cpp", "rank/rank.cpp", "choose/choose.cpp",
+    "linear/linear.cpp", "linear/float_blocks.cpp", "linear/group_blocks.cpp", "linear/k_blocks.cpp",
+    "linear/table_blocks.cpp", "linear/experts.cpp", "linear/embedding.cpp", "rank/rank.cpp", "choose/choose.cpp",
     "top_log_probs/top_log_probs.cpp", "tree_attention/tree_attention.cpp", "exact/functions.cpp", "exact/rows.cpp",
     "ngram/ngram.cpp", "compact/compact.cpp", "parallel.cpp", "record.cpp",
 )  # fmt: skip
 HEADERS = (
     "tensor.h", "record.h", "parallel.h", "noise.h", "row.h", "exact/element.h", "linear/linear.h", "linear/block.h",
-    "linear/group_term.h", "linear/group_sum.h", "linear/groups.h", "linear/tile.h", "linear/plan.h",
-    "linear/following.h", "choose/filter.h", "tree_attention/vector.h", "tree_attention/element.h",
-    "tree_attention/coming.h", "tree_attention/block.h", "tree_attention/seen.h", "tree_attention/call.h",
-    "tree_attention/parts.h",
+    "linear/quants.h", "linear/scales.h", "linear/group_term.h", "linear/group_sum.h", "linear/groups.h",
+    "linear/tile.h", "linear/plan.h", "linear/multiply.h", "linear/following.h", "choose/filter.h",
+    "tree_attention/vector.h", "tree_attention/element.h", "tree_attention/coming.h", "tree_attention/block.h",
+    "tree_attention/seen.h", "tree_attention/call.h", "tree_attention/parts.h",
 )  # fmt: skip
 # The oldest PyTorch whose stable C interface the library uses; it then loads in that version and every later one.
 STABLE_INTERFACE = "0x020b000000000000"
@@ -150,12 +152,10 @@ def find_compiler(compiler: str | None = None) -> str:
 
 def _arguments(instruction_set: str) -> list[str]:
     root = Path(torch.__file__).parent
-    flags = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-Wno-psabi"]
+    flags = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-Wno-psabi"]
     # What nobody looks at keeps loops of comparisons scalar.
     flags += ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", *INSTRUCTION_SETS[instruction_set]]
-    flags += [f"-DTORCH_TARGET_VERSION={STABLE_INTERFACE}", "-isystem", str(root / "include")]
-    # No search path is stored: libtorch is always loaded by then, and is found by its name.
-    return [*flags, "-L", str(root / "lib"), "-ltorch_cpu"]
+    return [*flags, f"-DTORCH_TARGET_VERSION={STABLE_INTERFACE}", "-isystem", str(root / "include")]
 
 
 def _digest(command: list[str]) -> str:
@@ -166,11 +166,21 @@ def _digest(command: list[str]) -> str:
 
 def _compile(command: list[str], library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        partial = Path(folder) / LIBRARY_NAME
-        # Libraries follow the source that needs them: some linkers drop them otherwise.
-        sources = [str(FOLDER / name) for name in SOURCES]
-        full = [command[0], *sources, *command[1:], "-o", str(partial)]
-        done = subprocess.run(full, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise CompilerError(f"compiler: {' '.join(full)} failed\n{done.stderr}")
+        objects = [Path(folder) / f"{number}.o" for number in range(len(SOURCES))]
+        jobs = [
+            [*command, "-c", str(FOLDER / source), "-o", str(target)]
+            for source, target in zip(SOURCES, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_run, jobs))
+        # No search path is stored: libtorch is always loaded by then, and is found by its name. Libraries follow what
+        # needs them: some linkers drop them otherwise.
+        partial, needed = Path(folder) / LIBRARY_NAME, Path(torch.__file__).parent / "lib"
+        _run([command[0], "-shared", *map(str, objects), "-L", str(needed), "-ltorch_cpu", "-o", str(partial)])
         os.replace(partial, library)  # atomic: another process may be building the same
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise CompilerError(f"compiler: {' '.join(command)} failed\n{done.stderr}")

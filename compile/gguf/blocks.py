@@ -1,5 +1,9 @@
-"""The blocks of a GGUF file that our kernels multiply with as they are."""
+"""The blocks of a GGUF file that our kernels multiply with as they are.
 
+How each type lies is said by ggml's `ggml-common.h` and its `dequantize_row_...` functions.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,42 +11,169 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
+from torch import Tensor
 
-from ...kernels.linear.groups import GROUP, Groups
+from ...kernels.linear.groups import GROUP, KINDS, Groups
 from ..kept_groups import KeptWeight
 from .file import GgufTensor, read_gguf
 
-KINDS = {Type.Q8_0: "int8", Type.Q4_0: "int4", Type.Q4_1: "int4_least"}
+NAMES = {
+    Type.Q8_0: "int8", Type.Q4_0: "int4", Type.Q4_1: "int4_least", Type.Q5_0: "int5", Type.Q5_1: "int5_least",
+    Type.Q2_K: "q2_k", Type.Q3_K: "q3_k", Type.Q4_K: "q4_k", Type.Q5_K: "q5_k", Type.Q6_K: "q6_k",
+    Type.IQ4_NL: "iq4_nl", Type.IQ4_XS: "iq4_xs", Type.MXFP4: "mxfp4", Type.NVFP4: "nvfp4",
+}  # fmt: skip
 
 
 def kept_weights(file: Path) -> list[KeptWeight]:
-    """The matrices of q8_0, q4_0 and q4_1 in a file."""
-    tensors = [t for t in read_gguf(file).tensors.values() if t.kind in KINDS and len(t.shape) > 1]
-    return [_kept(tensor) for tensor in tensors]
+    """The matrices of a file whose blocks are of a kind that we have."""
+    tensors = [t for t in read_gguf(file).tensors.values() if t.kind in NAMES and len(t.shape) > 1]
+    return [_kept(tensor) for tensor in tensors if _fits(tensor)]
 
 
 def held_types(file: Path) -> list[str]:
     """The types of a file's tensors whose blocks can be taken over, by name."""
     held = {tensor.kind for tensor in read_gguf(file).tensors.values()}
-    return [kind.name.lower() for kind in KINDS if kind in held]
+    return [kind.name.lower() for kind in NAMES if kind in held]
+
+
+def read_blocks(kind: Type, rows: "np.typing.NDArray[Any]") -> Groups:
+    """Rows of blocks as a file has them, uint8 [N, bytes]. kind: of NAMES."""
+    blocks = torch.from_numpy(np.array(rows)).unflatten(-1, (-1, int(gguf.GGML_QUANT_SIZES[kind][1])))
+    groups = READERS[kind](blocks)
+    return groups._replace(kind=NAMES[kind])
 
 
 def _kept(tensor: GgufTensor) -> KeptWeight:
-    kind, rows = KINDS[tensor.kind], tensor.data.reshape(-1, tensor.data.shape[-1])
-    return KeptWeight(kind, len(rows), tensor.shape[-1], lambda index: _groups(kind, rows[index]))
+    rows = _rows(tensor)
+    return KeptWeight(
+        NAMES[tensor.kind], len(rows), tensor.shape[-1], lambda index: read_blocks(tensor.kind, rows[index])
+    )
 
 
-def _groups(kind: str, rows: "np.typing.NDArray[Any]") -> Groups:
-    """Rows of blocks as the file has them: for each 32 elements a scale, a least value in q4_1, then quants."""
-    blocks = torch.from_numpy(np.array(rows)).unflatten(-1, (-1, _block_bytes(kind)))
-    scales = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1)
-    if kind == "int8":
-        return Groups(kind, blocks[..., 2:] ^ 128, scales, None)  # from signed bytes to 128 more
-    least = blocks[..., 2:4].contiguous().view(torch.float16).squeeze(-1) if kind == "int4_least" else None
-    quants = blocks[..., -GROUP // 2 :]
-    return Groups(kind, torch.cat([quants & 15, quants >> 4], -1), scales, least)
+def _rows(tensor: GgufTensor) -> "np.typing.NDArray[Any]":
+    return tensor.data.reshape(-1, tensor.data.shape[-1])
 
 
-def _block_bytes(kind: str) -> int:
-    block_type = next(block_type for block_type, name in KINDS.items() if name == kind)
-    return int(gguf.GGML_QUANT_SIZES[block_type][1])
+def _fits(tensor: GgufTensor) -> bool:
+    """Whether float16 holds all scales: MXFP4 has exponents beyond it."""
+    if tensor.kind != Type.MXFP4:
+        return True
+    exponents = _rows(tensor).reshape(-1, 17)[:, 0]
+    return bool(((exponents >= E8M0_LEAST) & (exponents <= E8M0_MOST)).all())
+
+
+def _half(block: Tensor) -> Tensor:
+    """[..., 2 n] uint8 -> [..., n] float16."""
+    return block.contiguous().view(torch.float16)
+
+
+def _bits(held: Tensor, width: int) -> Tensor:
+    """[..., n] uint8 -> [..., n * 8 / width]: the lowest bits of all bytes, then those above them."""
+    shifts = torch.arange(0, 8, width, dtype=torch.uint8).view(-1, 1)
+    return ((held.unsqueeze(-2) >> shifts) & (2**width - 1)).flatten(-2)
+
+
+def _bits_by(held: Tensor, width: int, size: int) -> Tensor:
+    """The same for each `size` bytes."""
+    return _bits(held.unflatten(-1, (-1, size)), width).flatten(-2)
+
+
+def _q8_0(block: Tensor) -> Groups:
+    return Groups("", block[..., 2:] ^ 128, _half(block[..., :2]))  # from signed bytes to 128 more
+
+
+def _nibbles(block: Tensor) -> Groups:  # q4_0, iq4_nl
+    return Groups("", _bits(block[..., 2:], 4), _half(block[..., :2]))
+
+
+def _q4_1(block: Tensor) -> Groups:
+    return Groups("", _bits(block[..., 4:], 4), _half(block[..., :2]), _half(block[..., 2:4]))
+
+
+def _q5_0(block: Tensor) -> Groups:
+    return Groups("", _five(block[..., 2:]), _half(block[..., :2]))
+
+
+def _q5_1(block: Tensor) -> Groups:
+    return Groups("", _five(block[..., 4:]), _half(block[..., :2]), _half(block[..., 2:4]))
+
+
+def _five(held: Tensor) -> Tensor:
+    """A bit of each quant, those of eight in a byte, then four."""
+    shifts = torch.arange(8, dtype=torch.uint8)
+    high = ((held[..., :4].unsqueeze(-1) >> shifts) & 1).flatten(-2)
+    return _bits(held[..., 4:], 4) | high << 4
+
+
+def _q2_k(block: Tensor) -> Groups:
+    scales, quants, factors = block.split((16, 64, 4), -1)
+    signed = [part.to(torch.int8) for part in (scales & 15, scales >> 4)]
+    return Groups("", _bits_by(quants, 2, GROUP), signed[0], signed[1], _with_negative(factors))
+
+
+def _q3_k(block: Tensor) -> Groups:
+    high, low, scales, factor = block.split((32, 64, 12, 2), -1)
+    six = _bits(scales[..., :8], 4) | _bits(scales[..., 8:], 2) << 4
+    return Groups("", _bits_by(low, 2, GROUP) | _bits(high, 1) << 2, (six - 32).view(torch.int8), None, _half(factor))
+
+
+def _q4_k(block: Tensor) -> Groups:
+    factors, scales, quants = block.split((4, 12, 128), -1)
+    return Groups("", _bits_by(quants, 4, GROUP), *_six_bits(scales), _with_negative(factors))
+
+
+def _q5_k(block: Tensor) -> Groups:
+    factors, scales, high, low = block.split((4, 12, 32, 128), -1)
+    return Groups("", _bits_by(low, 4, GROUP) | _bits(high, 1) << 4, *_six_bits(scales), _with_negative(factors))
+
+
+def _q6_k(block: Tensor) -> Groups:
+    low, high, scales, factor = block.split((128, 64, 16, 2), -1)
+    quants = _bits_by(low, 4, 2 * GROUP) | _bits_by(high, 2, GROUP) << 4
+    return Groups("", quants, scales.view(torch.int8), None, _half(factor))
+
+
+def _iq4_xs(block: Tensor) -> Groups:
+    factor, high, low, quants = block.split((2, 2, 4, 128), -1)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)
+    scales_high = ((high.unsqueeze(-1) >> shifts) & 3).flatten(-2)
+    scales_low = ((low.unsqueeze(-1) >> torch.tensor([0, 4], dtype=torch.uint8)) & 15).flatten(-2)
+    scales = ((scales_low | scales_high << 4) - 32).view(torch.int8)
+    return Groups("", _bits_by(quants, 4, GROUP // 2), scales, None, _half(factor))
+
+
+E8M0_LEAST, E8M0_MOST = 128 - 24, 128 + 15  # of a scale that float16 has; the values are doubled
+
+
+def _mxfp4(block: Tensor) -> Groups:
+    return Groups("", _bits(block[..., 1:], 4), torch.exp2(block[..., :1].float() - 128).half())
+
+
+def _nvfp4(block: Tensor) -> Groups:
+    scales, quants = block.split((4, 32), -1)
+    wide = (scales & 127).view(torch.float8_e4m3fn).float().nan_to_num(480)  # without a sign, and NaN for 127 alone
+    halves = torch.where(scales == 127, 0, wide / 2).half()  # the values are doubled
+    groups = Groups("", _bits_by(quants, 4, 8), halves)
+    return groups.each(lambda part: part.unflatten(-1, (2, -1)).flatten(-3, -2))  # two groups lie in a block
+
+
+def _six_bits(held: Tensor) -> tuple[Tensor, Tensor]:
+    """Eight scales and eight least values: four of each whole, their upper bits those of the other four."""
+    scales, least, both = held.split(4, -1)
+    wide = (scales & 63, both & 15 | scales >> 6 << 4), (least & 63, both >> 4 | least >> 6 << 4)
+    first, second = (torch.cat(parts, -1).view(torch.int8) for parts in wide)
+    return first, second
+
+
+def _with_negative(factors: Tensor) -> Tensor:
+    """The factor of scales, and that of least values, which ggml subtracts."""
+    halves = _half(factors)
+    return torch.stack([halves[..., 0], -halves[..., 1]], -1)
+
+
+READERS: dict[Type, Callable[[Tensor], Groups]] = {
+    Type.Q8_0: _q8_0, Type.Q4_0: _nibbles, Type.Q4_1: _q4_1, Type.Q5_0: _q5_0, Type.Q5_1: _q5_1, Type.Q2_K: _q2_k,
+    Type.Q3_K: _q3_k, Type.Q4_K: _q4_k, Type.Q5_K: _q5_k, Type.Q6_K: _q6_k, Type.IQ4_NL: _nibbles,
+    Type.IQ4_XS: _iq4_xs, Type.MXFP4: _mxfp4, Type.NVFP4: _nvfp4,
+}  # fmt: skip
+assert all(name in KINDS for name in NAMES.values())

@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ...kernels.expert_linear.op import expert_linear
+from ...kernels.linear.groups import KINDS
 from ...kernels.linear.packing import OUTPUTS, STEPS
 from ...kernels.native import load_library
 from ..graph_edits import insert_call
@@ -25,7 +26,7 @@ def pack_weights(exported: Collection[ExportedProgram], precision: Precision = p
 
     A layer is replaced when x and weight are both bfloat16 or both float32; `precision` says what its weight becomes.
     Layers that read the same x become one, with slices of its output, where they do in every program and their weights
-    are of one kind. An embedding whose weight is also a linear's, or becomes int8, becomes
+    are of one kind. An embedding whose weight is also a linear's, or is in groups, becomes
     `specstep::packed_embedding`, experts' layers become `specstep::packed_expert_linear`. An `addmm` over a stored
     weight [K, N], as GPT-2 has them, is a layer, too. A router, which has an output for each expert, keeps its dtype.
     A weight of several programs is packed once. A plain weight that nothing else uses is gone.
@@ -41,7 +42,7 @@ def pack_weights(exported: Collection[ExportedProgram], precision: Precision = p
         for layers in runs:
             replace_layers(program, layers, program.form(layers[0].args[1]), _packed_linear)
         for node in program.embeddings():
-            if program.key(node.args[0]) in held or program.form(node.args[0]).kind == "int8":
+            if program.key(node.args[0]) in held or program.form(node.args[0]).kind in KINDS:
                 _replace_embedding(program, node)
         for node in program.calls(expert_linear._opoverload):
             _replace_experts(program, node)

@@ -109,13 +109,8 @@ def kept_weights(folder: Path) -> list[KeptWeight]:
 
 
 def _kept(weight: Groups) -> KeptWeight:
-    rows, count, size = weight.quants.shape
-
-    def read(index: Any) -> Groups:
-        least = None if weight.least is None else weight.least[index]
-        return Groups(weight.kind, weight.quants[index], weight.scales[index], least)
-
-    return KeptWeight(weight.kind, rows, count * size, read)
+    rows, steps, size = weight.quants.shape
+    return KeptWeight(weight.kind, rows, steps * size, lambda index: weight.each(lambda part: part[index]))
 
 
 def values(weight: Weight, dtype: torch.dtype) -> Tensor:

@@ -54,10 +54,10 @@ def _kept(kind: str, quants: Tensor, scales: Tensor, least: Tensor | None, value
     """Groups of float16 scales where they say the same, else the values. A least value may be rounded to float16, which
     moves its group by less than a hundredth of a step; bfloat16 would move the largest values by more."""
     groups = quants.shape[1] // GROUP
-    halves = [None if part is None else spread(part, groups).half() for part in (scales, least)]
+    halves = [None if part is None else spread(part, groups).half().unsqueeze(-1) for part in (scales, least)]
     assert halves[0] is not None
     found = Groups(kind, quants.unflatten(1, (groups, GROUP)), halves[0], halves[1])
-    exact = torch.equal(halves[0].float(), spread(scales.float(), groups))
+    exact = torch.equal(halves[0].float().squeeze(-1), spread(scales.float(), groups))
     step = spread(scales.float().abs(), quants.shape[1])
     near = least is None or bool(((found.values(quants.shape[1]) - values).abs() <= step / 100).all())
     return found if exact and near else values

@@ -1,12 +1,9 @@
 // What a group of 32 elements takes of a row of x: signed bytes and their scale.
 #pragma once
 
-#include "block.h"
+#include "quants.h"
 
 namespace specstep {
-
-constexpr int GROUP = 32;
-constexpr int REGISTERS = GROUP / 4;  // words of four bytes along K, for each output
 
 #if defined(__AVX512BW__) || defined(__AVX2__)
 constexpr int WORDS = REGISTERS;  // of x: four signed bytes each
@@ -14,17 +11,18 @@ constexpr int WORDS = REGISTERS;  // of x: four signed bytes each
 constexpr int WORDS = 2 * REGISTERS;  // of x: two signed halves each, of even bytes and of odd ones
 #endif
 
-struct GroupTerm {  // what a group takes of one row of x
+template <int SUMS>
+struct GroupTerm {  // what a group takes of one row of x; SUMS: parts of the group whose weights have scales of their own
   int32_t words[WORDS];
-  int32_t start;  // of the sum of integers: takes away what the weights' bytes are more than their values
+  int32_t start[SUMS];  // of a sum of integers: takes away what the weights' bytes are more than their values
   float scale;
-  float shift;  // the sum of x, which the least value of a group is multiplied by
+  float shift[SUMS];  // the sum of x, which the least value of a part is multiplied by
 };
 
 // A group of a row of x as signed bytes: the largest becomes 127 or -127.
 struct Quantized {
   float range;  // of x; that bytes stand for 127 times what they do
-  int32_t sum;  // of the bytes
+  int32_t sums[2];  // of the first half of the bytes, and of the second
   int8_t bytes[GROUP];
 };
 
@@ -50,7 +48,7 @@ inline void quantize(const uint16_t* bits, Quantized& to) {
     return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(wide), factor));
   };
   const __m512i low = rounded(_mm512_castsi512_si256(both)), high = rounded(_mm512_extracti64x4_epi64(both, 1));
-  to.sum = _mm512_reduce_add_epi32(_mm512_add_epi32(low, high));
+  to.sums[0] = _mm512_reduce_add_epi32(low), to.sums[1] = _mm512_reduce_add_epi32(high);
   const __m128i bytes[2] = {_mm512_cvtepi32_epi8(low), _mm512_cvtepi32_epi8(high)};
   std::memcpy(to.bytes, bytes, sizeof bytes);
 #elif defined(__AVX2__)
@@ -71,25 +69,28 @@ inline void quantize(const uint16_t* bits, Quantized& to) {
   const __m256i pairs[2] = {sixteen(low), sixteen(high)}, ones = _mm256_set1_epi16(1);
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(pairs[0], pairs[1]), order);
-  const __m256i sums = _mm256_madd_epi16(_mm256_add_epi16(pairs[0], pairs[1]), ones);
-  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-  const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
-  to.sum = _mm_cvtsi128_si32(two) + _mm_extract_epi32(two, 1);
+  for (int half = 0; half < 2; half++) {
+    const __m256i eight = _mm256_madd_epi16(pairs[half], ones);
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    to.sums[half] = _mm_cvtsi128_si32(two) + _mm_extract_epi32(two, 1);
+  }
   std::memcpy(to.bytes, &bytes, sizeof bytes);
 #else
   uint16_t largest = 0;
   for (int i = 0; i < GROUP; i++) largest = std::max<uint16_t>(largest, bits[i] & 0x7fff);
-  to.range = to_float(Bfloat16{largest}), to.sum = 0;
+  to.range = to_float(Bfloat16{largest}), to.sums[0] = to.sums[1] = 0;
   const float factor = quantizing_factor(to.range);
   for (int i = 0; i < GROUP; i++) {
     to.bytes[i] = static_cast<int8_t>(__builtin_rintf(to_float(Bfloat16{bits[i]}) * factor));
-    to.sum += to.bytes[i];
+    to.sums[i / (GROUP / 2)] += to.bytes[i];
   }
 #endif
 }
 
 // Quantises up to 32 elements of a row. NaN and infinities make the scale so.
-inline void quantize(const Bfloat16* x, int64_t count, int offset, GroupTerm& term) {
+template <int SUMS>
+inline void quantize(const Bfloat16* x, int64_t count, int offset, GroupTerm<SUMS>& term) {
   Quantized quantized;
   if (count >= GROUP) {
     quantize(&x->bits, quantized);
@@ -105,9 +106,12 @@ inline void quantize(const Bfloat16* x, int64_t count, int offset, GroupTerm& te
     const uint32_t low = static_cast<uint16_t>(first[0]), high = static_cast<uint16_t>(first[2]);
     term.words[i] = static_cast<int32_t>(low | high << 16);
   }
-  term.start = -offset * quantized.sum;
   term.scale = quantized.range / 127.0f;
-  term.shift = term.scale * static_cast<float>(quantized.sum);
+  for (int part = 0; part < SUMS; part++) {
+    const int32_t sum = SUMS == 1 ? quantized.sums[0] + quantized.sums[1] : quantized.sums[part];
+    term.start[part] = -offset * sum;
+    term.shift[part] = term.scale * static_cast<float>(sum);
+  }
 }
 
 }  // namespace specstep

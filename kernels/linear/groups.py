@@ -1,8 +1,10 @@
-"""Weights in groups of 32 along K, a few bits each with a scale of their own, as GGUF has them.
+"""Weights in groups of 32 along K, a few bits each with scales of their own, as GGUF has them.
 
-`int8` is GGUF's q8_0, `int4` its q4_0, `int4_least` its q4_1, which has the least value of each group beside its scale.
+The kinds have GGUF's names, but for `int8` (its q8_0), `int4` (q4_0), `int4_least` (q4_1), `int5` (q5_0) and
+`int5_least` (q5_1).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,109 +12,167 @@ from torch import Tensor
 
 GROUP = 32  # elements along K
 OUTPUTS = 16  # of a panel
+UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # of iq4_nl and iq4_xs
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled
 
 
 class Kind(NamedTuple):
-    """bits: of a quant. offset: how much more a quant is than the number that the scale multiplies. least: whether a
-    group has a least value, which is added."""
+    """How weights of a kind lie.
 
-    bits: int
-    offset: int
-    least: bool
+    planes: bits of a quant, those of one plane together. values: the number of each quant, which a scale multiplies;
+    where there are none it is the quant less `offset`. least: whether a scale has a least value beside it, which is
+    added. scaled: elements along K that share a scale. groups: of a step, which lie together; of more than one the
+    scales are signed bytes, times a float16 factor of the step. cut: the last dimension of a packed weight is as many
+    times shorter, which tells kinds of the same size apart.
+    """
+
+    planes: tuple[int, ...]
+    offset: int = 0
+    values: tuple[int, ...] | None = None
+    least: bool = False
+    scaled: int = GROUP
+    groups: int = 1
+    cut: int = 1
+
+    @property
+    def bits(self) -> int:
+        """Of a quant."""
+        return sum(self.planes)
+
+    @property
+    def step(self) -> int:
+        """Elements along K that lie together."""
+        return self.groups * GROUP
 
     @property
     def bytes(self) -> int:
-        """Of one group of a panel: quants, scales, least values."""
-        return OUTPUTS * (GROUP * self.bits // 8 + (4 if self.least else 2))
+        """Of one step of a panel: quants, scales, least values, factors."""
+        factored = self.groups > 1
+        of_scales = self.step // self.scaled * (1 if factored else 2) + (2 if factored else 0)
+        return OUTPUTS * (self.step * self.bits // 8 + of_scales * (2 if self.least else 1))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The last dimensions of a packed weight: a step of a panel."""
+        return (self.bytes,) if self.cut == 1 else (self.cut, self.bytes // self.cut)
 
 
-KINDS = {"int8": Kind(8, 128, False), "int4": Kind(4, 8, False), "int4_least": Kind(4, 0, True)}
-BYTES = {kind.bytes: name for name, kind in KINDS.items()}  # they tell the kinds of packed weights apart
+KINDS = {
+    "int8": Kind((8,), 128),
+    "int4": Kind((4,), 8),
+    "int4_least": Kind((4,), least=True),
+    "int5": Kind((4, 1), 16),
+    "int5_least": Kind((4, 1), least=True),
+    "q2_k": Kind((2,), least=True, scaled=16, groups=8),
+    "q3_k": Kind((2, 1), 4, scaled=16, groups=8),
+    "q4_k": Kind((4,), least=True, groups=8),
+    "q5_k": Kind((4, 1), least=True, groups=8),
+    "q6_k": Kind((4, 2), 32, scaled=16, groups=8),
+    "iq4_nl": Kind((4,), values=UNEVEN, cut=16),
+    "iq4_xs": Kind((4,), values=UNEVEN, groups=8),
+    "mxfp4": Kind((4,), values=E2M1, cut=2),
+    "nvfp4": Kind((4,), values=E2M1, scaled=16, cut=2),
+}
+LAST = {kind.shape[-1]: name for name, kind in KINDS.items()}  # they tell the kinds of packed weights apart
 
 
 class Groups(NamedTuple):
-    """A weight [..., N, K]. kind: of KINDS. quants: [..., N, ceil(K / 32), 32] uint8. scales, least: [..., N, ceil(K /
-    32)] float16, least None where the kind has none."""
+    """A weight [..., N, K] in S steps along K.
+
+    kind: of KINDS. quants: [..., N, S, step] uint8. scales, least: [..., N, S, step / scaled], float16, or int8 where a
+    step has factors; least is None where the kind has none. factors: [..., N, S, 1] float16, or [..., N, S, 2] with
+    that of the least values; None where a step is one group.
+    """
 
     kind: str
     quants: Tensor
     scales: Tensor
-    least: Tensor | None
+    least: Tensor | None = None
+    factors: Tensor | None = None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Groups":
+        """The same with every tensor changed."""
+        changed = [None if part is None else change(part) for part in self[1:]]  # type: ignore[arg-type]
+        return Groups(self.kind, *changed)  # type: ignore[arg-type]
+
+    def wide_scales(self) -> tuple[Tensor, Tensor | None]:
+        """Scales and least values [..., N, S, step / scaled] in float32, with the factors."""
+        scales, least = self.scales.float(), None if self.least is None else self.least.float()
+        if self.factors is not None:
+            factors = self.factors.float()
+            scales, least = scales * factors[..., :1], None if least is None else least * factors[..., 1:]
+        return scales, least
+
+    def numbers(self) -> Tensor:
+        """What the scales multiply: [..., N, S, step / scaled, scaled] float32."""
+        kind = KINDS[self.kind]
+        if kind.values is not None:
+            wide = torch.tensor(kind.values, dtype=torch.float32)[self.quants.long()]
+        else:
+            wide = self.quants.float() - kind.offset
+        return wide.unflatten(-1, (-1, kind.scaled))
 
     def values(self, depth: int) -> Tensor:
         """The weight that they stand for, [..., N, depth] float32."""
-        values = (self.quants.float() - KINDS[self.kind].offset) * self.scales.float().unsqueeze(-1)
-        if self.least is not None:
-            values += self.least.float().unsqueeze(-1)
-        return values.flatten(-2)[..., :depth]
-
-
-def quantize_int8(weight: Tensor) -> Groups:
-    """A floating-point weight [..., N, K] to the nearest of 255 multiples of each group's scale; the largest element
-    becomes 127 or -127."""
-    groups = _in_groups(weight)
-    scales = (groups.abs().amax(-1) / 127).half()
-    quants = _nearest(groups, scales, -127, 127)
-    return Groups("int8", (quants + 128).to(torch.uint8), scales, None)
-
-
-def quantize_int4(weight: Tensor) -> Groups:
-    """A floating-point weight [..., N, K] to -8 to 7 times each group's scale. Of several scales near the one that
-    makes the largest element -8, that of the least squared error."""
-    groups = _in_groups(weight)
-    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
-    best = torch.full_like(largest, float("inf"))
-    scales, quants = torch.zeros_like(largest, dtype=torch.float16), torch.zeros_like(groups)
-    for step in range(-6, 9):  # beside its neighbours, a largest element of -6.8 to -9.6
-        tried = (largest / (step * 0.2 - 8)).half()
-        rounded = _nearest(groups, tried, -8, 7)
-        error = (rounded * tried.float().unsqueeze(-1) - groups).square().sum(-1)
-        better = error < best
-        best, scales = torch.where(better, error, best), torch.where(better, tried, scales)
-        quants = torch.where(better.unsqueeze(-1), rounded, quants)
-    return Groups("int4", (quants + 8).to(torch.uint8), scales, None)
-
-
-def _in_groups(weight: Tensor) -> Tensor:
-    wide = torch.nn.functional.pad(weight.float(), (0, -weight.shape[-1] % GROUP))
-    return wide.unflatten(-1, (-1, GROUP))
-
-
-def _nearest(groups: Tensor, scales: Tensor, low: int, high: int) -> Tensor:
-    """Multiples of the scales, as float32; 0 where a scale is too small for float16."""
-    wide = scales.float().unsqueeze(-1)
-    return torch.where(wide == 0, 0, groups / wide).round().clamp(low, high)
+        scales, least = self.wide_scales()
+        values = self.numbers() * scales.unsqueeze(-1)
+        if least is not None:
+            values += least.unsqueeze(-1)
+        return values.flatten(-3)[..., :depth]
 
 
 def pack_groups(groups: Groups) -> Tensor:
-    """Interleave 16 outputs: [..., ceil(N / 16), ceil(K / 32), bytes] uint8, contiguous, where the bytes of a step are
-    quants by words of four along K (of 4 bits: elements 0 to 15 in the lower halves, 16 to 31 in the upper ones), then
-    scales, then least values. Outputs beyond N are zeros."""
-    bits, panels = KINDS[groups.kind].bits, -groups.quants.shape[-3] % OUTPUTS
-    quants = torch.nn.functional.pad(groups.quants, (0, 0, 0, 0, 0, panels))
-    if bits == 4:
-        quants = quants[..., :16] | quants[..., 16:] << 4
-    words = quants.unflatten(-1, (-1, 4)).unflatten(-4, (-1, OUTPUTS))  # [..., panel, output, step, word, byte]
-    parts = [words.movedim(-4, -2).flatten(-3)]
-    for values in (groups.scales, groups.least):
+    """Interleave 16 outputs: [..., ceil(N / 16), S, *kind.shape] uint8, contiguous, where a step of a panel holds the
+    planes of each group's quants, then scales, least values and factors. Outputs beyond N are zeros.
+
+    A plane of w bits has w words of four bytes for each output: word i has the bits of the quants 4 i to 4 i + 3 in the
+    lowest bits of its bytes, above them those of word i + w, and so on.
+    """
+    kind = KINDS[groups.kind]
+    of_groups = _in_panels(groups.quants).unflatten(-1, (kind.groups, GROUP))
+    planes, low = [], 0
+    for width in kind.planes:
+        held = (of_groups >> low & (2**width - 1)).unflatten(-1, (8 // width, width, 4))
+        planes.append((held << _shifts(width)).sum(-3, dtype=torch.uint8))
+        low += width
+    parts = [torch.cat(planes, -2).movedim(-5, -2).flatten(-4)]  # [..., panel, step, group, word, output, byte]
+    for values in (groups.scales, groups.least, groups.factors):
         if values is not None:
-            padded = torch.nn.functional.pad(values, (0, 0, 0, panels)).unflatten(-2, (-1, OUTPUTS))
-            parts.append(_viewed(padded.transpose(-1, -2), torch.uint8))
-    return torch.cat(parts, -1)
+            parts.append(_viewed(_in_panels(values).movedim(-3, -1).contiguous(), torch.uint8).flatten(-2))
+    return torch.cat(parts, -1).unflatten(-1, kind.shape).contiguous()
 
 
 def unpack_groups(packed: Tensor, columns: int) -> Groups:
     """The groups [..., columns, ...] that were packed."""
-    name = BYTES[packed.shape[-1]]
+    name = LAST[packed.shape[-1]]
     kind = KINDS[name]
-    held = OUTPUTS * GROUP * kind.bits // 8
-    words = packed[..., :held].unflatten(-1, (-1, OUTPUTS, 4)).movedim(-2, -4)  # [..., panel, output, step, word, byte]
-    quants = words.flatten(-2).flatten(-4, -3)
-    if kind.bits == 4:
-        quants = torch.cat([quants & 15, quants >> 4], -1)
-    halves = [_viewed(part, torch.float16) for part in packed[..., held:].split(OUTPUTS * 2, -1)]
-    flat = [half.transpose(-1, -2).flatten(-3, -2)[..., :columns, :] for half in halves]
-    return Groups(name, quants[..., :columns, :, :], flat[0], flat[1] if kind.least else None)
+    flat = packed.flatten(-len(kind.shape))
+    words = flat[..., : OUTPUTS * kind.step * kind.bits // 8].unflatten(-1, (kind.groups, kind.bits, OUTPUTS, 4))
+    of_groups, quants, low = words.movedim(-2, -5), torch.zeros((), dtype=torch.uint8), 0
+    for width in kind.planes:
+        held = of_groups[..., low : low + width, :].unsqueeze(-3) >> _shifts(width)
+        quants = quants | (held & (2**width - 1)).flatten(-3) << low
+        low += width
+    at, places = OUTPUTS * kind.step * kind.bits // 8, kind.step // kind.scaled
+    factored = kind.groups > 1
+    scales = torch.int8 if factored else torch.float16
+    held_parts: list[Tensor | None] = []
+    for count, dtype in ((places, scales), (places * kind.least, scales), (factored * (1 + kind.least), torch.float16)):
+        part = flat[..., at : at + OUTPUTS * count * dtype.itemsize]
+        at += part.shape[-1]
+        values = _viewed(part.unflatten(-1, (count, -1)), dtype).movedim(-1, -3) if count else None
+        held_parts.append(values)
+    return Groups(name, quants.flatten(-2), *held_parts).each(lambda part: part.flatten(-4, -3)[..., :columns, :, :])  # type: ignore[arg-type]
+
+
+def _shifts(width: int) -> Tensor:
+    return torch.arange(0, 8, width, dtype=torch.uint8).view(-1, 1, 1)
+
+
+def _in_panels(values: Tensor) -> Tensor:
+    """[..., N, S, x] -> [..., ceil(N / 16), 16, S, x], zeros beyond N."""
+    padded = torch.nn.functional.pad(values, (0, 0, 0, 0, 0, -values.shape[-3] % OUTPUTS))
+    return padded.unflatten(-3, (-1, OUTPUTS))
 
 
 def _viewed(values: Tensor, dtype: torch.dtype) -> Tensor:

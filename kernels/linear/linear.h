@@ -17,17 +17,30 @@ struct Layer {
 // out [rows, N] = x [rows, K] @ weight.T + bias, both contiguous: see linear.cpp.
 using Multiply = void (*)(const Layer& layer, int64_t rows, const void* x, void* out);
 
+// The product for one kind of block, see multiply.h; each kind is compiled once, in a file of its family.
+template <class Block>
+void multiply(const Layer& layer, int64_t rows, const void* x, void* out);
+
+template <class... Blocks>
+struct Kinds {};
+using GroupKinds = Kinds<Int8Block, Int4Block, LeastInt4Block, Int5Block, LeastInt5Block, Q2KBlock, Q3KBlock, Q4KBlock,
+                         Q5KBlock, Q6KBlock, Iq4Block, Iq4XsBlock, Mxfp4Block, Nvfp4Block>;
+
+template <class Result, class Visitor, class Block, class... Others>
+Result with_last(int64_t last, const Visitor& visitor, Kinds<Block, Others...>) {
+  if (last == Block::LAST) return visitor(Block{});
+  if constexpr (sizeof...(Others) > 0) return with_last<Result>(last, visitor, Kinds<Others...>{});
+  return {};
+}
+
 // visitor(block) for the kind of block that a packed weight is made of; an empty result for another tensor.
 template <class Visitor>
 auto with_block(const Tensor& packed, const Visitor& visitor) -> decltype(visitor(Float32Block{})) {
   const ScalarType type = packed.scalar_type();
   if (type == ScalarType::Float) return visitor(Float32Block{});
   if (type == ScalarType::BFloat16) return visitor(Bfloat16Block{});
-  const int64_t bytes = type == ScalarType::Byte && packed.dim() > 0 ? packed.size(-1) : 0;
-  if (bytes == Int8Block::BYTES) return visitor(Int8Block{});
-  if (bytes == Int4Block::BYTES) return visitor(Int4Block{});
-  if (bytes == LeastInt4Block::BYTES) return visitor(LeastInt4Block{});
-  return {};
+  const int64_t last = type == ScalarType::Byte && packed.dim() > 0 ? packed.size(-1) : 0;
+  return with_last<decltype(visitor(Float32Block{}))>(last, visitor, GroupKinds{});
 }
 
 // Whether `packed` is what packing.py makes of [leading..., columns, depth].

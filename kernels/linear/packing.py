@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .groups import BYTES, GROUP, OUTPUTS, unpack_groups
+from .groups import KINDS, LAST, OUTPUTS, unpack_groups
 
 STEPS = {torch.float32: 1, torch.bfloat16: 2}  # elements of K that lie together
 
@@ -23,15 +23,16 @@ def pack(weight: Tensor) -> Tensor:
 
 def packed_shape(packed: Tensor, columns: int, depth: int) -> tuple[int, ...]:
     """The last dimensions that a weight [columns, depth] has when it is packed in the dtype of `packed`, which is a key
-    of STEPS, or uint8 for one in groups; those have as many bytes in a step as `packed`. Raises ValueError."""
+    of STEPS, or uint8 for one in groups, of the kind of `packed`. Raises ValueError."""
     panels = -(-columns // OUTPUTS)
     if packed.dtype in STEPS:
         step = STEPS[packed.dtype]
         return (panels, -(-depth // step), OUTPUTS, *([step] if step > 1 else []))
-    if packed.dtype == torch.uint8 and packed.shape[-1] in list(BYTES):  # a list: it may be symbolic
-        return (panels, -(-depth // GROUP), packed.shape[-1])
+    if packed.dtype == torch.uint8 and packed.shape[-1] in list(LAST):  # a list: it may be symbolic
+        kind = KINDS[LAST[int(packed.shape[-1])]]
+        return (panels, -(-depth // kind.step), *kind.shape)
     raise ValueError(
-        f"packed weight: expected one of {list(STEPS)}, or uint8 with one of {list(BYTES)} bytes a step, got "
+        f"packed weight: expected one of {list(STEPS)}, or uint8 with one of {list(LAST)} bytes last, got "
         f"{packed.dtype} {tuple(packed.shape)}"
     )
 

@@ -45,19 +45,24 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _grouped(x: Tensor, weight: Groups) -> Tensor:
-    """[..., N] float32: products of a group in integers, groups in their order, chunks of groups in theirs."""
+    """[..., N] float32: products of what shares a scale in integers, scales in their order, chunks of steps in
+    theirs."""
     kind = KINDS[weight.kind]
-    quants, scales = quantize_rows(x)
-    products = torch.einsum("...gk,ngk->...ng", quants.double(), weight.quants.double() - kind.offset).float()
-    chunk = CHUNK_BYTES // kind.bytes
+    x = torch.nn.functional.pad(x, (0, -x.shape[-1] % kind.step))
+    quants, x_scales = quantize_rows(x)
+    parts = quants.unflatten(-1, (-1, kind.scaled)).flatten(-3, -2).double()  # [..., P, scaled]
+    products = torch.einsum("...pk,npk->...np", parts, weight.numbers().flatten(-3, -2).double()).float()
+    shifts = x_scales.repeat_interleave(GROUP // kind.scaled, -1) * parts.sum(-1).float()
+    scales, least = (None if each is None else each.flatten(-2) for each in weight.wide_scales())
+    assert scales is not None
+    chunk = CHUNK_BYTES // kind.bytes * (kind.step // kind.scaled)
     sums = products.new_zeros(products.shape[:-1])
     for first in range(0, products.shape[-1], chunk):
         own = torch.zeros_like(sums)
-        for group in range(first, min(first + chunk, products.shape[-1])):
-            scale = scales[..., group, None]
-            own = own + products[..., group] * (weight.scales[:, group].float() * scale)
-            if weight.least is not None:
-                shift = scale * quants[..., group, :].sum(-1, keepdim=True)
-                own = own + shift * weight.least[:, group].float()
+        for part in range(first, min(first + chunk, products.shape[-1])):
+            scale = x_scales[..., part * kind.scaled // GROUP, None]
+            own = own + products[..., part] * (scales[:, part] * scale)
+            if least is not None:
+                own = own + shifts[..., part, None] * least[:, part]
         sums = sums + own
     return sums

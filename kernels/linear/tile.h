@@ -9,9 +9,6 @@
 
 namespace specstep {
 
-// How far ahead weights are fetched into the first-level cache (bench/LOG.md).
-constexpr int64_t PREFETCH_BYTES = 8 * 1024;
-
 // A sum of short sums is off by less than one long sum: float32 is as accurate as BLAS has it. And 8 KB of a panel stay
 // in the first-level cache while several blocks of rows use them.
 template <class Block>
@@ -23,10 +20,8 @@ __attribute__((noinline)) void tile(const typename Block::Term* x, const char* p
   Floats sum[ROWS];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) sum[r] = Floats{};
-  for (int64_t step = 0; step < steps; step++, x += ROWS, panel += Block::BYTES) {
-    for (int64_t line = 0; line < Block::BYTES; line += 64) __builtin_prefetch(panel + PREFETCH_BYTES + line, 0, 3);
+  for (int64_t step = 0; step < steps; step++, x += ROWS, panel += Block::BYTES)
     Block::template multiply<ROWS>(sum, x, panel);
-  }
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) add(sums + r * OUTPUTS, sum[r]);
 }

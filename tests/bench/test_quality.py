@@ -15,7 +15,7 @@ import quality  # noqa: E402
 from models import save_model, tiny_model  # noqa: E402
 from specstep.compile.source import Source  # noqa: E402
 from specstep.errors import InputError  # noqa: E402
-from specstep.kernels.linear.groups import quantize_int4, quantize_int8  # noqa: E402
+from specstep.kernels.linear.quantize import quantize_int4, quantize_int8  # noqa: E402
 from teacher_forcing.ours import as_built, measure  # noqa: E402
 from teacher_forcing.scores import Scores, difference, joined, score  # noqa: E402
 from teacher_forcing.sequences import read_sequences  # noqa: E402

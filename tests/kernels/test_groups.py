@@ -8,15 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from specstep.kernels.linear import reference
 from specstep.kernels.linear.groups import (
-    GROUP,
     KINDS,
     Groups,
     pack_groups,
-    quantize_int4,
-    quantize_int8,
     unpack_groups,
 )
 from specstep.kernels.linear.op import packed_embedding, packed_expert_linear, packed_linear
+from specstep.kernels.linear.quantize import quantize_int4, quantize_int8
 from specstep.kernels.native import load_library
 from torch import Tensor
 
@@ -24,13 +22,19 @@ CLOSE = {"rtol": 2**-7, "atol": 1e-3}  # fp32 sums that differ in their last bit
 
 
 def groups_of(kind: str, *shape: int) -> Groups:
-    """Any quants, scales and least values of a weight [..., N, K]."""
-    generator = torch.Generator().manual_seed(sum(shape))
+    """Any quants, scales, least values and factors of a weight [..., N, K], which are about 1 / sqrt(K)."""
+    generator, own = torch.Generator().manual_seed(sum(shape)), KINDS[kind]
     *rows, depth = shape
-    count = -(-depth // GROUP)
-    quants = torch.randint(0, 2 ** KINDS[kind].bits, (*rows, count, GROUP), generator=generator, dtype=torch.uint8)
-    scales, least = (torch.randn(*rows, count, generator=generator).half() for _ in range(2))
-    return Groups(kind, quants, scales / depth**0.5, least if KINDS[kind].least else None)
+    steps, places = -(-depth // own.step), own.step // own.scaled
+    quants = torch.randint(0, 2**own.bits, (*rows, steps, own.step), generator=generator, dtype=torch.uint8)
+    scales, least = (torch.randn(*rows, steps, places, generator=generator) for _ in range(2))
+    size = max(map(abs, own.values)) if own.values else 2**own.bits  # of what the scales multiply
+    if own.groups > 1:
+        factors = torch.rand(*rows, steps, 1 + own.least, generator=generator).half() / 40 / depth**0.5
+        factors[..., 0] *= 16 / size
+        scales, least = ((part * 40).clamp(-128, 127).to(torch.int8) for part in (scales, least))
+        return Groups(kind, quants, scales, least if own.least else None, factors)
+    return Groups(kind, quants, (scales * 16 / size / depth**0.5).half(), least.half() if own.least else None)
 
 
 def x_of(rows: int, depth: int) -> Tensor:
@@ -43,11 +47,12 @@ def test_unpack_is_the_inverse_of_pack(kind: str, columns: int, depth: int) -> N
     for leading in ((), (3,)):
         groups = groups_of(kind, *leading, columns, depth)
         packed = pack_groups(groups)
-        shape = (*leading, -(-columns // 16), -(-depth // GROUP), KINDS[kind].bytes)
+        shape = (*leading, -(-columns // 16), -(-depth // KINDS[kind].step), *KINDS[kind].shape)
         assert packed.shape == shape and packed.is_contiguous()
         back = unpack_groups(packed, columns)
-        assert back.kind == kind and torch.equal(back.quants, groups.quants) and torch.equal(back.scales, groups.scales)
-        assert torch.equal(back.values(depth), groups.values(depth))
+        assert back.kind == kind and torch.equal(back.values(depth), groups.values(depth))
+        for own, other in zip(back[1:], groups[1:], strict=True):
+            assert (own is None and other is None) or torch.equal(own, other)
 
 
 @settings(deadline=None, max_examples=80)
@@ -89,8 +94,8 @@ def test_bits_depend_neither_on_threads_nor_on_other_columns(kind: str) -> None:
     torch.set_num_threads(2)
     assert torch.equal(packed_linear(x, pack_groups(groups), None, 1000), alone)
     for first, last in ((0, 16), (16, 33), (48, 80)):
-        parts = [None if part is None else part[first:last] for part in groups[1:]]
-        own = packed_linear(x, pack_groups(Groups(kind, *parts)), None, last - first)  # type: ignore[arg-type]
+        part = groups.each(lambda part, first=first, last=last: part[first:last])  # type: ignore[misc]
+        own = packed_linear(x, pack_groups(part), None, last - first)
         assert torch.equal(own, alone[:, first:last])
 
 
@@ -119,14 +124,19 @@ def test_infinities_and_nan_stay_in_their_row(bad: float) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_greatest_sums_of_a_group(kind: str) -> None:
     """Instruction sets without a product of four bytes sum a group's in halves: these hold the most that there is."""
-    most = 2 ** KINDS[kind].bits - 1
+    own = KINDS[kind]
+    most, depth = 2**own.bits - 1, 3 * own.step
+    if own.values:
+        most = own.values.index(max(own.values))
     for quant, sign in ((most, 1), (most, -1), (0, 1), (0, -1)):
-        quants, scale = torch.full((16, 3, GROUP), quant, dtype=torch.uint8), torch.ones(16, 3).half()
-        groups = Groups(kind, quants, scale, scale if KINDS[kind].least else None)
+        quants = torch.full((16, 3, own.step), quant, dtype=torch.uint8)
+        ones = torch.ones(16, 3, own.step // own.scaled, dtype=torch.int8 if own.groups > 1 else torch.float16)
+        factors = torch.ones(16, 3, 1 + own.least).half() if own.groups > 1 else None
+        groups = Groups(kind, quants, ones, ones if own.least else None, factors)
         for rows in (1, 3, 8, 17):
-            x = torch.full((rows, 3 * GROUP), float(sign)).bfloat16()
+            x = torch.full((rows, depth), float(sign)).bfloat16()
             result = packed_linear(x, pack_groups(groups), None, 16)
-            assert torch.equal(result, (x.float() @ groups.values(3 * GROUP).T).bfloat16())
+            assert torch.equal(result, (x.float() @ groups.values(depth).T).bfloat16())
 
 
 def test_tiny_and_zero_groups() -> None:

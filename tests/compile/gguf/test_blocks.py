@@ -11,14 +11,14 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from specstep.compile.build import note_held_types
 from specstep.compile.config import make_config
-from specstep.compile.gguf.blocks import kept_weights
+from specstep.compile.gguf.blocks import NAMES, kept_weights, read_blocks
 from specstep.compile.kept_groups import KeptGroups
 from specstep.compile.precision import choose_precision
 from specstep.compile.source import load_source
-from specstep.kernels.linear.groups import unpack_groups
+from specstep.kernels.linear.groups import KINDS, pack_groups, unpack_groups
 from torch import Tensor
 
-TYPES = {"first": Type.Q8_0, "second": Type.Q4_0, "third": Type.Q4_1, "fourth": Type.Q4_1, "fifth": Type.Q5_0}
+TYPES = {"first": Type.Q8_0, "second": Type.Q4_0, "third": Type.Q4_1, "fourth": Type.Q4_1, "fifth": Type.F16}
 
 
 def write_file(path: Path, tensors: dict[str, tuple[np.ndarray, Type]]) -> Path:
@@ -48,6 +48,58 @@ def values_of(file: Path, name: str) -> Tensor:
     """What the file says, in float32."""
     tensor = next(tensor for tensor in gguf.GGUFReader(file).tensors if tensor.name == name)
     return torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type))
+
+
+HALVES = {  # where a block of each type has float16
+    Type.Q8_0: [0], Type.Q4_0: [0], Type.Q4_1: [0, 2], Type.Q5_0: [0], Type.Q5_1: [0, 2], Type.Q2_K: [80, 82],
+    Type.Q3_K: [108], Type.Q4_K: [0, 2], Type.Q5_K: [0, 2], Type.Q6_K: [208], Type.IQ4_NL: [0], Type.IQ4_XS: [0],
+}  # fmt: skip
+
+
+def random_blocks(kind: Type, rows: int, depth: int) -> np.ndarray:
+    """Any bits where quants and small scales are, finite numbers where floats are."""
+    random = np.random.default_rng(int(kind))
+    size, width = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (rows, depth // size, width), dtype=np.uint8)
+    for at in HALVES.get(kind, []):
+        blocks[..., at : at + 2] = random.normal(size=(rows, depth // size, 1)).astype(np.float16).view(np.uint8)
+    if kind == Type.MXFP4:
+        blocks[..., 0] = random.integers(104, 144, blocks.shape[:2])
+    return blocks.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", NAMES, ids=lambda kind: kind.name)
+def test_every_type_says_the_numbers_of_ggml(kind: Type) -> None:
+    """Whatever lies in a block, before it is packed and after."""
+    rows = random_blocks(kind, 37, 768)
+    exact = torch.from_numpy(np.array(gguf.dequantize(rows, kind)))
+    groups = read_blocks(kind, rows)
+    assert groups.kind == NAMES[kind] and torch.equal(groups.values(768), exact)
+    assert torch.equal(unpack_groups(pack_groups(groups), 37).values(768), exact)
+
+
+def test_every_kind_of_groups_has_a_type() -> None:
+    assert sorted(NAMES.values()) == sorted(KINDS)
+
+
+@pytest.mark.parametrize(("exponent", "kept"), [(103, False), (104, True), (143, True), (144, False)])
+def test_scales_beyond_float16_are_not_kept(exponent: int, kept: bool, tmp_path: Path) -> None:
+    rows = random_blocks(Type.MXFP4, 20, 96)
+    rows.reshape(20, 3, 17)[7, 1, 0] = exponent
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("weight", rows, raw_dtype=Type.MXFP4)
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    found = kept_weights(tmp_path / "model.gguf")
+    assert bool(found) == kept
+    if kept:
+        exact = torch.from_numpy(np.array(gguf.dequantize(rows, Type.MXFP4)))
+        assert torch.equal(found[0].read(slice(None)).values(96), exact)
 
 
 @pytest.mark.parametrize(("name", "kind"), (("first", "int8"), ("second", "int4"), ("third", "int4_least")))
