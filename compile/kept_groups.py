@@ -73,7 +73,7 @@ class KeptGroups:
             held = held or read.each(lambda part: part.new_empty(len(rows), *part.shape[1:]))
             for whole, part in zip(held[1:], read[1:], strict=True):
                 if whole is not None:
-                    whole[own] = part  # type: ignore[index]
+                    whole[own] = part
         assert held is not None
         for at in range(0, len(flat), ROWS):
             part = held.each(lambda part, at=at: part[at : at + ROWS])  # type: ignore[misc]

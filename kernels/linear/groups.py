@@ -92,7 +92,7 @@ class Groups(NamedTuple):
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Groups":
         """The same with every tensor changed."""
-        changed = [None if part is None else change(part) for part in self[1:]]  # type: ignore[arg-type]
+        changed = [None if part is None else change(part) for part in self[1:]]
         return Groups(self.kind, *changed)  # type: ignore[arg-type]
 
     def wide_scales(self) -> tuple[Tensor, Tensor | None]:

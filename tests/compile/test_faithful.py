@@ -13,7 +13,7 @@ from specstep.compile import faithful, routing
 from specstep.compile.assemble import Graphs, assemble
 from specstep.compile.build import make_config
 from specstep.compile.faithful import check_faithful
-from specstep.compile.float32 import InFloat32
+from specstep.compile.raised import RaisedTo
 from specstep.compile.source import Source
 from specstep.graphs.attention import Pass
 from specstep.graphs.experts import EXPERTS_NAME, mix_experts
@@ -222,6 +222,20 @@ def test_a_draft_model_is_checked_as_the_target_is(tmp_path, monkeypatch):
         check_faithful(graphs)
 
 
+def test_what_transformers_itself_is_off_by_in_float32_is_allowed_for(monkeypatch):
+    """With a bound below rounding, models pass by their own; one that leaves something out does not."""
+    graphs = graphs_of("Gemma2", "float32")
+    monkeypatch.setattr(faithful, "TOLERANCE", 1e-10)
+    check_faithful(graphs)
+    monkeypatch.setattr(faithful, "ROUNDINGS", 0.0)
+    with pytest.raises(specstep.BuildError, match=r"off by .*e-0\d of their norm, expected at most 1e-10"):
+        check_faithful(graphs)
+    monkeypatch.setattr(faithful, "ROUNDINGS", 1e9)
+    MUTATIONS["no softcap"][0](monkeypatch)
+    with pytest.raises(specstep.BuildError, match=r"expected at most 0\.005"):
+        check_faithful(graphs)
+
+
 def test_weights_keep_their_dtype_and_nothing_is_copied():
     graphs = graphs_of("Llama", "bfloat16")
     before = {name: (tensor.dtype, tensor.data_ptr()) for name, tensor in graphs.step.named_parameters()}
@@ -231,7 +245,7 @@ def test_weights_keep_their_dtype_and_nothing_is_copied():
 
 def test_operations_in_float32_write_low_precision_tensors_in_place():
     x = torch.ones(3, dtype=torch.bfloat16)
-    with InFloat32():
+    with RaisedTo(torch.float32):
         assert (x + x).dtype == x.to(torch.float16).dtype == torch.zeros(2, dtype=torch.bfloat16).dtype == torch.float32
         assert torch.stack([x, x]).dtype == torch.float32
         x.add_(x.exp())
@@ -241,7 +255,7 @@ def test_operations_in_float32_write_low_precision_tensors_in_place():
 def test_views_in_float32_are_views_and_tables_are_not_copied():
     x, table = torch.ones(3, dtype=torch.bfloat16), torch.rand(6, 4, dtype=torch.bfloat16)
     rows = torch.tensor([4, 1])
-    with InFloat32(), Copied() as copied:
+    with RaisedTo(torch.float32), Copied() as copied:
         x[1:].fill_(5)
         assert table[2].data_ptr() == table.data_ptr() + 2 * 4 * 2
         for got in (torch.nn.functional.embedding(rows, table), table[rows], table.index_select(0, rows)):

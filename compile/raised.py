@@ -1,0 +1,42 @@
+"""Run a model in a wider floating-point dtype without a second copy of its weights."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+WIDTHS = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 4, torch.float64: 8}
+GATHERS = {torch.ops.aten.embedding.default, torch.ops.aten.index.Tensor, torch.ops.aten.index_select.default}
+
+
+class RaisedTo(TorchDispatchMode):
+    """Within it, every operation takes and makes `dtype`, float32 or float64, where it would take or make a narrower
+    floating-point one.
+
+    The weights stay as they are: an operation sees a wider copy, which is gone when it returns. Tensors that an
+    operation writes in place keep their dtype, and so do views: nothing is copied for them, nor for the rows of a table
+    that are not read.
+    """
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.dtype, self._narrow = dtype, {one for one, width in WIDTHS.items() if width < WIDTHS[dtype]}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.is_view:
+            return func(*args, **(kwargs or {}))
+        if func in GATHERS:
+            return self._raised(func(*args, **(kwargs or {})))
+        written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+        names = [a.name for a in func._schema.arguments]
+        args = [arg if name in written else self._raised(arg) for name, arg in zip(names, args, strict=False)]
+        kwargs = {name: arg if name in written else self._raised(arg) for name, arg in (kwargs or {}).items()}
+        return func(*args, **kwargs)
+
+    def _raised(self, argument: Any) -> Any:
+        """A tensor, a dtype, or a list of these."""
+        if isinstance(argument, torch.dtype):
+            return self.dtype if argument in self._narrow else argument
+        return tree_map_only(Tensor, lambda t: t.to(self.dtype) if t.dtype in self._narrow else t, argument)
