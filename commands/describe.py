@@ -26,6 +26,7 @@ def describe(manifest: Manifest) -> str:
         + "; ".join(f"{key} {_short(value)}" for key, value in manifest.requires.items()),
         f"KV cache    {len(spec.caches) // 2} layers, {caches / 2**20:.0f} MiB at most",
         *_memory(about.get("weights", {}), manifest.files, caches),
+        *_widened(about.get("widened", {})),
         "built with  " + ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
         f"built in    {about['build_s']} s",
         "files",
@@ -124,6 +125,11 @@ def _memory(kinds: dict[str, int], files: dict[str, dict[str, Any]], caches: flo
         f"weights     {', '.join(said)}",
         f"memory      {(whole + caches) / 2**20:.0f} MiB of weights and caches, beside PyTorch's own",
     ]
+
+
+def _widened(tensors: dict[str, list[str]]) -> list[str]:
+    """What the model's file has in fewer bits than the engine."""
+    return [f"widened     from {kind}: {', '.join(names)}" for kind, names in tensors.items()]
 
 
 def _forced(count: int | None) -> list[str]:

@@ -15,7 +15,7 @@ from .checkpoint import note_tokens
 from .config import BuildOptions, EngineConfig, given_scorer, make_config
 from .drafters.validate import check_traceable
 from .faithful import check_faithful
-from .gguf.blocks import held_types
+from .gguf.blocks import held_types, widened_tensors
 from .lowered import Lowered
 from .source import Source, gguf_file, load_source, model_summary
 from .stages import describe_tree
@@ -60,7 +60,10 @@ def build(model: str, output: str | Path, *, report: OnProgress = silent, **opti
         try_drafts(source, graphs, config.build_device, report)
 
         lowered = compiler.lower(graphs, directory, report)
-        about = _about(source, graphs, lowered) | {"build_s": round(time.perf_counter() - started, 1)}
+        about = _about(source, graphs, lowered) | {
+            "widened": _widened(model, config),
+            "build_s": round(time.perf_counter() - started, 1),
+        }
         write_manifest(directory, graphs.spec, lowered, about)
     report(f"engine written to {output} in {time.perf_counter() - started:.0f} s")
     return Path(output)
@@ -75,6 +78,13 @@ def note_held_types(model: str, config: EngineConfig, report: OnProgress) -> Non
             f"note: {model} holds blocks of {', '.join(held)}, which {config.weights} rounds again; --weights auto "
             "keeps them, and its text is closer to the model's"
         )
+
+
+def _widened(model: str, config: EngineConfig) -> dict[str, list[str]]:
+    """The tensors of a quantised file that became larger, by the type that they have there."""
+    file = gguf_file(model)
+    keeps = config.weights == "auto" and config.dtype == "bfloat16" and config.device == "cpu"
+    return widened_tensors(file) if file and keeps else {}
 
 
 def _about(source: Source, graphs: Graphs, lowered: Lowered) -> dict[str, Any]:

@@ -22,6 +22,7 @@ NAMES = {
     Type.Q2_K: "q2_k", Type.Q3_K: "q3_k", Type.Q4_K: "q4_k", Type.Q5_K: "q5_k", Type.Q6_K: "q6_k",
     Type.IQ4_NL: "iq4_nl", Type.IQ4_XS: "iq4_xs", Type.MXFP4: "mxfp4", Type.NVFP4: "nvfp4",
 }  # fmt: skip
+FLOATS = {Type.F64, Type.F32, Type.F16, Type.BF16}
 
 
 def kept_weights(file: Path) -> list[KeptWeight]:
@@ -34,6 +35,15 @@ def held_types(file: Path) -> list[str]:
     """The types of a file's tensors whose blocks can be taken over, by name."""
     held = {tensor.kind for tensor in read_gguf(file).tensors.values()}
     return [kind.name.lower() for kind in NAMES if kind in held]
+
+
+def widened_tensors(file: Path) -> dict[str, list[str]]:
+    """The quantised matrices of a file whose blocks are not taken over: their names by type."""
+    found: dict[str, list[str]] = {}
+    for tensor in read_gguf(file).tensors.values():
+        if len(tensor.shape) > 1 and tensor.kind not in FLOATS and not (tensor.kind in NAMES and _fits(tensor)):
+            found.setdefault(tensor.kind.name.lower(), []).append(tensor.name)
+    return found
 
 
 def read_blocks(kind: Type, rows: "np.typing.NDArray[Any]") -> Groups:

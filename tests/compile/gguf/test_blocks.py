@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from specstep.compile.build import note_held_types
 from specstep.compile.config import make_config
-from specstep.compile.gguf.blocks import NAMES, kept_weights, read_blocks
+from specstep.compile.gguf.blocks import NAMES, kept_weights, read_blocks, widened_tensors
 from specstep.compile.kept_groups import KeptGroups
 from specstep.compile.precision import choose_precision
 from specstep.compile.source import load_source
@@ -21,20 +21,29 @@ from torch import Tensor
 TYPES = {"first": Type.Q8_0, "second": Type.Q4_0, "third": Type.Q4_1, "fourth": Type.Q4_1, "fifth": Type.F16}
 
 
-def write_file(path: Path, tensors: dict[str, tuple[np.ndarray, Type]]) -> Path:
+def write_tensors(path: Path, tensors: dict[str, tuple[np.ndarray, Type]]) -> Path:
+    """A file of tensors as they lie in it."""
     writer = gguf.GGUFWriter(path, "llama")
-    for name, (values, kind) in tensors.items():
-        data = gguf.quantize(values, kind)
-        if kind == Type.Q4_1:  # least values that are no multiple of the scale
-            data = data.copy().reshape(len(values), -1, 20)
-            data[..., 2:4] = np.frombuffer(np.float16(-0.0313).tobytes(), np.uint8)
-            data = data.reshape(len(values), -1)
+    for name, (data, kind) in tensors.items():
         writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_file(path: Path, tensors: dict[str, tuple[np.ndarray, Type]]) -> Path:
+    """A file of numbers, quantised."""
+    quantized = {}
+    for name, (values, kind) in tensors.items():
+        data = gguf.quantize(values, kind)
+        if kind == Type.Q4_1:  # least values that are no multiple of the scale
+            data = data.copy().reshape(len(values), -1, 20)
+            data[..., 2:4] = np.frombuffer(np.float16(-0.0313).tobytes(), np.uint8)
+            data = data.reshape(len(values), -1)
+        quantized[name] = data, kind
+    return write_tensors(path, quantized)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +87,15 @@ def test_every_type_says_the_numbers_of_ggml(kind: Type) -> None:
     assert torch.equal(unpack_groups(pack_groups(groups), 37).values(768), exact)
 
 
+def test_types_without_a_kernel_are_named(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(4, 256)).astype(np.float32)
+    kinds = {"first": Type.TQ1_0, "third": Type.TQ1_0, "fourth": Type.F16}
+    tensors = {name: (gguf.quantize(values, kind), kind) for name, kind in kinds.items()}
+    tensors["second"] = random_blocks(Type.Q6_K, 4, 256), Type.Q6_K
+    file = write_tensors(tmp_path / "model.gguf", tensors)
+    assert widened_tensors(file) == {"tq1_0": ["first", "third"]}
+
+
 def test_every_kind_of_groups_has_a_type() -> None:
     assert sorted(NAMES.values()) == sorted(KINDS)
 
@@ -86,17 +104,10 @@ def test_every_kind_of_groups_has_a_type() -> None:
 def test_scales_beyond_float16_are_not_kept(exponent: int, kept: bool, tmp_path: Path) -> None:
     rows = random_blocks(Type.MXFP4, 20, 96)
     rows.reshape(20, 3, 17)[7, 1, 0] = exponent
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
-    writer.add_tensor("weight", rows, raw_dtype=Type.MXFP4)
-    for write in (
-        writer.write_header_to_file,
-        writer.write_kv_data_to_file,
-        writer.write_tensors_to_file,
-        writer.close,
-    ):
-        write()
-    found = kept_weights(tmp_path / "model.gguf")
+    file = write_tensors(tmp_path / "model.gguf", {"weight": (rows, Type.MXFP4)})
+    found = kept_weights(file)
     assert bool(found) == kept
+    assert widened_tensors(file) == ({} if kept else {"mxfp4": ["weight"]})
     if kept:
         exact = torch.from_numpy(np.array(gguf.dequantize(rows, Type.MXFP4)))
         assert torch.equal(found[0].read(slice(None)).values(96), exact)
