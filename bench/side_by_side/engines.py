@@ -89,6 +89,8 @@ OPENVINO_LOOKUP = {"tokens": 5, "ngram": 3}  # as its samples set it
 # Its own default, n-grams of 12 and 48 drafted tokens, is for texts that repeat whole passages: here it hardly drafts.
 LLAMA_CPP_LOOKUP = {"spec-type": "ngram-simple", "spec-ngram-simple-size-n": 3, "spec-ngram-simple-size-m": 8}
 
+AS_IT_IS = "the file"  # weights that nobody converts
+
 CONTENDERS = [
     *(
         Contender("specstep", name, drafter, {"drafter": drafter, "weights": weights})
@@ -99,7 +101,7 @@ CONTENDERS = [
     Contender("transformers", "bf16", "prompt lookup", TRANSFORMERS_LOOKUP),
     *(
         Contender("llama.cpp", weights, mode, options)
-        for weights in ("bf16", "q8_0", "q4_0")
+        for weights in ("bf16", "q8_0", "q4_0", AS_IT_IS)
         for mode, options in (("none", {}), ("ngram-simple", LLAMA_CPP_LOOKUP))
     ),
     *(

@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
 from gguf.quants import dequantize, quantize
 from specstep.compile.source import gguf_file
 
-from .engines import Report, Settings, Skip
+from .engines import AS_IT_IS, Report, Settings, Skip
 
 TYPES = {
     "bf16": (GGMLQuantizationType.BF16, LlamaFileType.MOSTLY_BF16),
@@ -64,10 +64,13 @@ def _copy_metadata(reader: GGUFReader, writer: GGUFWriter, file_type: LlamaFileT
 
 
 def converted(precision: str, settings: Settings, report: Report) -> Path:
-    """The settings' model in a precision, written unless it is there. Raises Skip for a model that is no GGUF file."""
+    """The settings' model in a precision, written unless it is there; the file itself where nothing is converted.
+    Raises Skip for a model that is no GGUF file."""
     source = gguf_file(settings.model)
     if source is None:
         raise Skip(f"it reads GGUF files, {settings.model} is none: give MODEL=FILE.gguf")
+    if precision == AS_IT_IS:
+        return source
     stamp = hashlib.sha256(f"{source.stat().st_size} {source.stat().st_mtime_ns}".encode()).hexdigest()[:8]
     target = settings.folder / f"{source.stem}-{stamp}.{precision}.gguf"
     if not target.is_file():

@@ -8,7 +8,8 @@ from typing import Any
 from .engines import Contender
 from .turns import Measured
 
-BASELINES = ("llama.cpp bf16", "transformers bf16")  # the first that ran is what the others are compared with
+# The first that ran is what the others are compared with.
+BASELINES = ("llama.cpp bf16", "llama.cpp the file", "transformers bf16")
 
 
 @dataclass(frozen=True)

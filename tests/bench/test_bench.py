@@ -19,7 +19,7 @@ from models import save_eagle3, save_model, tiny_model  # noqa: E402
 from replay import replay  # noqa: E402
 from side_by_side import other_work, ours, parts, peer_llama_cpp, peer_openvino  # noqa: E402
 from side_by_side.batches import ask_batches, batches_table  # noqa: E402
-from side_by_side.engines import CONTENDERS, Answer, Contender, Settings, Skip  # noqa: E402
+from side_by_side.engines import AS_IT_IS, CONTENDERS, Answer, Contender, Settings, Skip  # noqa: E402
 from side_by_side.gguf_file import convert, converted  # noqa: E402
 from side_by_side.loads import Load, Streamed, _load_of, loads_table  # noqa: E402
 from side_by_side.other_work import OtherWork  # noqa: E402
@@ -205,6 +205,13 @@ def test_a_model_that_is_no_gguf_file_is_skipped_with_a_line(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(Skip, match=r"give MODEL=FILE\.gguf"):
         converted("q8_0", settings(tmp_path, model=str(tmp_path)), print)
+
+
+def test_the_file_itself_is_not_converted(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    held = converted(AS_IT_IS, settings(tmp_path, model=str(tmp_path / "model.gguf")), print)
+    assert held == tmp_path / "model.gguf"
+    assert any(one.family == "llama.cpp" and one.weights == AS_IT_IS for one in CONTENDERS)
 
 
 def test_an_engine_of_other_sources_or_options_is_built_anew(tmp_path, monkeypatch):
