@@ -81,7 +81,8 @@ def quantized(name: str, folder: Path) -> Quantized | None:
     own = config.get("quantization_config") or _json(folder / "hf_quant_config.json").get("quantization")
     if own is None:
         return None
-    method = own.get("quant_method", "modelopt" if "quant_algo" in own else "one without quant_method")
+    _check_objects(name, own)
+    method = str(own.get("quant_method", "modelopt" if "quant_algo" in own else "one without quant_method"))
     if method in WIDENED_BY_TRANSFORMERS:
         return None
     if method == "bitsandbytes":
@@ -99,6 +100,15 @@ def quantized(name: str, folder: Path) -> Quantized | None:
             "was made from"
         )
     return Quantized(folder, method, own)
+
+
+def _check_objects(name: str, own: Any) -> None:
+    """Raises BuildError where a config of another shape would end in a traceback."""
+    inner = [own.get(key) or {} for key in ("config_groups", "sparsity_config")] if isinstance(own, dict) else []
+    groups = list(inner[0].values()) if inner and isinstance(inner[0], dict) else []
+    odd = [each for each in (own, *inner, *groups) if not isinstance(each, dict)]
+    if odd:
+        raise BuildError(f"model: {name}: quantization_config: expected an object, got {odd[0]!r:.40}")
 
 
 def kept_weights(folder: Path) -> list[KeptWeight]:

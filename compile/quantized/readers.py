@@ -133,6 +133,10 @@ def _four_bit_floats(data: Tensor, scales: Tensor, whole: Tensor) -> Tensor:
 def _of_groups(quants: Tensor, scales: Tensor, zeros: Tensor, bits: int, group_of: Tensor | None) -> Weight:
     """(quants - zeros) * scales. group_of [K]: of each input, where they are not in order (act-order)."""
     size = quants.shape[1] // scales.shape[1]
+    if group_of is not None and bool((group_of == -1).all()):
+        group_of = None  # compressed-tensors writes so where there is no act-order
+    if group_of is not None and not bool(((group_of >= 0) & (group_of < scales.shape[1])).all()):
+        raise ValueError(f"groups below {scales.shape[1]} for each input, got {group_of.unique().tolist()[:3]}")
     if group_of is None or torch.equal(group_of.long(), torch.arange(quants.shape[1]) // size):
         return scaled(quants, scales, zeros, bits)
     return (quants.float() - zeros.float()[:, group_of.long()]) * scales.float()[:, group_of.long()]

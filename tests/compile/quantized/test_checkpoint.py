@@ -9,9 +9,10 @@ from quantized_files import CASES, SIZES, compressed, of_method, save_quantized
 from safetensors.torch import load_file, save_file
 from specstep.compile.config import make_config
 from specstep.compile.precision import choose_precision
+from specstep.compile.quantized.readers import _of_groups
 from specstep.compile.source import load_source, quantized_file
 from specstep.errors import BuildError
-from specstep.kernels.linear.groups import unpack_groups
+from specstep.kernels.linear.groups import Groups, unpack_groups
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -60,6 +61,12 @@ def test_a_part_of_the_layers_may_be_quantised(tmp_path):
         (of_method("compressed-tensors", sparsity_config={"format": "sparse-24"}), "compressed-tensors sparse-24"),
         (of_method("gptq", bits=3), "gptq: expected 2, 4 or 8 bits, got 3"),
         (compressed(num_bits=4) | {"x": 1}, "compressed-tensors"),
+        ({"quantization_config": ["awq"]}, r"quantization_config: expected an object, got \['awq'\]"),
+        ({"quantization_config": "awq"}, "quantization_config: expected an object, got 'awq'"),
+        (of_method("compressed-tensors", config_groups=[1]), r"expected an object, got \[1\]"),
+        (of_method("compressed-tensors", config_groups={"group_0": 1}), "expected an object, got 1"),
+        (of_method("compressed-tensors", sparsity_config=True), "expected an object, got True"),
+        (of_method(["awq"]), r"got \['awq'\]"),
     ],
 )
 def test_what_is_not_read_is_named(config, message, tmp_path):
@@ -68,6 +75,22 @@ def test_what_is_not_read_is_named(config, message, tmp_path):
     with pytest.raises(BuildError, match=message) as error:
         load_source(str(tmp_path), "float32", "cpu")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("index", "kept"), [(-1, True), (2, False), (-2, False)])
+def test_groups_of_inputs_are_unset_or_there(index, kept):
+    """compressed-tensors writes -1 for all inputs where it has no act-order."""
+    quants = torch.randint(0, 16, (3, 64), dtype=torch.uint8)
+    scales, zeros = torch.rand(3, 2).half().float(), torch.full((3, 2), 8)
+    group_of = torch.arange(64) // 32
+    group_of[5 if index != -1 else slice(None)] = index
+    if not kept:
+        with pytest.raises(ValueError, match=r"groups below 2 for each input, got \["):
+            _of_groups(quants, scales, zeros, 4, group_of)
+        return
+    unordered, ordered = (_of_groups(quants, scales, zeros, 4, given) for given in (group_of, None))
+    assert isinstance(unordered, Groups) and isinstance(ordered, Groups)
+    assert torch.equal(unordered.values(64), ordered.values(64))
 
 
 def test_a_missing_part_is_named(tmp_path):
