@@ -13,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
-from ...kernels.linear.groups import GROUP, KINDS, Groups
+from ...kernels.linear.groups import GROUP, Groups
 from ..kept_groups import KeptWeight
 from .file import GgufTensor, read_gguf
 
@@ -186,4 +186,3 @@ READERS: dict[Type, Callable[[Tensor], Groups]] = {
     Type.Q3_K: _q3_k, Type.Q4_K: _q4_k, Type.Q5_K: _q5_k, Type.Q6_K: _q6_k, Type.IQ4_NL: _nibbles,
     Type.IQ4_XS: _iq4_xs, Type.MXFP4: _mxfp4, Type.NVFP4: _nvfp4,
 }  # fmt: skip
-assert all(name in KINDS for name in NAMES.values())
