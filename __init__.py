@@ -1,8 +1,7 @@
 """Speculative decoding as a compiled artifact: build an engine once, replay one graph per speculative step.
 
 import specstep
-specstep.build("smollm2-135m", "engines/smol")
-engine = specstep.load("engines/smol")
+engine = specstep.load("smollm2-135m")  # builds its engine on first use; an engine directory is loaded at once
 print(engine.generate("Why is the sky blue?", max_new_tokens=64, chat=True).text)
 """
 
@@ -23,11 +22,12 @@ if TYPE_CHECKING:
     from .graphs.state import State, StateTensor
     from .graphs.target import CacheLayer
     from .graphs.tree import Candidates, Expand, TreeShape
+    from .model_engines import load
     from .report import DraftedTree, TokenLogprobs
     from .runtime.asked.allowed_tokens import AllowedTokens
     from .runtime.asked.request import Request
     from .runtime.asked.sampling_params import SamplingParams
-    from .runtime.engine import Engine, load
+    from .runtime.engine import Engine
     from .runtime.stream import Generation, Piece, Stream
     from .runtime.submission import Submission
     from .runtime.text.messages import Message
@@ -47,7 +47,7 @@ _HOMES = {
     "StateTensor": "graphs.state",
     "CacheLayer": "graphs.target",
     "Pass": "graphs.attention",
-    "load": "runtime.engine",
+    "load": "model_engines",
     "Engine": "runtime.engine",
     "Generation": "runtime.stream",
     "Stream": "runtime.stream",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from .commands import (
     bench_acceptance,
     build,
+    cache,
     chat,
     check,
     collect,
@@ -28,6 +29,7 @@ COMMANDS = {
     "generate": generate,
     "chat": chat,
     "bench-acceptance": bench_acceptance,
+    "cache": cache,
     "check": check,
     "collect": collect,
     "count": count,

@@ -10,6 +10,8 @@ import threading
 from pathlib import Path
 from typing import BinaryIO
 
+PROGRAMS = "programs"  # the folder of compiled code
+
 
 def cache_path(*names: str) -> Path:
     """Where a kept file lies, if there is one. A user without a home keeps files as long as the process lives."""

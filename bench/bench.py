@@ -4,6 +4,7 @@
     make bench ARGS=--quick                                 # eight questions, fewer kinds of steps
     make bench ARGS="--only llama.cpp --only 'bf16 default'"    # engines whose name has one of these in it
     make bench MODEL=FILE.gguf PROMPTS=FILE.jsonl ARGS="--questions 24"
+    make bench ARGS="--only 'auto learned' --lessons 12"    # drafts learned from 12 answers to other questions
 
 Engines are built and files converted once, under engines/bench. Each engine is a process that loads once; the questions
 go to one engine after the other. bench/README.md says what is measured and how to read it.
@@ -28,6 +29,12 @@ def parse(arguments: Sequence[str] | None, description: str | None = __doc__) ->
         "--prompts", type=Path, help="JSON lines as of `specstep generate`; default: 18 questions of its own"
     )
     parser.add_argument("--questions", type=int, help="how many, each category in turn; default: 18, quick 8")
+    parser.add_argument(
+        "--lessons",
+        type=int,
+        default=0,
+        help="further questions, the first ones, that nobody measures: what `learned` engines learn from",
+    )
     parser.add_argument("--quick", action="store_true", help="fewer questions and kinds of steps")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="engines, or `steps`, or `batches`")
     parser.add_argument("--repeats", type=int, default=3)

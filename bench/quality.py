@@ -103,7 +103,7 @@ def _ours(given: argparse.Namespace, sequences: Sequence[list[int]], report: Any
 def _peers(given: argparse.Namespace, sequences: Sequence[list[int]], report: Any) -> dict[str, Any]:
     from side_by_side.engines import Settings, Skip
     from side_by_side.gguf_file import converted
-    from specstep.compile.source import gguf_file
+    from specstep.compile.locate import gguf_file
     from teacher_forcing.llama_cpp_scores import check_installed, measure_file
 
     settings = Settings(given.model, given.threads, given.length, 1, (), given.files)

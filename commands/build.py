@@ -2,14 +2,17 @@
 
 import argparse
 import os
+import sys
 
 from ..controls import LEARNED_ROWS
 from ..errors import needs_extra
+from .build_options import add_build_options
 from .progress import Progress
+from .terminal import say
 
 HELP = "compile a model and a drafter into an engine directory"
 EXAMPLES = """examples:
-  specstep build smollm2-135m -o engines/smol
+  specstep build smollm2-135m -o engines/smol --stats
   specstep build ./Qwen3-0.6B -o engines/qwen --dtype bfloat16 --max-seq-len 4096 --max-batch 4
   specstep build ./Qwen3-0.6B -o engines/mine --adapter ./my-lora
   specstep build ./big -o engines/big --drafter ./small --nodes 5
@@ -22,11 +25,8 @@ EXAMPLES = """examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="HF directory, .gguf file, hub id, a LoRA adapter's directory, or smollm2-135m")
-    add("--adapter", metavar="DIR", help="LoRA adapter of PEFT, merged into MODEL")
     add("-o", "--output", metavar="DIR", required=True, help="engine directory to write")
-    add("--drafter", help="none, ngram, default, auto (what `specstep tune` chose here, else what fits the "
-        "model: what the package has, a head that lies beside it, n-grams that learn), module:factory, or paths of "
-        "tables, a model, a head; commas mix them")  # fmt: skip
+    add_build_options(parser)
     add("--nodes", type=int, metavar="N", help="drafted tokens per step (default: the drafter's)")
     add("--tree", help="chain, static or dynamic (default: the drafter's)")
     add("--depth", type=int, metavar="D", help="levels of the tree")
@@ -34,15 +34,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--tree-choices", metavar="FILE", help="JSON list of paths of a static tree, as [[0], [1], [0, 0]]")
     add("--learned-rows", type=int, metavar="N", help="of the table in which an n-gram drafter counts what the engine "
         f"writes, 128 bytes each; 0: it does not learn (default: {LEARNED_ROWS})")  # fmt: skip
-    add("--dtype", help="bfloat16, float32 or float16 (default: bfloat16)")
-    add("--weights", help="auto (default: as the model's file has them), bfloat16, int8 or int4 on a CPU; fp8 on a GPU")
     add("--device", help="cpu or cuda (default: cpu)")
     add("--backend", help="inductor (default), onnx, tensorrt or tensorrt-rtx")
-    add("--max-batch", type=int, metavar="B", help="rows that run at once (default: 1)")
-    add("--max-seq-len", type=int, metavar="S", help="most tokens of a row, prompt included (default: 2048)")
     add("--prefill-chunk", type=int, metavar="C", help="most prompt tokens per prefill call (default: 512)")
     add("--compute-capability", nargs="+", metavar="X.Y", help="GPUs to build for, which need not be there: one "
         "with --device cuda, any number with tensorrt-rtx (default: the GPU at hand)")  # fmt: skip
+    add("--stats", action="store_true", help="print where the time of the build went, on standard error")
     add("--no-plugins", dest="plugins", action="store_false", default=None, help="TensorRT: its own layers only")
     add("--forced-acceptance", type=int, metavar="K", help="to measure speed: accept K drafts per step, right or wrong")
 
@@ -51,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     given = {
         name: value
         for name, value in vars(options).items()
-        if value is not None and name not in ("run", "model", "output")
+        if value is not None and name not in ("run", "model", "output", "stats")
     }
     # Before OpenMP is loaded: on a busy machine its threads would spin at barriers, and take ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -60,4 +57,16 @@ def run(options: argparse.Namespace) -> int:
 
     with Progress() as report:
         build(options.model, options.output, report=report, **given)
+    if options.stats:
+        _print_stats(options.output)
     return 0
+
+
+def _print_stats(directory: str) -> None:
+    """A line for each stage of a build."""
+    from ..runtime.engine_file import read_manifest
+
+    seconds = read_manifest(directory).about["stage_s"]
+    whole = sum(seconds.values())
+    for name, spent in seconds.items():
+        say(f"{name:<12}{spent:8.1f} s  {spent / whole:4.0%}", file=sys.stderr)

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
+from .build_options import ENGINE, add_model_options, given_build
 from .conversation import History, add_template_options, given_arguments
 from .device_option import add_device_option
 from .learning_options import add_learning_options, given_learning
+from .progress import Progress
 from .prompts import BOM
 from .sampling_options import add_sampling_options, given_sampling
 from .stats import speed
@@ -23,12 +25,14 @@ if TYPE_CHECKING:
     from ..runtime.engine import Engine
     from ..runtime.stream import Stream
 
-HELP = "talk to an engine in the terminal"
+HELP = "talk to an engine, or a model, in the terminal"
 COMMANDS = """/reset  forget the conversation, but not the system message
 /help   show this
 /exit   leave, as Ctrl-D does
 Ctrl-C stops an answer. Any other line is yours to say."""
 EXAMPLES = f"""examples:
+  specstep chat smollm2-135m
+  specstep chat Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf --max-seq-len 8192
   specstep chat engines/smol
   specstep chat engines/qwen3 --system "Be brief." --template-arg enable_thinking=false
   specstep chat engines/smol --temperature 0.7 --top-p 0.9
@@ -42,20 +46,24 @@ HINT = "Ctrl-C again, Ctrl-D or /exit leaves"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("engine", metavar="DIR", help="engine directory")
+    add("engine", metavar="ENGINE", help=ENGINE)
     add_template_options(parser)
     add("--max-new-tokens", type=int, metavar="N", help="most tokens of an answer (default: up to the engine's limit)")
     add("--stats", action="store_true", help="print the speed of each answer on standard error")
     add_device_option(parser)
     add_learning_options(parser)
     add_sampling_options(parser, choices=False)
+    add_model_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     arguments, asked = given_arguments(options), given_sampling(options)
+    from ..model_engines import engine_of
     from ..runtime.engine import load
 
-    with load(options.engine, device=options.device, **given_learning(options)) as engine:
+    with Progress() as report:
+        directory = engine_of(options.engine, report, given_build(options), device=options.device)
+    with load(directory, device=options.device, **given_learning(options)) as engine:
         asked.tell(engine)
         history = History(engine, options.system, arguments, options.max_new_tokens)
         chat = Chat(engine, history, options.max_new_tokens, options.stats, asked.over(engine.recommended, None))

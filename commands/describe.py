@@ -28,7 +28,7 @@ def describe(manifest: Manifest) -> str:
         *_memory(about.get("weights", {}), manifest.files, caches),
         *_widened(about.get("widened", {})),
         "built with  " + ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
-        f"built in    {about['build_s']} s",
+        f"built in    {about['build_s']} s{_stage_times(about.get('stage_s', {}))}",
         "files",
         *(
             f"  {name:<22}{entry['bytes'] / 2**20:10.1f} MiB  sha256 {entry['sha256'][:12]}"
@@ -45,6 +45,10 @@ def describe(manifest: Manifest) -> str:
         *_plans(about),
     ]
     return "\n".join(lines)
+
+
+def _stage_times(seconds: dict[str, float]) -> str:
+    return "".join(f", {name} {spent:.1f}" for name, spent in seconds.items())
 
 
 def _tree(tree: dict[str, Any]) -> list[str]:

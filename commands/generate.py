@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
+from .build_options import ENGINE, add_model_options, given_build
 from .conversation import add_template_options, given_arguments, with_system
 from .device_option import add_device_option
 from .learning_options import add_learning_options, given_learning
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
     from ..runtime.engine import Engine
     from ..runtime.stream import Generation
 
-HELP = "generate text with an engine"
+HELP = "generate text with an engine, or a model"
 EXAMPLES = """examples:
+  specstep generate smollm2-135m --prompt "Why is the sky blue?"      # builds the engine first, once
   specstep generate engines/smol --prompt "Why is the sky blue?" --stats
   specstep generate engines/smol --prompts questions.jsonl --json --max-new-tokens 256
   specstep generate engines/smol --prompt "Name a colour." --temperature 0.8 --top-p 0.95 --seed 1 --n 3
@@ -34,7 +36,7 @@ EXAMPLES = """examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("engine", metavar="DIR", help="engine directory")
+    add("engine", metavar="ENGINE", help=ENGINE)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", metavar="TEXT", help="one prompt (default: standard input)")
     source.add_argument("--prompts", metavar="FILE", help=LINES)
@@ -58,6 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--stats", action="store_true", help="print speed and acceptance on standard error")
     add_learning_options(parser)
     add_sampling_options(parser, choices=True)
+    add_model_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,11 +76,13 @@ def run(options: argparse.Namespace) -> int:
         entries = [Entry(0, prompt, prediction=_prediction(options.prediction))]
     else:
         entries = read_prompts(options.prompts)
+    from ..model_engines import engine_of
     from ..runtime.engine import load
 
     with Progress() as report:
         how: dict[str, Any] = {"nodes": given_nodes(options), "device": options.device, "report": report}
-        engine = load(options.engine, **how, **given_learning(options))
+        directory = engine_of(options.engine, report, given_build(options), device=options.device)
+        engine = load(directory, **how, **given_learning(options))
     with engine:
         return _generate(engine, entries, options, arguments, sampling)
 

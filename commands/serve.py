@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, needs_extra
+from .build_options import ENGINE, add_model_options, given_build
 from .device_option import add_device_option
 from .learning_options import add_learning_options, given_learning
 from .nodes_option import add_nodes_option, given_nodes
+from .progress import Progress
 from .terminal import complain, say
 
 HELP = "serve engines over HTTP, with the API of OpenAI"
 ENVIRONMENT = "SPECSTEP_API_KEY"
+ROWS = 8  # of an engine that is built for a server
 BROKEN = 70  # exit status where an engine broke, EX_SOFTWARE of sysexits.h: a supervisor is to start another server
 OPEN = "specstep: warning: {} without an API key: whoever reaches it can use it"
 EXAMPLES = f"""examples:
+  specstep serve smollm2-135m                    # builds the engine first, once, with 8 rows
   specstep serve engines/smol
   specstep serve small=engines/smol engines/qwen --port 9000 --max-queue 32
   {ENVIRONMENT}=secret1,secret2 specstep serve engines/smol --host 0.0.0.0
@@ -31,7 +35,7 @@ A page to chat with is at http://127.0.0.1:8000/, the list of all fields at /doc
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("engines", metavar="DIR", nargs="+", help="engine directory, or NAME=DIR; the name is the API's `model`")
+    add("engines", metavar="ENGINE", nargs="+", help=f"{ENGINE}; or NAME=ENGINE, the name is the API's `model`")
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine alone)")
     add("--port", type=int, metavar="N", default=8000, help="port; 0 takes any that is free (default: 8000)")
     add(
@@ -71,12 +75,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--drain", type=int, metavar="S", default=30, help="seconds that answers have to end at shutdown (default: 30)")
     add("--log-prompts", action="store_true", help="write prompts to the log, which has none of them otherwise")
+    add_model_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     with needs_extra("serve", "serve"):
         from ..serving.options import ServeOptions
         from ..serving.server import hosts_of, is_local, listen, serve
+    from ..model_engines import engine_of
     from ..runtime.engine import load
 
     keys = given_keys(options)
@@ -109,9 +115,14 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as open_, listen(options.host, options.port) as bound:
         if not keys and not is_local(options.host):
             say(OPEN.format(options.host), file=sys.stderr)
+        with Progress() as report:
+            directories = {
+                name: engine_of(engine, report, given_build(options), {"max_batch": ROWS}, options.device)
+                for name, engine in named(options.engines).items()
+            }
         engines = {
             name: open_.enter_context(load(directory, **how, **given_learning(options)))
-            for name, directory in named(options.engines).items()
+            for name, directory in directories.items()
         }
         fault = serve(engines, bound, asked, options.drain)
     if fault is None:

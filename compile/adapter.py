@@ -13,16 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..errors import BuildError
+from .locate import ADAPTER
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 PAIRS = {"lora_A.weight": "lora_B.weight", "lora_embedding_A": "lora_embedding_B"}  # [r, K] and [N, r]
 UNREAD = {"use_dora": False, "lora_bias": False}  # fields of the config that would change what is computed
 PREFIX = "base_model.model."
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether a directory holds an adapter and no model."""
-    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def base_of(folder: Path) -> str:
@@ -59,9 +55,9 @@ def merge_adapter(model: nn.Module, folder: Path) -> None:
 
 def _config(folder: Path) -> dict[str, Any]:
     try:
-        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config: dict[str, Any] = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BuildError(f"adapter: expected a directory with {CONFIG}, got {folder} ({error})") from None
+        raise BuildError(f"adapter: expected a directory with {ADAPTER}, got {folder} ({error})") from None
     if config.get("peft_type") != "LORA":
         raise BuildError(f"adapter: {folder}: peft_type: expected LORA, got {config.get('peft_type')}")
     for field, expected in UNREAD.items():

@@ -16,8 +16,10 @@ from .config import BuildOptions, EngineConfig, given_scorer, make_config
 from .drafters.validate import check_traceable
 from .faithful import check_faithful
 from .gguf.blocks import held_types, widened_tensors
+from .locate import gguf_file
 from .lowered import Lowered
-from .source import Source, gguf_file, load_source, model_summary
+from .source import Source, load_source, model_summary
+from .stage_times import StageTimes
 from .stages import describe_tree
 from .try_drafts import try_drafts
 from .tuned import with_tuned
@@ -41,6 +43,7 @@ def build(model: str, output: str | Path, *, report: OnProgress = silent, **opti
         BuildError: the model, the drafter or an option is one that no engine can be built from.
     """
     started = time.perf_counter()
+    report = times = StageTimes(report)
     config = make_config(options)
     compiler = BACKENDS[config.backend].load_compiler()
     if config.gpu is not None:
@@ -63,6 +66,7 @@ def build(model: str, output: str | Path, *, report: OnProgress = silent, **opti
         about = _about(source, graphs, lowered) | {
             "widened": _widened(model, config),
             "build_s": round(time.perf_counter() - started, 1),
+            "stage_s": times.end(),
         }
         write_manifest(directory, graphs.spec, lowered, about)
     report(f"engine written to {output} in {time.perf_counter() - started:.0f} s")

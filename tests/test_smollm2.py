@@ -6,7 +6,8 @@ import pytest
 import specstep
 import torch
 from models import greedy, save_eagle3_for
-from specstep.compile.source import ALIASES, load_source
+from specstep.compile.locate import ALIASES
+from specstep.compile.source import load_source
 
 PROMPTS = [
     "Why is the sky blue?",

@@ -31,7 +31,7 @@ class Contender:
 class Settings:
     """What all engines of a run share. model: as `specstep build` takes it. slots: most tokens of a row, prompt
     included. rows: most rows at once. stop_ids: tokens that end an answer. folder: where engines and converted files
-    are kept."""
+    are kept. lessons: prompts whose answers, of at most `new_tokens`, LEARNED engines have written before."""
 
     model: str
     threads: int
@@ -39,6 +39,8 @@ class Settings:
     rows: int
     stop_ids: tuple[int, ...]
     folder: Path
+    lessons: tuple[list[int], ...] = ()
+    new_tokens: int = 128
 
 
 class Answer(NamedTuple):
@@ -90,6 +92,7 @@ OPENVINO_LOOKUP = {"tokens": 5, "ngram": 3}  # as its samples set it
 LLAMA_CPP_LOOKUP = {"spec-type": "ngram-simple", "spec-ngram-simple-size-n": 3, "spec-ngram-simple-size-m": 8}
 
 AS_IT_IS = "the file"  # weights that nobody converts
+LEARNED = "learned"  # drafts that know what the engine wrote for other prompts
 
 CONTENDERS = [
     *(
@@ -97,6 +100,7 @@ CONTENDERS = [
         for name, weights in OUR_WEIGHTS.items()
         for drafter in ("none", "default")
     ),
+    Contender("specstep", "auto", LEARNED, {"drafter": "default", "weights": "auto"}),
     Contender("transformers", "bf16", "none"),
     Contender("transformers", "bf16", "prompt lookup", TRANSFORMERS_LOOKUP),
     *(

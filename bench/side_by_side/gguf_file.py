@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
 from gguf.quants import dequantize, quantize
-from specstep.compile.source import gguf_file
+from specstep.compile.locate import gguf_file
 
 from .engines import AS_IT_IS, Report, Settings, Skip
 

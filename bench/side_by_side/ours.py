@@ -9,7 +9,7 @@ from typing import Any
 import specstep
 import torch
 
-from .engines import Answer, Contender, Report, Settings, Skip
+from .engines import LEARNED, Answer, Contender, Report, Settings, Skip
 
 INSTALL = "make install"
 PACKAGE = Path(specstep.__file__).parent
@@ -34,6 +34,8 @@ def sources_digest() -> str:
 
 def prepare(contender: Contender, settings: Settings, report: Report) -> Path:
     """Build the engine, unless one of these sources and options is there. Raises Skip."""
+    if contender.drafts == LEARNED and not settings.lessons:
+        raise Skip("it has nothing to learn from: give --lessons N")
     options = {**contender.options, "max_seq_len": settings.slots, "max_batch": settings.rows}
     return built(settings, options, report)
 
@@ -62,11 +64,13 @@ class Runner:
 
     def __init__(self, contender: Contender, path: Path, settings: Settings):
         torch.set_num_threads(settings.threads)
-        self.engine = specstep.load(path, learning=False)  # questions are asked again
+        self.engine = specstep.load(path, learning=contender.drafts == LEARNED)
+        for prompt in settings.lessons if self.engine.learning else ():
+            self.engine.generate(prompt, settings.new_tokens)
 
     def answer(self, prompt: list[int], new_tokens: int) -> Answer:
         """The first step reads the prompt's last token: its time and its tokens count as decoding."""
-        request = self.engine.request(prompt, new_tokens)
+        request = self.engine.request(prompt, new_tokens, learning=False)  # questions are asked again
         with self.engine.run([request]) as running:
             for _ in running:
                 pass
@@ -74,7 +78,7 @@ class Runner:
 
     def answer_all(self, prompts: Sequence[list[int]], new_tokens: int) -> list[list[int]]:
         """All in one batch."""
-        return [list(result.token_ids) for result in self.engine.generate(list(prompts), new_tokens)]
+        return [list(result.token_ids) for result in self.engine.generate(list(prompts), new_tokens, learning=False)]
 
     def close(self) -> None:
         """Give the caches back."""

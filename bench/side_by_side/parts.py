@@ -39,10 +39,16 @@ def run(given: Namespace, report: Report, known: Mapping[str, Part]) -> None:
     tokenizer, _ = load_tokenizer(given.model)
     if tokenizer is None:
         raise InputError(f"model: expected one with a tokenizer, got {given.model} without")
-    settings = Settings(given.model, given.threads, SLOTS, 1, (tokenizer.eos_token_id,), given.engines)
-    limit = given.questions or (QUICK_QUESTIONS if given.quick else QUESTIONS)
+    limit = given.lessons + (given.questions or (QUICK_QUESTIONS if given.quick else QUESTIONS))
     most = SLOTS - given.max_new_tokens - SCRATCH
     questions = read_questions(given.prompts or OWN, tokenizer, limit, most, report)
+    lessons, questions = questions[: given.lessons], questions[given.lessons :]
+    if given.lessons and not questions:
+        raise InputError(f"lessons: expected fewer than the {len(lessons)} questions, got {given.lessons}")
+    settings = Settings(
+        given.model, given.threads, SLOTS, 1, (tokenizer.eos_token_id,), given.engines,
+        tuple(lesson.tokens for lesson in lessons), given.max_new_tokens,
+    )  # fmt: skip
     parts = [name for name in known if name in given.only] or [*known][: 1 if given.only else None]
     conditions = _conditions(given, questions)
     for name in parts:
@@ -156,6 +162,7 @@ def _conditions(given: Namespace, questions: Sequence[Question]) -> dict[str, An
         "model": given.model,
         "prompts": given.prompts.name if given.prompts else "the bench's own",
         "questions": len(questions),
+        "lessons": given.lessons,
         "prompt_tokens": [min(len(q.tokens) for q in questions), max(len(q.tokens) for q in questions)],
         "max_new_tokens": given.max_new_tokens,
         "repeats": given.repeats,

@@ -83,7 +83,7 @@ class Runner:
 
     def answer(self, prompt: list[int], new_tokens: int) -> Answer:
         """One prompt, timed by the server itself: its pass ends with the first token."""
-        result = self._complete(prompt, new_tokens)
+        result = self.complete(prompt, new_tokens)
         timings, tokens = result["timings"], result["tokens"]
         decoded = timings["predicted_n"] - 1
         steps = decoded - timings.get("draft_n_accepted", 0)
@@ -92,14 +92,14 @@ class Runner:
     def answer_all(self, prompts: Sequence[list[int]], new_tokens: int) -> list[list[int]]:
         """All at once, a connection each."""
         with ThreadPoolExecutor(len(prompts)) as pool:
-            return [result["tokens"] for result in pool.map(lambda one: self._complete(one, new_tokens), prompts)]
+            return [result["tokens"] for result in pool.map(lambda one: self.complete(one, new_tokens), prompts)]
 
     def close(self) -> None:
         """End the server."""
         self.server.terminate()
         self.server.wait()
 
-    def _complete(self, prompt: list[int], new_tokens: int) -> dict[str, Any]:
+    def complete(self, prompt: list[int], new_tokens: int) -> dict[str, Any]:
         body = self.body | {"prompt": prompt, "n_predict": new_tokens, "return_tokens": True}
         greedy = {"temperature": 0.0, "samplers": ["temperature"]}  # no sampler that sorts the vocabulary first
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)

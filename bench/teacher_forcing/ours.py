@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 from specstep.compile.config import EngineConfig
+from specstep.compile.locate import gguf_file
 from specstep.compile.precision import Form, choose_precision
-from specstep.compile.source import Source, gguf_file
+from specstep.compile.source import Source
 from specstep.kernels.linear.op import packed_embedding, packed_linear
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode

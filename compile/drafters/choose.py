@@ -18,7 +18,8 @@ from ...graphs.static_tree import StaticTree, likely_choices
 from ...graphs.target import CausalLM, cache_layers
 from ...graphs.tree import DynamicTree, TreeShape, chain
 from ..config import EngineConfig
-from ..source import Source, check_same_vocabulary, is_model, load_source
+from ..locate import is_model
+from ..source import Source, check_same_vocabulary, load_source
 from .eagle3_file import heads_beside, is_eagle3, load_eagle3, shipped_head
 from .factory import call_factory, is_factory
 from .ngram_file import is_ngram_file, load_tables, shipped_tables

@@ -14,7 +14,8 @@ from ...errors import BuildError
 from ...graphs.drafters.eagle3 import Eagle3, Eagle3Head
 from ...user_cache import keep
 from ..config import EngineConfig
-from ..source import Source, gguf_file
+from ..locate import gguf_file
+from ..source import Source
 from .eagle3_config import AUX_LAYERS, FLAGS, LAYER_FIELDS, read_config
 from .ngram_file import SHIPPED, tokenizer_hash
 

@@ -48,8 +48,9 @@ def _scaling(metadata: Metadata) -> dict[str, Any]:
 
 def _by_length(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
     """Two tables of factors, one for short texts and one for long ones: transformers' longrope. Raises BuildError."""
-    for key in ("type", "factor", "attn_factor"):
+    for key in ("type", "factor"):
         metadata.get(f"rope.scaling.{key}")  # they follow from the lengths
+    attention = metadata.get("rope.scaling.attn_factor")  # where it is missing it follows from them, too
     if BY_LENGTH[1] not in file.tensors:
         raise BuildError(f"model: {metadata.name}: expected all weights, got none for {BY_LENGTH[1]}")
     short, long = (file.tensors[name].data.tolist() for name in BY_LENGTH)
@@ -59,7 +60,7 @@ def _by_length(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
         "short_factor": short,
         "long_factor": long,
         "original_max_position_embeddings": original,
-    }
+    } | ({} if attention is None else {"attention_factor": float(attention)})
 
 
 def _yarn(metadata: Metadata, factor: float, original: int, attention: float) -> dict[str, Any]:

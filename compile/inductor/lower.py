@@ -26,6 +26,7 @@ from ..writer import write_weights
 from . import exact
 from .exact_walk import left_over
 from .forked import Forked, run_forked
+from .kept_code import find_program, keep_program, program_key
 from .lean_code import FEW_PAIRS, UNCHECKED, known, no_input_checks, rules_made_once
 from .rewrites import rewrite_for_cpu, rewrite_for_gpu
 from .signature import signed
@@ -143,7 +144,7 @@ def compile_programs(
 
     A CPU program is rewritten where the library of our kernels can be built. Each program is compiled in a process of
     its own, at the same time: compiling is one thread of Python, then one of g++. The processes are forked and share
-    the weights.
+    the weights. What was compiled before comes from the user's cache.
     """
     config, paths = CONFIG | known(UNCHECKED), {name: directory / f"{name}.pt2" for name in exported}
     if device == "cuda":  # CUDA does not survive a fork
@@ -160,13 +161,17 @@ def compile_programs(
         config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
     config |= known(FEW_PAIRS)
     check_vector_instructions()
-    children = [Forked(name, _compiles(program, paths[name], config)) for name, program in exported.items()]
+    keys = {name: program_key(program, signed(config, program)) for name, program in exported.items()}
+    missing = [name for name, key in keys.items() if not find_program(key, paths[name])]
+    children = [Forked(name, _compiles(exported[name], paths[name], config)) for name in missing]
     try:
         for child in children:
             child.join()
     finally:
         for child in children:
             child.process.terminate()
+    for name in missing:
+        keep_program(keys[name], paths[name])
     return packed
 
 

@@ -103,7 +103,8 @@ CASES = {
     "phi3": Case("phi3", "Phi3", {"sliding_window": 9, "rope_parameters": ROPE | {"partial_rotary_factor": 0.5}},
                  SWA | {"rope.dimension_count": HEAD // 2, "rope.scaling.original_context_length": 512}),
     "phi3 longrope": Case(
-        "phi3", "Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128},
+        "phi3", "Phi3",
+        {"rope_parameters": LONGROPE | {"attention_factor": 1.2}, "original_max_position_embeddings": 128},
         {"rope.scaling.original_context_length": 128, "rope.scaling.attn_factor": 1.2},
     ),
     "smollm3": Case("smollm3", "SmolLM3", {"num_hidden_layers": 4, "tie_word_embeddings": True}, {}, interleaved),

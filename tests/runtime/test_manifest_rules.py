@@ -46,6 +46,7 @@ ALTERED = {  # where in the manifest -> value, and what the line names
     ("about", "weights"): ({"float32": "x"}, "weights"),
     ("about", "operators"): ({"a\nb": 1}, "operators: name"),
     ("about", "build_s"): ("long", "build_s"),
+    ("about", "stage_s"): ({"loading": None}, "stage_s"),
     ("about", "widened"): ({"iq2_xs": "all"}, "widened"),
     ("about", "models"): ({"step": {"opset": 18, "tensors": {"nodes": True}}}, "tensors.'nodes': expected an object"),
     ("about", "plans"): (

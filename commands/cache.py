@@ -1,0 +1,81 @@
+"""`specstep cache`."""
+
+import argparse
+import datetime
+import json
+import shutil
+from pathlib import Path
+
+from ..errors import EngineError, InputError
+from ..user_cache import PROGRAMS, cache_path
+from .terminal import say
+
+HELP = "list the engines that were built for models, and remove them, with the compiled code that builds keep"
+EXAMPLES = """examples:
+  specstep cache
+  specstep cache --remove smollm2-135m-0a1b2c3d4e5f
+  specstep cache --clear"""
+MIB = 2**20
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--remove", metavar="NAME", nargs="+", help="remove these, by the names that the list has")
+    which.add_argument("--clear", action="store_true", help="remove all of them, and the compiled code")
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..model_engines import FOLDER, kept_engines
+
+    kept = {engine.directory.name: engine for engine in kept_engines()}
+    unknown = [name for name in options.remove or () if name not in kept]
+    if unknown:
+        raise InputError(f"remove: expected names of the list of `specstep cache`, got {', '.join(unknown)}")
+    gone = [*kept] if options.clear else options.remove or []
+    for name in gone:
+        _remove(kept[name].directory)
+    for name, engine in kept.items():
+        size = f"{engine.size / MIB:,.0f} MiB"
+        if name in gone:
+            say(f"removed {name}, {size}")
+        else:
+            used = datetime.datetime.fromtimestamp(engine.used).strftime("%Y-%m-%d %H:%M")
+            say(f"{name}  {size}  used {used}  {_made_of(engine.directory)}")
+    left = sum(engine.size for name, engine in kept.items() if name not in gone)
+    say(f"{len(kept) - len(gone)} engines, {left / MIB:,.0f} MiB, in {cache_path(FOLDER)}")
+    _programs(options.clear)
+    return 0
+
+
+def _programs(clear: bool) -> None:
+    """Say what compiled code there is, and remove it."""
+    folder = cache_path(PROGRAMS)
+    kept = {path: path.stat().st_size for path in folder.glob("*.pt2")}
+    for path in kept if clear else ():
+        path.unlink(missing_ok=True)
+    removed = ", removed" if clear and kept else ""
+    say(f"{len(kept)} compiled programs, {sum(kept.values()) / MIB:,.0f} MiB{removed}, in {folder}")
+
+
+def _made_of(directory: Path) -> str:
+    """Model and options of an engine, as they were given."""
+    from ..runtime.engine_file import read_manifest
+
+    try:
+        manifest = read_manifest(directory)
+    except EngineError:
+        return "damaged"
+    config, model = manifest.spec.config, json.dumps(manifest.about.get("model", {}).get("name", "?"))
+    rows, slots = manifest.spec.max_batch, manifest.spec.max_seq_len
+    return f"{model}, drafter {config.get('drafter')}, {rows} rows of {slots} tokens"
+
+
+def _remove(directory: Path) -> None:
+    """Remove an engine; whoever has loaded it goes on with it. Raises InputError."""
+    from ..runtime.engine_file import MANIFEST
+
+    try:
+        (directory / MANIFEST).unlink()  # half of it is no engine
+        shutil.rmtree(directory)
+    except OSError as error:
+        raise InputError(f"remove: {directory}: {error.strerror}") from None

