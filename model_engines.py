@@ -142,8 +142,10 @@ def _is_engine(model: str | Path) -> bool:
         ) from None
     try:
         locate(str(model))
-    except BuildError:
-        return there
+    except BuildError as error:
+        if there:
+            return True
+        raise BuildError(f"{error}; an engine directory is taken, too") from None
     return False
 
 

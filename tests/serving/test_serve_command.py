@@ -1,8 +1,10 @@
 """`specstep serve`: its options, and the server that it starts."""
 
 import socket
+from pathlib import Path
 
 import pytest
+from specstep import model_engines
 from specstep.cli import main
 from specstep.commands import serve as command
 from specstep.runtime import engine as engines
@@ -18,6 +20,7 @@ def served(monkeypatch):
     calls = []
     monkeypatch.setattr(server, "serve", lambda *given: calls.append(given))
     monkeypatch.setattr(engines, "load", FakeEngine)
+    monkeypatch.setattr(model_engines, "engine_of", lambda engine, *_: Path(engine))
     monkeypatch.delenv(command.ENVIRONMENT, raising=False)
     return calls
 
@@ -110,7 +113,7 @@ def test_a_port_in_use_is_an_error_before_anything_is_loaded(served, capsys):
 
 def test_an_engine_that_is_not_there_is_one_line(tmp_path, capsys):
     assert main(["serve", str(tmp_path / "none"), "--port", "0"]) == 2
-    assert "expected a directory with manifest.json" in capsys.readouterr().err
+    assert "; an engine directory is taken, too" in capsys.readouterr().err
 
 
 def test_addresses():
