@@ -14,8 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .compile.engine_key import engine_key
-from .compile.locate import ALIASES, locate
 from .errors import BuildError, EngineError, InputError, needs_extra
 from .progress import OnProgress, silent
 from .runtime.engine_file import MANIFEST, check_files, read_manifest
@@ -103,6 +101,8 @@ def engine_of(
                 f"model, or build {model} again"
             )
         return Path(model).expanduser()
+    from .compile.engine_key import engine_key  # here, since an engine directory needs nothing of the compiler
+
     name, options = str(model), {**(defaults or {}), **({"device": "cuda"} if device else {}), **asked}
     directory = cache_path(FOLDER, f"{_readable(name)}-{engine_key(name, options)}")
     if not _is_whole(directory):
@@ -132,6 +132,8 @@ def _is_engine(model: str | Path) -> bool:
         path = Path(model).expanduser()
         if (path / MANIFEST).is_file():
             return True
+        from .compile.locate import ALIASES, locate  # here, since an engine needs nothing of the compiler
+
         if not path.exists() and path.parent != Path() and [*path.parent.glob(f"*/{MANIFEST}")]:
             raise InputError(f"engine: expected one that is there, got {model}; there are others in {path.parent}")
         there = path.is_dir()

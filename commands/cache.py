@@ -4,6 +4,7 @@ import argparse
 import datetime
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import EngineError, InputError
@@ -21,7 +22,8 @@ MIB = 2**20
 def add_options(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--remove", metavar="NAME", nargs="+", help="remove these, by the names that the list has")
-    which.add_argument("--clear", action="store_true", help="remove all of them, and the compiled code")
+    which.add_argument("--clear", action="store_true", help="remove all of them, the compiled code, and what killed "
+        "builds left")  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -43,18 +45,29 @@ def run(options: argparse.Namespace) -> int:
             say(f"{name}  {size}  used {used}  {_made_of(engine.directory)}")
     left = sum(engine.size for name, engine in kept.items() if name not in gone)
     say(f"{len(kept) - len(gone)} engines, {left / MIB:,.0f} MiB, in {cache_path(FOLDER)}")
-    _programs(options.clear)
+    _compiled("compiled programs", cache_path(PROGRAMS), "*.pt2", options.clear)
+    _compiled("libraries of kernels", cache_path(), "native-*/*.so", options.clear)
+    if options.clear:
+        _remove_left(cache_path(FOLDER))
     return 0
 
 
-def _programs(clear: bool) -> None:
-    """Say what compiled code there is, and remove it."""
-    folder = cache_path(PROGRAMS)
-    kept = {path: path.stat().st_size for path in folder.glob("*.pt2")}
+def _compiled(what: str, folder: Path, pattern: str, clear: bool) -> None:
+    """Say what compiled code there is, and remove it; whoever has loaded it goes on with it."""
+    kept = {path: path.stat().st_size for path in folder.glob(pattern)}
     for path in kept if clear else ():
         path.unlink(missing_ok=True)
     removed = ", removed" if clear and kept else ""
-    say(f"{len(kept)} compiled programs, {sum(kept.values()) / MIB:,.0f} MiB{removed}, in {folder}")
+    say(f"{len(kept)} {what}, {sum(kept.values()) / MIB:,.0f} MiB{removed}, in {folder}")
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove the work folders of builds that were killed; one that runs keeps its own."""
+    from ..compile.swap import place_of, recover
+
+    for place in filter(None, {place_of(work) for work in folder.glob(".*")}):
+        with suppress(OSError):
+            recover(place)
 
 
 def _made_of(directory: Path) -> str:

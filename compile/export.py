@@ -114,20 +114,24 @@ def check_graph(exported: ExportedProgram, program: FlatProgram) -> None:
 def written_inputs(exported: ExportedProgram) -> set[str]:
     """Placeholders, inputs and buffers alike, that a node writes to, directly or through a view. The signature knows
     them only once the graph is functional."""
-    written = set()
-    for node in exported.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        arguments = schema.arguments if schema is not None else ()
-        given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | node.kwargs
-        for argument in arguments:
-            if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given:
-                value = given[argument.name]
-                tensors = value if isinstance(value, list | tuple) else [value]
-                written |= {base.name for base in map(_base, tensors) if base.op == "placeholder"}
+    written = (base_of(value) for node in exported.graph.nodes for value in written_arguments(node))
+    return {base.name for base in written if base.op == "placeholder"}
+
+
+def written_arguments(node: Node) -> list[Node]:
+    """The arguments that a node writes to in place."""
+    schema = getattr(node.target, "_schema", None)
+    arguments = schema.arguments if schema is not None else ()
+    given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | node.kwargs
+    written: list[Node] = []
+    for argument in arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given:
+            value = given[argument.name]
+            written += value if isinstance(value, list | tuple) else [value]
     return written
 
 
-def _base(node: Node) -> Node:
+def base_of(node: Node) -> Node:
     """What a node is a view of."""
     while node.op == "call_function":
         schema = getattr(node.target, "_schema", None)

@@ -157,5 +157,11 @@ def _prefix(place: Path) -> str:
     return f".{place.name}.specstep-"
 
 
+def place_of(work: Path) -> Path | None:
+    """What a work folder, or what was set aside, belongs to, by its name; None for other names."""
+    name, found, _ = work.name.rpartition(".specstep-")
+    return work.with_name(name[1:]) if found and name.startswith(".") else None
+
+
 def _aside(place: Path) -> Path:
     return place.with_name(_prefix(place) + "old")

@@ -12,6 +12,7 @@ from models import save_model
 from specstep import model_engines
 from specstep.cli import main
 from specstep.compile import engine_key
+from specstep.compile.swap import work_folder
 from specstep.errors import BuildError, EngineError, InputError
 from specstep.model_engines import engine_of, kept_engines
 from specstep.runtime import engine
@@ -210,10 +211,18 @@ def test_the_list_has_the_last_used_first_and_removes(model, builds, capsys):
     assert main(["cache", "--remove", "other"]) == 2
     assert "remove: expected names of the list" in capsys.readouterr().err
     assert main(["cache", "--remove", second.name]) == 0 and not second.exists() and first.exists()
-    assert main(["cache", "--clear"]) == 0 and not kept_engines()
+    cache_path("native-1").mkdir()
+    cache_path("native-1", "libspecstep.so").write_bytes(bytes(2**20))
+    left = [cache_path("engines", f".{name}.specstep-0a1b2c3d") for name in (first.name, "killed")]
+    for folder in left:
+        folder.mkdir()
+    with work_folder(cache_path("engines", "running")) as running:
+        assert main(["cache", "--clear"]) == 0 and not kept_engines()
+        assert running.exists() and not any(folder.exists() for folder in left)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2].startswith("0 engines, 0 MiB, in ") and not [*cache_path("programs").iterdir()]
-    assert lines[-1].startswith("1 compiled programs, 1 MiB, removed, in ")
+    assert lines[-3].startswith("0 engines, 0 MiB, in ") and not [*cache_path("programs").iterdir()]
+    assert lines[-2].startswith("1 compiled programs, 1 MiB, removed, in ")
+    assert lines[-1].startswith("1 libraries of kernels, 1 MiB, removed, in ") and not [*cache_path().glob("*/*.so")]
 
 
 def test_a_model_generates_what_its_engine_does(tmp_path, capsys):

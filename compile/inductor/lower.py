@@ -1,10 +1,11 @@
 """Lower an exported graph with AOTInductor."""
 
+import contextlib
 import dataclasses
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,6 +28,7 @@ from . import exact
 from .exact_walk import left_over
 from .forked import Forked, run_forked
 from .kept_code import find_program, keep_program, program_key
+from .layer_code import layers_once
 from .lean_code import FEW_PAIRS, UNCHECKED, known, no_input_checks, rules_made_once
 from .rewrites import rewrite_for_cpu, rewrite_for_gpu
 from .signature import signed
@@ -124,11 +126,17 @@ def _bytes_of_kinds(packed: list[Packed]) -> dict[str, int]:
     return kinds
 
 
-def _compile(program: ExportedProgram, path: Path, config: dict[str, Any]) -> None:
+@contextlib.contextmanager
+def _lean() -> Iterator[None]:
     # Our ops take any strides. By default the compiler copies what does not have those of the traced tensors: each
     # layer's whole cache, which it writes in place although the trace has a new tensor for it.
     layout = torch._functorch.config.patch(custom_op_default_layout_constraint="needs_fixed_stride_order")
     with layout, no_input_checks(), rules_made_once():
+        yield
+
+
+def _compile(program: ExportedProgram, path: Path, config: dict[str, Any]) -> None:
+    with _lean():
         torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=config)
 
 
@@ -176,7 +184,12 @@ def compile_programs(
 
 
 def _compiles(program: ExportedProgram, path: Path, config: dict[str, Any]) -> Callable[[Any], None]:
-    return lambda report: _compile(program, path, signed(config, program))
+    def compile_it(report: OnProgress) -> None:
+        settings = signed(config, program)
+        with _lean(), layers_once(program, settings) as with_layers:
+            _compile(program, path, with_layers)
+
+    return compile_it
 
 
 def check_vector_instructions() -> None:

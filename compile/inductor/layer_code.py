@@ -1,0 +1,123 @@
+"""Compiles each kind of layer once, and writes its function into the code of the program that calls it.
+
+Inductor makes a program of a layer as of any graph: a function `run_impl`, in C++, and its kernels. The function's body
+becomes one that the whole program calls, and its kernels go to those of the program.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+from torch._export.utils import _compiling_state_context
+from torch._inductor.codecache import AotCodeCompiler
+from torch._inductor.compile_fx import compile_fx_aot
+from torch.export import ExportedProgram
+
+from .layers import LayerKind, outline_layers
+
+SHIMS = "aot_inductor.custom_ops_to_c_shims"
+BODY = re.compile(r"^void AOTInductorModel::run_impl\(.*?^\) \{\n(.*?)^\} // AOTInductorModel::run_impl$", re.M | re.S)
+KERNEL = re.compile(r"\bcpp_(?=fused\w*\()")
+CALLED = re.compile(r"\bcpp_fused\w*(?=\()")
+DECLARED = re.compile(r'^extern "C"  void  [^;{]*;', re.M)
+CACHED = re.compile(r"^CACHE_TORCH_\w+\(\w+\);", re.M)
+# Lines of a body that are for a whole program.
+FOR_PROGRAMS = re.compile(r"^    (__check_inputs_outputs\(.*|\[\[maybe_unused\]\] auto& kernels = .*)\n", re.M)
+# What a function of its own has not: other members, weights, operators that a runtime looks up by name.
+MEMBERS = re.compile(r"\bthis->|\bconstants_\b|\bproxy_executor\b|\bkernels\b|\bstream\b")
+FUNCTION = """
+namespace torch::aot_inductor {{
+static void {op}(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {{
+    constexpr int32_t device_index = -1;
+{body}}}
+}} // namespace torch::aot_inductor
+extern "C" __attribute__((visibility("hidden"))) {declaration} {{
+    const AtenTensorHandle borrowed[] = {{{inputs}}};
+    AtenTensorHandle owned[{inputs_count}], made[{outputs_count}];
+    for (size_t index = 0; index < {inputs_count}; index++)
+        AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(borrowed[index], &owned[index]));
+    torch::aot_inductor::{op}(owned, made);
+    {outputs}
+    return AOTI_TORCH_SUCCESS;
+}}
+"""
+
+
+class LayerCode:
+    """The C++ of kinds of layers, as it was made of them with Inductor's settings."""
+
+    def __init__(self, config: dict[str, Any]):
+        self.config = config
+        self.shims: dict[Any, list[str]] = {}
+        self.functions: list[str] = []
+        self.kernels: list[str] = []
+        self.cached: set[str] = set()
+
+    def add(self, kind: LayerKind) -> bool:
+        """Compile a kind -> whether its code can be a function."""
+        made: list[tuple[str, str]] = []
+
+        def catch(graph: Any, wrapper: str, kernels: str, *_: object, **__: object) -> list[str]:
+            made.append((wrapper, kernels))
+            return []
+
+        inputs = [node.meta["val"] for node in kind.module.graph.find_nodes(op="placeholder")]
+        with patch.object(AotCodeCompiler, "compile", catch), _compiling_state_context():
+            compile_fx_aot(kind.module, inputs, config_patches=self.config)
+        (wrapper, kernels), *_ = made
+        found = BODY.search(wrapper)
+        if found is None:
+            return False
+        body = FOR_PROGRAMS.sub("", found[1]).replace("this->device_idx_", "device_index")
+        declared = "\n".join(DECLARED.findall(wrapper))
+        if MEMBERS.search(body) or not set(CALLED.findall(body)) <= set(CALLED.findall(declared)):
+            return False
+        self.shims[kind.overload] = [_declaration(kind, len(inputs))]
+        self.cached.update(CACHED.findall(wrapper))
+        self.kernels.append(KERNEL.sub(f"{kind.op}_", kernels))
+        self.functions.append(KERNEL.sub(f"{kind.op}_", declared + _function(kind, len(inputs), body)))
+        return True
+
+    @contextlib.contextmanager
+    def written(self) -> Iterator[None]:
+        """Within it, the program that is compiled has these functions."""
+        compile_code = AotCodeCompiler.compile
+
+        def compile_all(graph: Any, wrapper: str, kernels: str, *given: Any, **named: Any) -> Any:
+            missing = sorted(self.cached - set(CACHED.findall(wrapper)))
+            wrapper = "\n".join([wrapper, *missing, *self.functions])
+            return compile_code(graph, wrapper, "\n".join([kernels, *self.kernels]), *given, **named)
+
+        with patch.object(AotCodeCompiler, "compile", compile_all):
+            yield
+
+
+@contextlib.contextmanager
+def layers_once(program: ExportedProgram, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Have each kind of layer of a program compiled once. The program, which calls them then, is to be compiled within
+    it, with the settings that it gives."""
+    code = LayerCode(config)
+    outline_layers(program, code.add)
+    with code.written():
+        yield config | {SHIMS: config.get(SHIMS, {}) | code.shims}
+
+
+def _declaration(kind: LayerKind, inputs: int) -> str:
+    """The C function of a kind, as AOTInductor's convention names it."""
+    given = [f"AtenTensorHandle x{index}" for index in range(inputs)]
+    made = [f"AtenTensorHandle* out{index}" for index in range(kind.outputs)] or ["void* nothing"]
+    return f"AOTITorchError aoti_torch_cpu_{kind.op}({', '.join([*given, *made])})"
+
+
+def _function(kind: LayerKind, inputs: int, body: str) -> str:
+    return FUNCTION.format(
+        op=kind.op,
+        body=body,
+        declaration=_declaration(kind, inputs),
+        inputs=", ".join(f"x{index}" for index in range(inputs)),
+        inputs_count=inputs,
+        outputs=" ".join(f"*out{index} = made[{index}];" for index in range(kind.outputs)),
+        outputs_count=max(kind.outputs, 1),
+    )

@@ -1,0 +1,113 @@
+"""Layers that are alike are compiled once: the same bits as without, whatever a layer has of its own."""
+
+import pytest
+import torch
+from specstep.compile.inductor import layers as layers_module
+from specstep.compile.inductor import lower
+from specstep.compile.inductor.layers import LEAST, outline_layers
+from specstep.compile.inductor.lower import compile_programs
+from torch import Tensor, nn
+from torch.export import Dim
+
+
+class Layer(nn.Module):
+    """Writes what it sees to its cache, and reads all of that."""
+
+    def __init__(self, size: int, window: int, doubled: bool):
+        super().__init__()
+        self.norm, self.linear, self.window, self.doubled = nn.LayerNorm(size), nn.Linear(size, size), window, doubled
+
+    def forward(self, x: Tensor, place: Tensor, cache: Tensor) -> Tensor:
+        cache.index_copy_(1, place, self.linear(self.norm(x)))
+        seen = (cache * (torch.arange(cache.shape[1]) < self.window)[:, None]).amax(1, keepdim=True)
+        return x + seen * (2 if self.doubled else 1)
+
+
+class Network(nn.Module):
+    """Layers of two windows; `odd` differs in code alone, and `read` also goes elsewhere."""
+
+    def __init__(self, windows: list[int], odd: int | None = None, read: int | None = None, seed: int = 0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.ModuleList(Layer(32, window, index == odd) for index, window in enumerate(windows))
+        self.read = read
+
+    def forward(self, x: Tensor, place: Tensor, caches: list[Tensor]) -> tuple[Tensor, Tensor]:
+        other = x
+        for index, layer in enumerate(self.layers):
+            x = layer(x, place, caches[index])
+            other = x if index == self.read else other
+        return x.sin(), other.cos()
+
+
+def inputs(network: Network, rows: int = 2, tokens: int = 3, slots: int = 8) -> tuple:
+    generator = torch.Generator().manual_seed(rows + tokens)
+    x = torch.randn(rows, tokens, 32, generator=generator)
+    return x, torch.arange(tokens) + 1, [torch.zeros(rows, slots, 32) for _ in network.layers]
+
+
+def exported(network: Network, **sizes: int):
+    given = inputs(network, **sizes)
+    shapes = (
+        {0: Dim("rows", max=8), 1: Dim("tokens", max=8)},
+        {0: Dim("tokens", max=8)},
+        [{0: Dim("rows", max=8)}] * len(given[2]),
+    )
+    with torch.no_grad():
+        return torch.export.export(network, given, dynamic_shapes=shapes, strict=False)
+
+
+CASES = {
+    "alike": (Network([8] * 4), [4]),
+    "two kinds": (Network([8, 8, 4] * 3), [6, 3]),
+    "an odd one": (Network([8] * 5, odd=2), [4]),
+    "read elsewhere": (Network([8] * 5, read=1), [5]),
+    "too few": (Network([8] * (LEAST - 1)), []),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layers_of_a_kind_are_one_op(name):
+    network, expected = CASES[name]
+    program = exported(network)
+    kinds = outline_layers(program, lambda kind: True)
+    calls = [len(program.graph.find_nodes(op="call_function", target=kind.overload)) for kind in kinds]
+    assert sorted(calls, reverse=True) == expected
+    linear = len(program.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default))
+    assert linear == len(network.layers) - sum(expected)
+    for kind in kinds:
+        aliases = [argument.alias_info for argument in kind.overload._schema.arguments]
+        assert sum(alias is not None and alias.is_write for alias in aliases) == 1  # its cache
+
+
+def test_what_cannot_be_a_function_stays_as_it_is():
+    network, _ = CASES["alike"]
+    program = exported(network)
+    before = str(program.graph)
+    assert outline_layers(program, lambda kind: False) == []
+    assert str(program.graph).count("linear") == before.count("linear")
+
+
+@pytest.mark.parametrize("name", ["two kinds", "read elsewhere"])
+def test_compiled_code_computes_the_same_bits(name, tmp_path, monkeypatch):
+    """Beside the same program with every layer compiled on its own; caches, and sizes of other inputs, too."""
+    network, _ = CASES[name]
+    monkeypatch.setattr(lower, "find_program", lambda key, path: False)  # nothing from the cache
+    monkeypatch.setattr(lower, "keep_program", lambda key, path: None)
+    program = exported(network)
+    compile_programs({"once": program}, tmp_path, "cpu")
+    monkeypatch.setattr(layers_module, "LEAST", 100)
+    compile_programs({"each": exported(network)}, tmp_path, "cpu")
+    runs = [torch._inductor.aoti_load_package(str(tmp_path / f"{name}.pt2")) for name in ("once", "each")]
+    values = {**program.state_dict, **program.constants}  # packed
+    for sizes in ({}, {"rows": 1, "tokens": 1}, {"rows": 5, "tokens": 7}):
+        results = []
+        for run in runs:
+            given = inputs(network, **sizes)
+            run.load_constants({name: values[name] for name in run.get_constant_fqns()}, check_full_update=True)
+            results.append([*run(*given), *given[2]])
+        for once, each in zip(*results, strict=True):
+            assert torch.equal(once, each)
+        with torch.no_grad():
+            given = inputs(network, **sizes)
+            torch.testing.assert_close([*network(*given), *given[2]], results[0])
