@@ -1,4 +1,4 @@
-"""Small files that commands write."""
+"""Small files that commands read and write."""
 
 from pathlib import Path
 
@@ -11,3 +11,11 @@ def write(file: str, text: str) -> None:
         Path(file).write_text(text)
     except OSError as error:
         raise InputError(f"output: expected a path that can be written, got {file}: {error.strerror}") from None
+
+
+def read(option: str, file: str) -> str:
+    """The text of a file, which an option names. Raises InputError."""
+    try:
+        return Path(file).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{option}: expected a readable file of text, got {file}: {error}") from None

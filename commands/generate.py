@@ -5,13 +5,13 @@ import json
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
 from .build_options import ENGINE, add_model_options, given_build
 from .conversation import add_template_options, given_arguments, with_system
 from .device_option import add_device_option
+from .files import read
 from .learning_options import add_learning_options, given_learning
 from .nodes_option import add_nodes_option, given_nodes
 from .progress import Progress
@@ -73,7 +73,8 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("prediction: expected none beside --prompts, whose lines have their own, got one")
     if options.prompts is None:
         prompt = options.prompt if options.prompt is not None else _standard_input()
-        entries = [Entry(0, prompt, prediction=_prediction(options.prediction))]
+        likely = None if options.prediction is None else read("prediction", options.prediction)
+        entries = [Entry(0, prompt, prediction=likely)]
     else:
         entries = read_prompts(options.prompts)
     from ..model_engines import engine_of
@@ -125,14 +126,6 @@ def _generate(
     if options.stats and texts:
         _print_stats([text.request for text in texts], time.perf_counter() - started)
     return 2 if len(made) < len(entries) else 0
-
-
-def _prediction(file: str | None) -> str | None:
-    """The text of a file. Raises InputError."""
-    try:
-        return None if file is None else Path(file).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"prediction: expected a readable file of text, got {file}: {error}") from None
 
 
 class Text(NamedTuple):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
 from ..runtime.asked.sampling_params import SamplingParams
+from .files import read
 from .terminal import say
 
 if TYPE_CHECKING:
@@ -64,6 +65,13 @@ def add_sampling_options(parser: argparse.ArgumentParser, choices: bool) -> None
     group.add_argument(
         "--stop", metavar="TEXT", action="append", help="end the output ahead of this text; may be given again"
     )
+    one = parser.add_argument_group("structured output (the whole output; see docs/sampling.md)")
+    one = one.add_mutually_exclusive_group()
+    one.add_argument("--json-schema", metavar="FILE", help="a JSON document that this schema takes")
+    one.add_argument("--json-object", action="store_true", help="any JSON object")
+    one.add_argument("--regex", metavar="REGEX", help="what this expression matches")
+    one.add_argument("--choice", metavar="TEXT", action="append", help="one of these texts; given once for each")
+    one.add_argument("--grammar", metavar="FILE", help="what this grammar produces: GBNF, or Lark with a rule `start`")
 
 
 def given_sampling(options: argparse.Namespace) -> Asked:
@@ -72,8 +80,21 @@ def given_sampling(options: argparse.Namespace) -> Asked:
     fields = {name: getattr(options, name) for name in names if getattr(options, name, None) is not None}
     if options.logit_bias:
         fields["logit_bias"] = dict(map(_bias, options.logit_bias))
+    structured = _structured(options)
+    if structured:
+        fields["structured"] = structured
     SamplingParams.of(fields)
     return Asked(options.sampling == "model", fields)
+
+
+def _structured(options: argparse.Namespace) -> dict[str, Any]:
+    """What the output must be. Raises InputError for a file that cannot be read."""
+    if options.json_schema:
+        return {"json": read("json-schema", options.json_schema)}
+    if options.grammar:
+        return {"grammar": read("grammar", options.grammar)}
+    given = {"json_object": options.json_object, "regex": options.regex, "choice": options.choice}
+    return {name: value for name, value in given.items() if value}
 
 
 def check_own(own: Any) -> Any:

@@ -15,6 +15,7 @@ MOST_IDS = 16  # stop tokens of a row
 MOST_PROMPTS = 128
 MOST_MESSAGES = MOST_PARTS = 2**12  # of a conversation
 MOST_VALUES, DEEPEST = 2**14, 48  # of data that the chat template is given
+MOST_GRAMMAR = 2**16  # characters
 MOST_FIELDS = 600  # of any object: a million wrong ones would be a million errors
 
 
@@ -56,6 +57,7 @@ Tokens = Annotated[list[Token], Field(max_length=2**20, fail_fast=True)]  # a mi
 StopString = Annotated[str, Field(min_length=1, max_length=512)]
 Word = Annotated[str, Field(min_length=1, max_length=256)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+GrammarText = Annotated[str, Field(min_length=1, max_length=MOST_GRAMMAR)]
 Label = Annotated[str, Field(max_length=512)]
 Biases = Annotated[dict[str, float], Field(max_length=512), BeforeValidator(_not_too_many)]
 Data = Annotated[dict[str, Any], BeforeValidator(_bounded)]
@@ -106,6 +108,12 @@ class Asked(Fields):
     stop_token_ids: Annotated[list[Token], Field(max_length=MOST_IDS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     bad_words: Annotated[list[Word], Field(max_length=64, fail_fast=True)] | None = None
+    response_format: Data | None = Field(None, description='{"type": "json_schema", ..}, json_object or text')
+    structured_outputs: Data | None = Field(None, description="one of json, json_object, regex, choice, grammar")
+    grammar: Annotated[str, Field(min_length=1, max_length=MOST_GRAMMAR)] | None = Field(
+        None, description="GBNF or Lark"
+    )
+    json_schema: Data | None = Field(None, description="as in llama.cpp's server")
     learning: bool | None = Field(None, description="false: do not count the answer for the drafts of later ones")
     parse_special: bool | None = Field(None, description="true: names of special tokens in what is asked become tokens")
     user: Label | None = None

@@ -10,6 +10,7 @@ from ..runtime.asked.sampling_params import SamplingParams
 from .errors import ApiError, too_long
 from .fields import Asked, ChatMessage, ChatRequest, CompletionRequest
 from .served import Served
+from .structured import names_as_sent, structured_of
 
 SAME = (  # fields that the engine knows under the same name
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -110,15 +111,16 @@ def _requests(
     prediction: str | None = None,
 ) -> list[Request]:
     """One for each choice of a prompt. Raises InputError."""
-    options: RequestOptions = {
-        "sampling": _sampling(served, body, logprobs),
-        "ignore_eos": bool(body.ignore_eos),
-        "stop_ids": body.stop_token_ids or (),
-        "prefix_scope": scope,
-        "learning": served.learning and body.learning is not False,
-        "prediction": prediction,
-    }
-    return served.engine.requests(tokens, most, **options)
+    with names_as_sent(body):
+        options: RequestOptions = {
+            "sampling": _sampling(served, body, logprobs),
+            "ignore_eos": bool(body.ignore_eos),
+            "stop_ids": body.stop_token_ids or (),
+            "prefix_scope": scope,
+            "learning": served.learning and body.learning is not False,
+            "prediction": prediction,
+        }
+        return served.engine.requests(tokens, most, **options)
 
 
 def _sampling(served: Served, body: Asked, logprobs: int | None) -> SamplingParams:
@@ -128,6 +130,7 @@ def _sampling(served: Served, body: Asked, logprobs: int | None) -> SamplingPara
     fields |= {name: getattr(body, name) for name in SAME if getattr(body, name) is not None}
     if body.min_tokens:
         fields["min_new_tokens"] = body.min_tokens
+    fields["structured"] = structured_of(body)
     return SamplingParams.of({**fields, "logprobs": logprobs})
 
 

@@ -149,3 +149,24 @@ def test_weights_are_in_memory_once(folder):
     assert all(mapping["Anonymous:"] == 0 for mapping in found["mapped"])
     assert [round(mapping["size"] / size, 2) for mapping in found["mapped"]] == [1.0, 1.0]
     assert sum(mapping["Rss:"] for mapping in found["mapped"]) > 0.5 * size
+
+
+FORMS = [
+    {"json": {"type": "object", "properties": {"city": {"type": "string"}, "people": {"type": "integer"}},
+              "required": ["city", "people"], "additionalProperties": False}},
+    {"json_object": True},
+    {"regex": "[A-Z][a-z]+( [a-z]+){3,30}[.]"},
+    {"choice": ["blue", "green", "it depends on the light"]},
+]  # fmt: skip
+
+
+def test_drafts_change_no_structured_text(folder):
+    """A real tokenizer, whose tokens cross what a grammar is made of; greedy and sampled."""
+    asked = [{"structured": form, "temperature": warm, "seed": 1} for form in FORMS for warm in (0.0, 0.8)]
+    prompt, texts = "Describe the largest city of France.", []
+    for nodes in ("all", 0):
+        with specstep.load(folder, nodes=nodes, learning=False) as engine:
+            results = [engine.generate(prompt, 60, chat=True, sampling=sampling) for sampling in asked]
+        texts.append([result.token_ids for result in results])
+        assert {result.finish_reason for result in results} >= {"stop"}
+    assert texts[0] == texts[1]

@@ -1,5 +1,6 @@
 """From a prompt and what is asked of it to requests, checked against an engine's limits."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from ..engine_file import EngineSpec
 from ..text.stop_text import StopText
 from ..text.tokenizer import EngineTokenizer
 from .allowed_tokens import AllowedTokens
+from .grammar import Grammar
 from .prediction import prediction_controls
 from .prompt import Prompt, at_least_one, encode, is_conversation, token_ids
 from .request import Request
@@ -54,14 +56,35 @@ def make_requests(
         raise InputError(f"{name}: min_new_tokens: expected at most {most}, which fit, got {params.min_new_tokens}")
     if params.n > 1 and not params.temperature:
         raise InputError(f"{name}: n: expected 1 at temperature 0, where all choices are the same, got {params.n}")
-    asked = controls(params, spec, len(tokens), text) | ({} if allowed_tokens is None else {"masked": 1})
+    grammar = _grammar(spec, text, params, allowed_tokens)
+    banned_ends = params if grammar is None else dataclasses.replace(params, min_new_tokens=0)  # its masks see to that
+    asked = controls(banned_ends, spec, len(tokens), text)
+    asked |= {"masked": 1} if allowed_tokens or grammar else {}
     asked |= {} if learning else {"learning": 0}
     asked |= prediction_controls(spec, text, prediction, name)
-    stops = _stop_ids(spec, ignore_eos, stop_ids)
+    stops = _stop_ids(spec, ignore_eos and grammar is None, stop_ids)
+
+    def allowed() -> AllowedTokens | None:
+        return grammar.masks(stops, params.min_new_tokens, ignore_eos) if grammar else allowed_tokens
+
     return [
-        Request(tokens, len(tokens) + most, stops, asked | seed, _stop_text(params, text), allowed_tokens, prefix_scope)
+        Request(tokens, len(tokens) + most, stops, asked | seed, _stop_text(params, text), allowed(), prefix_scope)
         for seed in seeds(params)
     ]
+
+
+def _grammar(
+    spec: EngineSpec, text: EngineTokenizer | None, params: SamplingParams, allowed_tokens: AllowedTokens | None
+) -> Grammar | None:
+    """What an output must be, if anything. Raises InputError, also for bans, which might leave nothing of it."""
+    if params.structured is None:
+        return None
+    if allowed_tokens is not None:
+        raise InputError("structured: expected none beside allowed_tokens, got both")
+    for name in ("suppress_tokens", "bad_words", "bad_words_ids"):
+        if getattr(params, name):
+            raise InputError(f"{name}: expected none beside structured, whose grammar may need them; give logit_bias")
+    return Grammar(require_tokenizer(text), spec.vocab_size, spec.stop_ids, params.structured)
 
 
 def require_tokenizer(text: EngineTokenizer | None) -> EngineTokenizer:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ...controls import TOP_LOGPROBS
 from ...errors import InputError
+from .structured import checked_structured
 
 MOST_STOPS, MOST_CHOICES = 16, 128
 LONGEST_ID = 18  # digits; Python reads no integer of some thousands
@@ -20,7 +21,8 @@ ELSEWHERE = {  # names of vLLM, OpenAI and transformers -> what does it here
     **dict.fromkeys(("min_tokens", "min_length"), "min_new_tokens"),
     **dict.fromkeys(("stop_token_ids", "eos_token_id"), "the argument stop_ids"),
     **dict.fromkeys(("best_of", "num_return_sequences"), "n"),
-    **dict.fromkeys(("allowed_token_ids", "structured_outputs", "guided_decoding"), "the argument allowed_tokens"),
+    **dict.fromkeys(("structured_outputs", "guided_decoding", "response_format"), "structured"),
+    "allowed_token_ids": "the argument allowed_tokens",
     **dict.fromkeys(("begin_suppress_tokens", "sequence_bias"), "logit_bias or suppress_tokens"),
     "do_sample": "temperature, 0 for greedy",
     "ignore_eos": "the argument ignore_eos",
@@ -38,7 +40,8 @@ class SamplingParams:
     bad_words_ids: tokens, texts and token sequences that are never written. min_new_tokens: before so many, no stop id
     is chosen, and no stop string counts. stop: texts that end the output and are left out of it. seed: an int64; None
     draws one. logprobs: that many of the likeliest tokens are told in the place of each. n: outputs; the i-th has the
-    seed `seed` + i.
+    seed `seed` + i. structured: what the whole output must be, as {"json": SCHEMA}, {"json_object": True}, {"regex":
+    TEXT}, {"choice": TEXTS} or {"grammar": GBNF or Lark}; see `structured.checked_structured`.
 
     Raises InputError for a value out of its range.
     """
@@ -59,6 +62,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     n: int = 1
+    structured: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -196,5 +200,6 @@ _CHECKS: dict[str, Check] = {
     "seed": _or_none(_integer(-SEEDS, SEEDS - 1, "an integer of 64 bits")),
     "logprobs": _or_none(_integer(0, TOP_LOGPROBS)),
     "n": _integer(1, MOST_CHOICES),
+    "structured": _or_none(checked_structured),
 }
 GREEDY = SamplingParams()

@@ -1,0 +1,159 @@
+"""Keeps an output inside a grammar: what may follow each node of a step's tree, by llguidance.
+
+The text is that of plain decoding under the same grammar, whatever is drafted: a node's mask depends on the tokens
+ahead of it alone.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError, needs_extra
+from ...report import DraftedTree
+from ..text.tokenizer import EngineTokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+# Some models write blanks without end where a schema allows them.
+BLANKS = r"[\x20\x0A\x0D\x09]{1,16}"
+Masks = Callable[[Sequence[int], DraftedTree], NDArray[np.int32]]
+
+
+class Grammar:
+    """What an output must be, compiled for an engine's tokenizer."""
+
+    def __init__(self, text: EngineTokenizer, vocabulary: int, ends: Sequence[int], structured: Mapping[str, Any]):
+        """ends: the model's end-of-sequence tokens. structured: as `checked_structured` returns it. Raises InputError
+        for what cannot be kept, by name, and MissingPackageError."""
+        with needs_extra("grammar", "structured output"):
+            from llguidance import LLMatcher
+        if not ends:
+            raise InputError("structured: expected a model with an end-of-sequence token, got one without")
+        self.vocabulary, self.ends = vocabulary, list(ends)
+        self._start = LLMatcher(_tokenizer(text, vocabulary, self.ends), _compiled(structured), log_level=0)
+        _check(self._start)
+
+    def masks(self, stops: Collection[int], least: int = 0, ends_late: bool = False) -> "GrammarMasks":
+        """Those of one output. stops: the tokens that end it; least: how many tokens come before that, if the grammar
+        goes on for so long; ends_late: whether it ends only where the grammar does not go on."""
+        return GrammarMasks(self._start.deep_copy(), self.vocabulary, self.ends, stops, least, ends_late)
+
+
+class GrammarMasks:
+    """Says before each step what may follow the nodes of its tree."""
+
+    def __init__(
+        self,
+        matcher: "LLMatcher",
+        vocabulary: int,
+        ends: Sequence[int],
+        stops: Collection[int],
+        least: int,
+        ends_late: bool,
+    ):
+        self._matcher, self._words = matcher, -(-vocabulary // 32)
+        self._ends, self._stops = self._bits(ends), self._bits(stops)
+        self._leaves = frozenset(ends) | frozenset(stops)
+        self._least, self._late, self._read = least, ends_late, 0
+
+    def __call__(self, output: Sequence[int], tree: DraftedTree) -> NDArray[np.int32]:
+        """The output so far and the tree -> bits int32 [nodes, ceil(vocabulary / 32)]. Raises InputError where the
+        grammar fails, as one that takes too long to follow."""
+        new = list(output[self._read :])
+        if new and not self._matcher.consume_tokens(new):
+            _check(self._matcher)
+            raise InputError("structured: the output left its grammar")
+        self._read = len(output)
+        bits = np.zeros((len(tree.tokens), self._words), np.uint32)
+        children: list[list[int]] = [[] for _ in tree.tokens]
+        for node, parent in enumerate(tree.parents):
+            if node and parent >= 0:
+                children[parent].append(node)
+        self._follow(0, tree.tokens, children, bits, len(output))
+        return bits.view(np.int32)
+
+    def _follow(
+        self, node: int, tokens: list[int], children: list[list[int]], bits: NDArray[np.uint32], written: int
+    ) -> None:
+        """Fill in a node, whose tokens were consumed, and those below it that the grammar allows."""
+        bits[node] = self._mask(written)
+        for child in children[node]:
+            token = tokens[child]
+            if not bits[node, token // 32] >> (token % 32) & 1:
+                continue
+            if token in self._leaves:
+                self._fill(child, children, bits)
+            elif self._matcher.consume_token(token):
+                self._follow(child, tokens, children, bits, written + 1)
+                self._matcher.rollback(1)
+
+    def _fill(self, node: int, children: list[list[int]], bits: NDArray[np.uint32]) -> None:
+        """A node that ends the output, and those below it, which will not be: each must allow something."""
+        bits[node] = self._stops
+        for child in children[node]:
+            self._fill(child, children, bits)
+
+    def _mask(self, written: int) -> NDArray[np.uint32]:
+        """What may follow so many tokens. A stop token may where the grammar may end."""
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._words]
+        _check(self._matcher)
+        may_end = bool((mask & self._ends).any())
+        mask = mask & ~(self._ends | self._stops)
+        goes_on = bool(mask.any())
+        if may_end and not (goes_on and (self._late or written < self._least)):
+            mask |= self._stops
+        elif not goes_on:
+            raise InputError("structured: expected a grammar that some text keeps, got one that nothing may follow")
+        return mask
+
+    def _bits(self, tokens: Collection[int]) -> NDArray[np.uint32]:
+        bits = np.zeros(self._words, np.uint32)
+        for token in tokens:
+            bits[token // 32] |= np.uint32(1 << token % 32)
+        return bits
+
+
+_tokenizers: "WeakKeyDictionary[EngineTokenizer, LLTokenizer]" = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _tokenizer(text: EngineTokenizer, vocabulary: int, ends: list[int]) -> "LLTokenizer":
+    """An engine's, made once: it takes up to a second. Raises InputError."""
+    from llguidance import LLTokenizer
+
+    with _lock:
+        if text not in _tokenizers:
+            try:
+                _tokenizers[text] = LLTokenizer(text.tokenizer.to_str(), n_vocab=vocabulary, eos_token=ends)
+            except Exception as error:  # the library raises bare ones
+                raise InputError(f"structured: expected a tokenizer of bytes, got one that is not ({error})") from None
+        return _tokenizers[text]
+
+
+def _compiled(structured: Mapping[str, Any]) -> str:
+    """llguidance's grammar. Raises InputError."""
+    from llguidance import LLMatcher, grammar_from
+
+    kind, value = next(iter(structured.items()))
+    if kind in ("json", "json_object"):
+        options: Any = {"whitespace_pattern": BLANKS, "lenient": structured["lenient"]}
+        return LLMatcher.grammar_from_json_schema('{"type": "object"}' if kind == "json_object" else value, options)
+    if kind == "choice":
+        return grammar_from("choice", json.dumps(value))
+    try:
+        return grammar_from("regex" if kind == "regex" else "gbnf", value)
+    except ValueError as error:
+        raise InputError(f"structured: {kind}: {error}") from None
+
+
+def _check(matcher: "LLMatcher") -> None:
+    """Raises InputError with what a matcher says."""
+    if matcher.is_error():
+        said = " ".join(matcher.get_error().split())
+        raise InputError(f"structured: expected a grammar that can be kept, got: {said:.300}")
