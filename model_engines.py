@@ -132,16 +132,16 @@ def _is_engine(model: str | Path) -> bool:
         path = Path(model).expanduser()
         if (path / MANIFEST).is_file():
             return True
-        from .compile.locate import ALIASES, locate  # here, since an engine needs nothing of the compiler
-
         if not path.exists() and path.parent != Path() and [*path.parent.glob(f"*/{MANIFEST}")]:
             raise InputError(f"engine: expected one that is there, got {model}; there are others in {path.parent}")
         there = path.is_dir()
     except (OSError, RuntimeError) as error:  # a name that is too long, a folder that cannot be read, no such user
         raise InputError(
-            f"model: expected an engine directory, a model directory, a .gguf file, a hub id or {', '.join(ALIASES)}, "
-            f"got {str(model)[:200]!r} ({error})"
+            "model: expected an engine directory, a model directory, a .gguf file, a hub id or smollm2-135m, got "
+            f"{str(model)[:200]!r} ({error})"
         ) from None
+    from .compile.locate import locate  # here, since an engine directory needs nothing of the compiler
+
     try:
         locate(str(model))
     except BuildError as error:

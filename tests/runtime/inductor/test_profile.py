@@ -48,16 +48,31 @@ def test_parts_add_up_to_the_step(profile):
     assert all(profile.stages().values())
 
 
-def test_every_call_of_the_compiled_graph_is_told(profile, engine_folder):
-    """AOTInductor keeps the code that it generated beside what it compiled."""
+@pytest.fixture(scope="module")
+def written(engine_folder):
+    """Calls of the step that AOTInductor wrote, in order: the op, and the program's names of what it is given. It keeps
+    the code beside what it compiled; a layer is a function, called with what its op is given."""
     with zipfile.ZipFile(engine_folder / "step.pt2") as package:
         name = next(name for name in package.namelist() if name.endswith(".wrapper.cpp"))
-        code = package.read(name).decode().split("::run_impl(", 1)[1]
-    expected = Counter(
-        name.removesuffix("_native")
-        for name in re.findall(r"CHECK\(aoti_torch_cpu_(\w+)\(", code)
-        if name in NATIVE_OPS
-    )
+        program, layers = package.read(name).decode().split("::run_impl(", 1)[1].split("// AOTInductorModel::run_impl")
+    bodies = re.split(r"^static void (layer_\d+)\(", layers, flags=re.M)[1:]
+    functions = dict(zip(bodies[::2], map(_calls, bodies[1::2]), strict=True))
+    assert functions, "the layers of this engine are alike"
+    calls = []
+    for op, given in _calls(program):
+        names = {f"arg{index}_1": name for index, name in enumerate(given)}
+        inner = functions.get(op, [])
+        calls += [(op, [names.get(name, name) for name in given]) for op, given in inner] or [(op, given)]
+    return calls
+
+
+def _calls(code: str) -> list[tuple[str, list[str]]]:
+    found = re.findall(r"CHECK\(aoti_torch_cpu_(\w+)\((.*)\)\);", code)
+    return [(op, given.split(", ")) for op, given in found if op in NATIVE_OPS or op.startswith("layer_")]
+
+
+def test_every_call_of_the_compiled_graph_is_told(profile, written):
+    expected = Counter(op.removesuffix("_native") for op, _ in written)
     told = Counter()
     for part in profile.parts:
         if part.op not in (COMPILED, HOST):
@@ -65,13 +80,11 @@ def test_every_call_of_the_compiled_graph_is_told(profile, engine_folder):
     assert told == expected and told["tree_attention"] == LAYERS
 
 
-def test_attention_reads_the_caches_where_they_lie(engine_folder):
+def test_attention_reads_the_caches_where_they_lie(written):
     """Keys and values are the program's own inputs, not copies of them."""
-    with zipfile.ZipFile(engine_folder / "step.pt2") as package:
-        name = next(name for name in package.namelist() if name.endswith(".wrapper.cpp"))
-        code = package.read(name).decode().split("::run_impl(", 1)[1]
-    calls = re.findall(r"CHECK\(aoti_torch_cpu_tree_attention_native\(\w+, (\w+), (\w+)", code)
-    assert len(calls) == LAYERS and all(cache.startswith("arg") for pair in calls for cache in pair)
+    caches = [given[1:3] for op, given in written if op == "tree_attention_native"]
+    assert len(caches) == LAYERS and all(cache.startswith("arg") for pair in caches for cache in pair)
+    assert len({cache for pair in caches for cache in pair}) == 2 * LAYERS
 
 
 def test_bytes_are_those_of_weights_and_of_the_tokens_in_the_cache(profile, engine_folder):
