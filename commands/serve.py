@@ -65,6 +65,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_nodes_option(parser)
     add_device_option(parser)
     add(
+        "--tool-format", metavar="FORM", help="how the models write calls of tools, as hermes, llama3, mistral or "
+        "qwen3-coder (docs/serving.md has all); by default each chat template says"
+    )  # fmt: skip
+    add(
         "--share-prefixes", action="store_true", help="let calls with one API key start from what others were served, "
         "and be drafted from it; with several keys and without this, nothing is learned"
     )  # fmt: skip
@@ -93,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
         share_prefixes=options.share_prefixes,
         stream_interval_ms=options.stream_interval_ms,
         hosts=hosts_of(options.host, bool(keys)),
+        tool_format=options.tool_format,
         max_connections=options.max_connections,
     )
     for name in ("drain", "prefix_cache"):

@@ -167,12 +167,14 @@ class EventStream(Response):
         text, logprobs, reason = grown.text, grown.logprobs, grown.request.finish_reason
         drafts = self._drafts[grown.choice].told(grown) if self._drafts else None
         if text or logprobs or drafts:
-            yield self._chunk(self.call.form.grown(grown.choice, text, logprobs), drafts)
+            choice = self.call.form.grown(grown.choice, text, logprobs)
+            if choice is not None or drafts:
+                yield self._chunk(choice, drafts)
         if reason in ("stop", "length"):
             yield self._chunk(self.call.form.end(grown.choice, reason))
 
-    def _chunk(self, choice: Json, drafts: Json | None = None) -> bytes:
-        chunk = {**self.call.head(self.call.form.chunk_object), "choices": [choice]}
+    def _chunk(self, choice: Json | None, drafts: Json | None = None) -> bytes:
+        chunk = {**self.call.head(self.call.form.chunk_object), "choices": [] if choice is None else [choice]}
         if self.call.include_usage:
             chunk["usage"] = None
         if drafts is not None:

@@ -37,7 +37,10 @@ def create_app(engines: Mapping[str, Engine], options: ServeOptions | None = Non
         options: None for an open API with the default limits.
     """
     options = options or ServeOptions()
-    served = {name: Served(name, engine, options.max_queue, options.learning) for name, engine in engines.items()}
+    served = {
+        name: Served(name, engine, options.max_queue, options.learning, options.tool_format)
+        for name, engine in engines.items()
+    }
     metrics = Metrics(served.values())
     app = FastAPI(
         title="specstep", description="OpenAI's API over compiled speculative decoding.", version="1", redoc_url=None
@@ -70,8 +73,8 @@ def _add_answers(app: FastAPI, served: Mapping[str, Served], metrics: Metrics, o
         places = one.take(choices(body))
         with on_error(places):
             ready = await asyncio.to_thread(prepare_chat, one, body, request.state.prefix_scope)
-            form = ChatForm(one.token_text, bool(body.logprobs))
-            answer = Answer(one.engine, ready.requests, places.give_back)
+            form = ChatForm(one.token_text, bool(body.logprobs), ready.reading)
+            answer = Answer(one.engine, ready.requests, places.give_back, one.shown_text if ready.reading else None)
         call = Call(one, answer, places, form, metrics, ready.firsts, options.stream_interval_ms / 1e3)
         return await _answered(body, call, request)
 
@@ -108,8 +111,8 @@ def _add_models(app: FastAPI, served: Mapping[str, Served]) -> None:
         one = _find(served, body.model)
         special = body.parse_special
         if body.messages is not None:
-            arguments = body.chat_template_kwargs or {}
-            tokens = await asyncio.to_thread(chat_tokens, one, body.messages, arguments, special)
+            arguments, messages = body.chat_template_kwargs or {}, [message.plain() for message in body.messages]
+            tokens = await asyncio.to_thread(chat_tokens, one, messages, arguments, special)
         else:
             around = body.add_special_tokens is not False
             tokens = await asyncio.to_thread(text_tokens, one, body.prompt or "", special, around)

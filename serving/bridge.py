@@ -9,6 +9,7 @@ from ..report import TokenLogprobs
 from ..runtime.asked.request import Request
 from ..runtime.engine import Engine
 from ..runtime.stream import Piece, Pieces
+from ..runtime.text.tokenizer import EngineTokenizer
 
 
 @dataclass
@@ -38,16 +39,22 @@ class Grown:
 class Answer:
     """The choices of one call on their way, submitted together. Belongs to the event loop that made it."""
 
-    def __init__(self, engine: Engine, requests: Sequence[Request], ended: Callable[[int], None] = lambda count: None):
-        """Submits the requests. ended: called with how many choices have ended, whether or not anybody reads. Raises
-        EngineError where the engine is closed."""
+    def __init__(
+        self,
+        engine: Engine,
+        requests: Sequence[Request],
+        ended: Callable[[int], None] = lambda count: None,
+        text: EngineTokenizer | None = None,
+    ):
+        """Submits the requests. ended: called with how many choices have ended, whether or not anybody reads. text:
+        what makes text of tokens, None for the engine's. Raises EngineError where the engine is closed."""
         self.requests, self._ended = requests, ended
         self._loop = asyncio.get_running_loop()
         self._told, self._waking, self._pausing = asyncio.Event(), False, False
         self._error: Exception | None = None
         self._grown: dict[int, Grown] = {}  # what came and was not read
         self._places = {id(request): index for index, request in enumerate(requests)}
-        self._pieces = [Pieces(request, engine.text) for request in requests]
+        self._pieces = [Pieces(request, text or engine.text) for request in requests]
         self._submission = engine.run(requests)
         self._submission.listen(self._wake)
 

@@ -202,13 +202,16 @@ class ChatRequest(Asked):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
     chat_template_kwargs: Data | None = None
-    tools: DataList | None = Field(None, description="shown to the model by its chat template, with tool_choice none")
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: DataList | None = Field(None, description="functions that the model may call")
+    tool_choice: Literal["none", "auto", "required"] | Data | None = Field(
+        None, description="or a named function, or allowed_tools"
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Variables of the chat template."""
-        return ({"tools": self.tools} if self.tools else {}) | (self.chat_template_kwargs or {})
+        return self.chat_template_kwargs or {}
 
 
 class CompletionRequest(Asked):

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 from ..report import TokenLogprobs
 from ..runtime.text.tokenizer import TextStream
 from .token_text import TokenText
+from .tools.answer_reader import AnswerReader, GrownAnswer
+from .tools.conversation import Reading
 
 Json = dict[str, Any]
 
@@ -21,8 +23,8 @@ class Form(Protocol):
     def begin(self, index: int) -> Json | None:
         """What comes before the first token of a choice, in a stream."""
 
-    def grown(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> Json:
-        """A choice in a chunk: the text that is new, and the log-probabilities of its tokens."""
+    def grown(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> Json | None:
+        """A choice in a chunk: the text that is new, and the log-probabilities of its tokens. None for nothing yet."""
 
     def end(self, index: int, reason: str) -> Json:
         """The last of a choice in a stream."""
@@ -36,23 +38,43 @@ class ChatForm:
 
     prefix, whole_object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tokens: TokenText | None, logprobs: bool):
-        self._tokens, self._logprobs = tokens, logprobs
+    def __init__(self, tokens: TokenText | None, logprobs: bool, reading: Reading | None = None):
+        """reading: how answers are read that may have reasoning or calls; None: they are text."""
+        self._tokens, self._logprobs, self._reading = tokens, logprobs, reading
+        self._readers: dict[int, AnswerReader] = {}  # of each choice
 
     def begin(self, index: int) -> Json | None:
         delta = {"role": "assistant", "content": "", "refusal": None}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def grown(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> Json:
+    def grown(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> Json | None:
         told = self._told(logprobs)
-        return {"index": index, "delta": {"content": text}, "logprobs": told, "finish_reason": None}
+        delta = {"content": text} if self._reading is None else _delta(self._reader(index).push(text))
+        if not delta and told is None:
+            return None
+        return {"index": index, "delta": delta, "logprobs": told, "finish_reason": None}
 
     def end(self, index: int, reason: str) -> Json:
-        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
+        delta = {}
+        if self._reading is not None:
+            reader = self._reader(index)
+            delta, reason = _delta(reader.push("", last=True)), self._reading.reason(reader, reason)
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
     def whole(self, index: int, text: str, logprobs: Sequence[TokenLogprobs], reason: str) -> Json:
-        message = {"role": "assistant", "content": text, "refusal": None}
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if self._reading is not None:
+            reader = self._reader(index)
+            reader.push(text, last=True)
+            message |= _message(reader)
+            reason = self._reading.reason(reader, reason)
         return {"index": index, "message": message, "logprobs": self._told(logprobs), "finish_reason": reason}
+
+    def _reader(self, index: int) -> AnswerReader:
+        assert self._reading is not None
+        if index not in self._readers:
+            self._readers[index] = self._reading.reader()
+        return self._readers[index]
 
     def _told(self, logprobs: Sequence[TokenLogprobs]) -> Json | None:
         if not self._logprobs or self._tokens is None:
@@ -67,6 +89,31 @@ class ChatForm:
         assert self._tokens is not None
         written = self._tokens.of(token)
         return {"token": written.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(written)}
+
+
+def _message(reader: AnswerReader) -> Json:
+    """What a message has of an answer that was read."""
+    answer = reader.answer
+    calls = [_call(id, call.name, call.arguments) for id, call in zip(reader.ids, answer.calls, strict=True)]
+    message: Json = {"content": answer.content if answer.content or not calls else None}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _delta(grown: GrownAnswer) -> Json:
+    """What a message grew by."""
+    delta: Json = {"reasoning_content": grown.reasoning, "content": grown.content}
+    delta = {name: text for name, text in delta.items() if text}
+    calls = [
+        {"index": index, **(_call(*new, arguments) if new else {"function": {"arguments": arguments}})}
+        for index, new, arguments in grown.calls
+    ]
+    return delta | ({"tool_calls": calls} if calls else {})
+
+
+def _call(id: str, name: str, arguments: str) -> Json:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class CompletionForm:

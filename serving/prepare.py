@@ -1,16 +1,18 @@
 """From the body of a call to the engine's requests. Runs in a thread: a long prompt takes a while."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..runtime.asked.prompt import RequestOptions
 from ..runtime.asked.request import Request
 from ..runtime.asked.sampling_params import SamplingParams
 from .errors import ApiError, too_long
-from .fields import Asked, ChatMessage, ChatRequest, CompletionRequest
+from .fields import Asked, ChatRequest, CompletionRequest
 from .served import Served
 from .structured import names_as_sent, structured_of
+from .tools.asked import tools_of
+from .tools.conversation import Reading, grammar_of, reading_of, shown_tools
 
 SAME = (  # fields that the engine knows under the same name
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -28,13 +30,11 @@ class Prepared:
     requests: list[Request]
     firsts: list[Request]
     echoed: list[str] = field(default_factory=list)
+    reading: Reading | None = None  # how answers are read that may have reasoning or calls
 
 
 def choices(body: Asked) -> int:
     """How many requests a call makes. Raises ApiError for fields that do not go together."""
-    if isinstance(body, ChatRequest) and body.tools and body.tool_choice != "none":
-        message = "tools: not supported; leave it out, or give tool_choice none: the model sees them and calls none"
-        raise ApiError(400, message, param="tools", code="unsupported_parameter")
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options: expected stream true beside it", param="stream_options")
     return (body.n or 1) * (len(_prompts(body.prompt)) if isinstance(body, CompletionRequest) else 1)
@@ -46,14 +46,25 @@ def prepare_chat(served: Served, body: ChatRequest, scope: str) -> Prepared:
         raise ApiError(400, "max_tokens: expected max_completion_tokens alone, got both", param="max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs: expected logprobs true beside it", param="top_logprobs")
-    tokens = chat_tokens(served, body.messages, body.arguments, body.parse_special)
+    tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    messages = [message.plain() for message in body.messages]
+    arguments = body.arguments
+    if body.tools:
+        messages, arguments = shown_tools(served, messages, arguments, body.tools, tools is not None)
+    tokens = chat_tokens(served, messages, arguments, body.parse_special)
+    reading = reading_of(served, tools, tokens)
     most = body.max_completion_tokens or body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     likely = body.prediction.text if body.prediction else None
     if likely and len(likely) > served.most_characters:
         raise too_long("prediction", served.most_tokens, f"{len(likely)} characters")
-    requests = _requests(served, body, tokens, most, logprobs, scope, likely)
-    return Prepared(requests, requests[:1])
+    structured = structured_of(body)
+    if tools is not None and reading is not None:
+        structured = grammar_of(served, tools, reading, structured)
+    requests = _requests(served, body, tokens, most, logprobs, scope, structured, likely, answers=True)
+    if reading is not None:
+        requests = [_shown_stops(served, request) for request in requests]
+    return Prepared(requests, requests[:1], reading=reading)
 
 
 def prepare_completion(served: Served, body: CompletionRequest, scope: str) -> Prepared:
@@ -65,7 +76,9 @@ def prepare_completion(served: Served, body: CompletionRequest, scope: str) -> P
         tokens = text_tokens(served, prompt, body.parse_special) if isinstance(prompt, str) else prompt
         if len(tokens) > served.most_tokens:
             raise too_long("prompt", served.most_tokens, str(len(tokens)))
-        made = _requests(served, body, tokens, body.max_tokens or DEFAULT_COMPLETION, body.logprobs, scope)
+        made = _requests(
+            served, body, tokens, body.max_tokens or DEFAULT_COMPLETION, body.logprobs, scope, structured_of(body)
+        )
         requests += made
         firsts += made[:1]
         if body.echo:
@@ -74,14 +87,18 @@ def prepare_completion(served: Served, body: CompletionRequest, scope: str) -> P
     return Prepared(requests, firsts, echoed)
 
 
+def _shown_stops(served: Served, request: Request) -> Request:
+    """A request whose stop strings are looked for in the text that is read."""
+    return replace(request, stop_text=request.stop_text and request.stop_text.over(served.shown_text))
+
+
 def chat_tokens(
-    served: Served, given: Sequence[ChatMessage], arguments: dict[str, Any], parse_special: bool | None
+    served: Served, messages: Sequence[dict[str, Any]], arguments: dict[str, Any], parse_special: bool | None
 ) -> list[int]:
     """A conversation in the chat template, if it can fit: all that the template may write is counted before it runs.
     Raises ApiError and InputError."""
-    if len(given) > served.most_tokens:
-        raise too_long("messages", served.most_tokens, f"{len(given)} messages")
-    messages = [message.plain() for message in given]
+    if len(messages) > served.most_tokens:
+        raise too_long("messages", served.most_tokens, f"{len(messages)} messages")
     for name, data in (("messages", messages), ("chat_template_kwargs", arguments)):
         size = _size(data)
         if size > served.most_characters + PLENTY:
@@ -108,12 +125,15 @@ def _requests(
     most: int | None,
     logprobs: int | None,
     scope: str,
+    structured: dict[str, Any] | None,
     prediction: str | None = None,
+    answers: bool = False,
 ) -> list[Request]:
-    """One for each choice of a prompt. Raises InputError."""
+    """One for each choice of a prompt. answers: whether that is a conversation. Raises InputError."""
     with names_as_sent(body):
         options: RequestOptions = {
-            "sampling": _sampling(served, body, logprobs),
+            "sampling": _sampling(served, body, logprobs, structured),
+            "chat": answers,
             "ignore_eos": bool(body.ignore_eos),
             "stop_ids": body.stop_token_ids or (),
             "prefix_scope": scope,
@@ -123,14 +143,14 @@ def _requests(
         return served.engine.requests(tokens, most, **options)
 
 
-def _sampling(served: Served, body: Asked, logprobs: int | None) -> SamplingParams:
+def _sampling(served: Served, body: Asked, logprobs: int | None, structured: dict[str, Any] | None) -> SamplingParams:
     """What was asked for over what the model recommends, or over OpenAI's defaults. Raises InputError."""
     recommended = served.engine.recommended
     fields: dict[str, Any] = {"temperature": 1.0} if recommended is None else recommended.changed
     fields |= {name: getattr(body, name) for name in SAME if getattr(body, name) is not None}
     if body.min_tokens:
         fields["min_new_tokens"] = body.min_tokens
-    fields["structured"] = structured_of(body)
+    fields["structured"] = structured
     return SamplingParams.of({**fields, "logprobs": logprobs})
 
 

@@ -45,12 +45,29 @@ class Usage(BaseModel):
     total_tokens: int
 
 
+class CalledFunction(BaseModel):
+    """A function's name, and the text of a JSON object of arguments."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call that the model makes."""
+
+    id: str
+    type: str
+    function: CalledFunction
+
+
 class AnswerMessage(BaseModel):
-    """What the assistant said."""
+    """What the assistant said; content is null where it made calls alone. reasoning_content: of models that think."""
 
     role: str
-    content: str
+    content: str | None
     refusal: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):

@@ -6,9 +6,13 @@ from functools import cached_property
 
 from ..errors import EngineError
 from ..runtime.engine import Engine
+from ..runtime.text.reasoning import MARKS
+from ..runtime.text.tokenizer import EngineTokenizer
 from .errors import BUSY, ApiError
 from .places import Places, Queue, QueueFullError
 from .token_text import TokenText
+from .tools.formats import FORMATS, TemplateTools, template_tools
+from .tools.grammar import LEAD
 
 MOST_WAIT = 60  # seconds that Retry-After says at most
 
@@ -16,8 +20,10 @@ MOST_WAIT = 60  # seconds that Retry-After says at most
 class Served:
     """One engine under its name, and its queue."""
 
-    def __init__(self, name: str, engine: Engine, max_queue: int, learning: bool):
-        """learning: whether answers may be counted for the drafts of later ones."""
+    def __init__(self, name: str, engine: Engine, max_queue: int, learning: bool, tool_format: str | None = None):
+        """learning: whether answers may be counted for the drafts of later ones. tool_format: one of FORMATS, the form
+        of calls; None: the chat template's."""
+        self._tool_format = tool_format
         self.name, self.engine, self.learning = name, engine, learning
         self.rows, self.created = engine.spec.max_batch, int(time.time())
         self.queue = Queue(self.rows, max_queue)
@@ -27,6 +33,19 @@ class Served:
     def token_text(self) -> TokenText | None:
         """None for an engine without a tokenizer."""
         return None if self.engine.text is None else TokenText(self.engine.text)
+
+    @cached_property
+    def tools(self) -> TemplateTools:
+        """How the model is told of tools, and writes calls. Raises InputError where nobody knows."""
+        return template_tools(self.engine.tokenizer, FORMATS[self._tool_format] if self._tool_format else None)
+
+    @cached_property
+    def shown_text(self) -> EngineTokenizer:
+        """The tokenizer of answers that are read: it shows the marks of reasoning and of calls."""
+        forms = " ".join(form.write("f", {}) for form in FORMATS.values())
+        marks = {LEAD, *(mark for pair in MARKS for mark in pair)}
+        names = self.engine.tokenizer.special_names
+        return self.engine.tokenizer.showing({name for name in names if name and (name in marks or name in forms)})
 
     @property
     def most_tokens(self) -> int:

@@ -25,7 +25,7 @@ def names_as_sent(body: Asked) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        sent, text = [name for name in _FORMS if getattr(body, name) is not None], str(error)
+        sent, text = [name for name in ("tools", *_FORMS) if getattr(body, name, None) is not None], str(error)
         if sent and text.startswith("structured:"):
             raise InputError(text.replace("structured", sent[0], 1)) from None
         raise

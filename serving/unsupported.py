@@ -22,7 +22,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "length_penalty": (1.0,),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
     "priority": (0,),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),

@@ -15,28 +15,38 @@ from numpy.typing import NDArray
 
 from ...errors import InputError, needs_extra
 from ...report import DraftedTree
+from ..text.reasoning import Reasoning
 from ..text.tokenizer import EngineTokenizer
+from .lark import BLANKS, literal, up_to
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Some models write blanks without end where a schema allows them.
-BLANKS = r"[\x20\x0A\x0D\x09]{1,16}"
 Masks = Callable[[Sequence[int], DraftedTree], NDArray[np.int32]]
 
 
 class Grammar:
     """What an output must be, compiled for an engine's tokenizer."""
 
-    def __init__(self, text: EngineTokenizer, vocabulary: int, ends: Sequence[int], structured: Mapping[str, Any]):
-        """ends: the model's end-of-sequence tokens. structured: as `checked_structured` returns it. Raises InputError
-        for what cannot be kept, by name, and MissingPackageError."""
+    def __init__(
+        self,
+        text: EngineTokenizer,
+        vocabulary: int,
+        ends: Sequence[int],
+        structured: Mapping[str, Any],
+        reasoning: Reasoning | None = None,
+    ):
+        """ends: the model's end-of-sequence tokens. structured: as `checked_structured` returns it. reasoning: what the
+        output may have ahead of it. Raises InputError for what cannot be kept, by name, and MissingPackageError."""
         with needs_extra("grammar", "structured output"):
             from llguidance import LLMatcher
         if not ends:
             raise InputError("structured: expected a model with an end-of-sequence token, got one without")
         self.vocabulary, self.ends = vocabulary, list(ends)
-        self._start = LLMatcher(_tokenizer(text, vocabulary, self.ends), _compiled(structured), log_level=0)
+        compiled = _compiled(structured)
+        if reasoning is not None:
+            compiled = _behind(reasoning, compiled, text)
+        self._start = LLMatcher(_tokenizer(text, vocabulary, self.ends), compiled, log_level=0)
         _check(self._start)
 
     def masks(self, stops: Collection[int], least: int = 0, ends_late: bool = False) -> "GrammarMasks":
@@ -150,6 +160,14 @@ def _compiled(structured: Mapping[str, Any]) -> str:
         return grammar_from("regex" if kind == "regex" else "gbnf", value)
     except ValueError as error:
         raise InputError(f"structured: {kind}: {error}") from None
+
+
+def _behind(reasoning: Reasoning, grammar: str, text: EngineTokenizer) -> str:
+    """The grammar of an output with reasoning ahead of it, in which all is allowed."""
+    inner = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    begin = "thought GAP?" if reasoning.opened else f"({literal(reasoning.begin, text)} thought GAP?)?"
+    rules = [f"start: {begin} @output", up_to("thought", reasoning.end, text), "GAP: /[ \\r\\n]{1,8}/"]
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, {**inner[0], "name": "output"}, *inner[1:]]})
 
 
 def _check(matcher: "LLMatcher") -> None:

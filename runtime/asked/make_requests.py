@@ -6,6 +6,7 @@ from typing import Any
 
 from ...errors import InputError
 from ..engine_file import EngineSpec
+from ..text.reasoning import Reasoning, reasoning_of
 from ..text.stop_text import StopText
 from ..text.tokenizer import EngineTokenizer
 from .allowed_tokens import AllowedTokens
@@ -56,7 +57,9 @@ def make_requests(
         raise InputError(f"{name}: min_new_tokens: expected at most {most}, which fit, got {params.min_new_tokens}")
     if params.n > 1 and not params.temperature:
         raise InputError(f"{name}: n: expected 1 at temperature 0, where all choices are the same, got {params.n}")
-    grammar = _grammar(spec, text, params, allowed_tokens)
+    answers = text is not None and (chat or (not isinstance(prompt, str) and is_conversation(prompt)))
+    reasoning = reasoning_of(text, tokens) if text is not None and answers and params.structured else None
+    grammar = _grammar(spec, text, params, allowed_tokens, reasoning)
     banned_ends = params if grammar is None else dataclasses.replace(params, min_new_tokens=0)  # its masks see to that
     asked = controls(banned_ends, spec, len(tokens), text)
     asked |= {"masked": 1} if allowed_tokens or grammar else {}
@@ -74,7 +77,11 @@ def make_requests(
 
 
 def _grammar(
-    spec: EngineSpec, text: EngineTokenizer | None, params: SamplingParams, allowed_tokens: AllowedTokens | None
+    spec: EngineSpec,
+    text: EngineTokenizer | None,
+    params: SamplingParams,
+    allowed_tokens: AllowedTokens | None,
+    reasoning: Reasoning | None,
 ) -> Grammar | None:
     """What an output must be, if anything. Raises InputError, also for bans, which might leave nothing of it."""
     if params.structured is None:
@@ -84,7 +91,7 @@ def _grammar(
     for name in ("suppress_tokens", "bad_words", "bad_words_ids"):
         if getattr(params, name):
             raise InputError(f"{name}: expected none beside structured, whose grammar may need them; give logit_bias")
-    return Grammar(require_tokenizer(text), spec.vocab_size, spec.stop_ids, params.structured)
+    return Grammar(require_tokenizer(text), spec.vocab_size, spec.stop_ids, params.structured, reasoning)
 
 
 def require_tokenizer(text: EngineTokenizer | None) -> EngineTokenizer:

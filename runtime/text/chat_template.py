@@ -3,6 +3,7 @@
 Templates come from whoever published the model, so they run in Jinja's sandbox and see plain data only.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -81,23 +82,30 @@ class ChatTemplate:
         plain = {key: _plain(value, f"messages: {key}") for key, value in message.items() if value is not None}
         if isinstance(plain.get("content"), list | tuple) and not self.takes_parts:
             plain["content"] = "\n".join(part["text"] for part in plain["content"])
-        if "content" not in plain and not self.takes_calls_alone:
-            plain["content"] = ""
+        if plain.get("tool_calls"):
+            as_data, content = self.calls_shape
+            plain = content | plain
+            if not as_data:
+                plain["tool_calls"] = [_with_text(call) for call in plain["tool_calls"]]
         reasoning = next((plain[name] for name in REASONING if plain.get(name) is not None), None)
         if reasoning is None:
             return plain
         return {"thinking": reasoning, **plain, "reasoning_content": reasoning}
 
     @cached_property
-    def takes_calls_alone(self) -> bool:
-        """Whether the template reads a message without content beside its tool calls, found by trying."""
-        call = {"id": "call00001", "type": "function", "function": {"name": PROBE, "arguments": {}}}
-        asked = {"role": "user", "content": PROBE}
-        try:
-            self._render([asked, {"role": "assistant", "tool_calls": [call]}], {})
-        except InputError:
-            return False
-        return True
+    def calls_shape(self) -> tuple[bool, dict[str, Any]]:
+        """How the template reads tool calls, found by trying: whether their arguments are data rather than the text of
+        a JSON object, and the content of a message that has none beside them."""
+        asked, call = {"role": "user", "content": "u"}, {"id": "call00001", "type": "function"}
+        for as_data in (True, False):
+            function = {"name": PROBE, "arguments": {"a": PROBE} if as_data else f'{{"a": "{PROBE}"}}'}
+            calls = [call | {"function": function}]
+            for content in ({}, {"content": None}, {"content": ""}):
+                message = {"role": "assistant", **content, "tool_calls": calls}
+                with contextlib.suppress(InputError):
+                    if PROBE in self._render([asked, message], {}):
+                        return as_data, content
+        return True, {"content": ""}
 
     @cached_property
     def takes_parts(self) -> bool:
@@ -108,6 +116,14 @@ class ChatTemplate:
         except InputError:
             return False
         return re.search(rf"(?<!['\"]){PROBE}", text) is not None
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call whose arguments are the text of a JSON object."""
+    function = call.get("function")
+    if not isinstance(function, dict) or isinstance(function.get("arguments"), str):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(function.get("arguments"), ensure_ascii=False)}}
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

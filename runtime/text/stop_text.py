@@ -22,6 +22,10 @@ class StopText:
         self._tokens = self._taken = 0  # tokens that came, and parts of `_final` that were handed out
         self.found = False
 
+    def over(self, tokenizer: EngineTokenizer) -> "StopText":
+        """A new one that looks for the same in another text of the tokens."""
+        return StopText(tokenizer, self._strings, self._least)
+
     @property
     def open(self) -> str:
         """What may become a stop string, and is text if it does not."""

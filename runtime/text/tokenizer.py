@@ -1,6 +1,7 @@
 """Text in and out: the tokenizer, conversations, and streaming that never cuts a character."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -110,10 +111,25 @@ class EngineTokenizer:
         """As `decode`, but of bytes that are no text it makes what a stream of the tokens shows."""
         return TextStream(self).push(tokens, last=True)
 
+    def showing(self, names: Collection[str]) -> "EngineTokenizer":
+        """The same, but for special tokens of these names, which it does not leave out of what it decodes."""
+        if not self.special_names.keys() & names:
+            return self
+        data = json.loads(self.tokenizer.to_str())
+        for token in data["added_tokens"]:
+            token["special"] = token["special"] and token["content"] not in names
+        return EngineTokenizer(Tokenizer.from_str(json.dumps(data)), None, {})
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of the tokens that `decode` leaves out."""
-        return frozenset(id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special)
+        return frozenset(self.special_names.values())
+
+    @cached_property
+    def special_names(self) -> dict[str, int]:
+        """Their names, each with its id."""
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        return {token.content: id for id, token in added if token.special}
 
 
 def _utf8(text: str) -> str:

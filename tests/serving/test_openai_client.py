@@ -249,8 +249,8 @@ def test_errors_are_those_of_openai(client):
         create(messages=user("x" * 400))
     assert error.value.code == "context_length_exceeded" and error.value.param == "messages"
     with pytest.raises(openai.BadRequestError) as error:
-        create(tools=[{"type": "function", "function": {"name": "f"}}])
-    assert error.value.param == "tools" and "not supported" in str(error.value)
+        create(modalities=["audio"])
+    assert error.value.param == "modalities" and "not supported" in str(error.value)
     with pytest.raises(openai.BadRequestError) as error:
         create(temperature=0.001)
     assert error.value.param == "temperature"

@@ -1,0 +1,39 @@
+"""Pieces of llguidance's Lark grammars: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md"""
+
+import json
+import re
+
+from ..text.tokenizer import EngineTokenizer
+
+# Some models write blanks without end where a schema allows them.
+BLANKS = r"[\x20\x0A\x0D\x09]{1,16}"
+ANY = "/(?s:.*)/"
+
+
+def literal(text: str, tokenizer: EngineTokenizer) -> str:
+    """Terms for a text, none for an empty one: special tokens in it are those tokens, not their characters."""
+    terms = []
+    for part in _parts(text, tokenizer):
+        token = tokenizer.special_names.get(part)
+        terms.append(f"<[{token}]>" if token is not None else json.dumps(part))
+    return " ".join(terms)
+
+
+def up_to(name: str, mark: str, tokenizer: EngineTokenizer, text: str = ANY) -> str:
+    """A rule for text up to a mark and with it, as short as it can be. mark: a text, or a special token first."""
+    special = _parts(mark, tokenizer)[0] in tokenizer.special_names
+    return f"{name}{'' if special else '[lazy]'}: {text} {literal(mark, tokenizer)}"
+
+
+def schema_term(schema: object, lenient: bool) -> str:
+    """A term for what a JSON schema describes. lenient: whether keywords that cannot be kept are ignored."""
+    options = {"x-guidance": {"whitespace_pattern": BLANKS, "lenient": lenient}}
+    return f"%json {json.dumps({**(schema if isinstance(schema, dict) else {}), **options})}"
+
+
+def _parts(text: str, tokenizer: EngineTokenizer) -> list[str]:
+    """A text, cut around its special tokens."""
+    names = sorted(filter(None, tokenizer.special_names), key=len, reverse=True)
+    if not names:
+        return [text] if text else []
+    return [part for part in re.split(f"({'|'.join(map(re.escape, names))})", text) if part]

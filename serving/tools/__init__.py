@@ -1,0 +1,1 @@
+"""Tools, as OpenAI's API has them: what a model is shown, what it may call, and what it called."""

@@ -1,0 +1,100 @@
+"""Reads an answer as it grows: the model's reasoning, its text, and its calls."""
+
+import secrets
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...runtime.text.reasoning import Reasoning
+from .asked import Tools
+from .grammar import LEAD
+from .written import ToolFormat, WrittenCall
+
+ID_LETTERS, ID_LENGTH = string.ascii_letters + string.digits, 9  # the form of ids that Mistral's templates insist on
+
+
+@dataclass(frozen=True)
+class ReadAnswer:
+    """What is certain of an answer."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: Sequence[WrittenCall] = ()
+
+
+@dataclass
+class GrownAnswer:
+    """What an answer grew by. calls: each call's number, its id and name where it is new, and text of its arguments."""
+
+    reasoning: str
+    content: str
+    calls: list[tuple[int, tuple[str, str] | None, str]]
+
+
+@dataclass
+class AnswerReader:
+    """The reader of one answer. What it says does not depend on the pieces that the text comes in."""
+
+    reasoning: Reasoning | None
+    tools: Tools | None
+    form: ToolFormat
+    ids: list[str] = field(default_factory=list)
+    _text: str = ""
+    _told: ReadAnswer = ReadAnswer()
+
+    @property
+    def answer(self) -> ReadAnswer:
+        """All that was told so far."""
+        return self._told
+
+    def push(self, text: str, last: bool = False) -> GrownAnswer:
+        """Add text, with `last` the last of it -> what is certain now and was not told."""
+        self._text += text
+        told, self._told = self._told, self._read(last)
+        calls: list[tuple[int, tuple[str, str] | None, str]] = []
+        for index, call in enumerate(self._told.calls):
+            if index == len(told.calls):
+                self.ids.append("".join(secrets.choice(ID_LETTERS) for _ in range(ID_LENGTH)))
+                calls.append((index, (self.ids[index], call.name), call.arguments))
+                told = ReadAnswer(told.reasoning, told.content, [*told.calls, call])
+            elif new := call.arguments[len(told.calls[index].arguments) :]:
+                calls.append((index, None, new))
+        reasoning = self._told.reasoning[len(told.reasoning) :]
+        return GrownAnswer(reasoning, self._told.content[len(told.content) :], calls)
+
+    def _read(self, done: bool) -> ReadAnswer:
+        if self.reasoning is None:
+            return self._content("", self._text, done)
+        text, begin = self._text, self.reasoning.begin
+        if not self.reasoning.opened:
+            start = text.lstrip()
+            if not done and begin.startswith(start):
+                return ReadAnswer()
+            if not start.startswith(begin):
+                return self._content("", text, done)
+            text = start.removeprefix(begin)
+        thought, ended, rest = text.partition(self.reasoning.end)
+        if ended:
+            return self._content(thought.strip(), rest.lstrip(), done)
+        return ReadAnswer(thought.lstrip() if done else _certain(thought.lstrip(), self.reasoning.end))
+
+    def _content(self, reasoning: str, text: str, done: bool) -> ReadAnswer:
+        """An answer of which the reasoning is known."""
+        if self.tools is None:
+            return ReadAnswer(reasoning, text)
+        if self.form.leads:
+            start = text.lstrip().removeprefix(LEAD)
+            if not done and (self.form.opening.startswith(start) or LEAD.startswith(start)):
+                return ReadAnswer(reasoning)
+            at = len(text) - len(start) if start.startswith(self.form.opening) else -1
+            content = "" if at >= 0 else text
+        else:
+            at = text.find(self.form.opening)
+            content = text[:at].rstrip() if at >= 0 else text if done else _certain(text, self.form.opening)
+        return ReadAnswer(reasoning, content, self.form.read(text[at:], self.tools.tools) if at >= 0 else ())
+
+
+def _certain(text: str, mark: str) -> str:
+    """A text without what may become a mark, and without the blanks ahead of that."""
+    held = next((length for length in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:length])), 0)
+    return text[: len(text) - held].rstrip()

@@ -1,0 +1,114 @@
+"""Which tools a call brings, and which of them the model may or must call."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ApiError
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MODES = ("none", "auto", "required")
+MOST_TOOLS = 256
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call. parameters: the JSON schema of its arguments, an object's. strict: whether a
+    keyword of it that cannot be kept is an error."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    strict: bool
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """Schemas of its arguments by name."""
+        return dict(self.parameters.get("properties") or {})
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of one call. many: whether the model may make several calls; required: whether it must make one;
+    named: whether the client said which."""
+
+    tools: Sequence[Tool]
+    many: bool
+    required: bool
+    named: bool
+
+
+def tools_of(tools: Sequence[Mapping[str, Any]] | None, choice: Any, parallel: bool | None) -> Tools | None:
+    """What the model may call: `tools`, `tool_choice` and `parallel_tool_calls` of a call, None for nothing. Raises
+    ApiError, which names the field."""
+    wanted = _wanted(choice)
+    if not tools:
+        if wanted == "auto" or wanted == "none":
+            return None
+        raise _wrong("tool_choice", "tools beside it", choice)
+    if wanted == "none":
+        return None
+    if len(tools) > MOST_TOOLS:
+        raise _wrong("tools", f"at most {MOST_TOOLS}", len(tools))
+    known = {tool.name: tool for tool in (_tool(f"tools[{index}]", each) for index, each in enumerate(tools))}
+    if len(known) < len(tools):
+        raise _wrong("tools", "names that differ", [tool["function"]["name"] for tool in tools])
+    mode, names = (wanted, list(known)) if isinstance(wanted, str) else wanted
+    missing = [name for name in names if name not in known]
+    if missing or not names:
+        raise _wrong("tool_choice", f"names among {', '.join(known)}", missing[0] if missing else "none")
+    named = mode == "named"
+    return Tools([known[name] for name in names], parallel is not False and not named, mode != "auto", named)
+
+
+def _wanted(choice: Any) -> str | tuple[str, list[str]]:
+    """A mode for all tools, or a mode and the names of some. Raises ApiError."""
+    if choice is None:
+        return "auto"
+    if choice in MODES:
+        return str(choice)
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if kind == "function":
+        return "named", [_name(choice.get("function", choice), "tool_choice")]
+    if kind == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        if isinstance(allowed, Mapping) and allowed.get("mode") in MODES[1:] and isinstance(allowed.get("tools"), list):
+            names = [_name(each.get("function", each), "tool_choice") for each in map(_mapping, allowed["tools"])]
+            return allowed["mode"], list(dict.fromkeys(names))
+        raise _wrong("tool_choice", 'allowed_tools with {"mode": "auto" or "required", "tools": [..]}', choice)
+    raise _wrong("tool_choice", f"{', '.join(MODES)}, a named function or allowed_tools", choice)
+
+
+def _tool(place: str, tool: Mapping[str, Any]) -> Tool:
+    if tool.get("type", "function") != "function":
+        raise _wrong(f"{place}.type", "function, the only kind that is supported", tool.get("type"))
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise _wrong(f"{place}.function", "an object with name and parameters", function)
+    name = _name(function, f"{place}.function")
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+        raise _wrong(f"{place}.function.parameters", "the JSON schema of an object", parameters)
+    if not isinstance(parameters.get("properties") or {}, Mapping):
+        raise _wrong(f"{place}.function.parameters.properties", "an object", parameters["properties"])
+    strict = function.get("strict")
+    if not isinstance(strict, bool | None):
+        raise _wrong(f"{place}.function.strict", "true or false", strict)
+    # A function gets the arguments that it declares: what a schema leaves open is not for the model to make up.
+    closed = {} if "properties" not in parameters else {"additionalProperties": False}
+    return Tool(name, {"type": "object", **closed, **parameters}, bool(strict))
+
+
+def _name(function: Any, place: str) -> str:
+    name = _mapping(function).get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise _wrong(f"{place}.name", "1 to 64 letters, digits, _, . or -", name)
+    return name
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _wrong(place: str, expected: str, got: Any) -> ApiError:
+    return ApiError(400, f"{place}: expected {expected}, got {got!r:.60}", param=place)

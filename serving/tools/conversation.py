@@ -1,0 +1,116 @@
+"""A conversation with tools: what the model is shown of them, and how its answer is held and read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import InputError
+from ...runtime.text.reasoning import Reasoning, reasoning_of
+from ..errors import ApiError
+from ..served import Served
+from .answer_reader import AnswerReader
+from .asked import Tools
+from .formats import HERMES, told
+from .grammar import answer_grammar, schema_of
+from .written import ToolFormat
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How an answer is read: what of it is reasoning, and which calls in which form it may have."""
+
+    reasoning: Reasoning | None
+    tools: Tools | None
+    form: ToolFormat
+
+    def reader(self) -> AnswerReader:
+        """One for a choice."""
+        return AnswerReader(self.reasoning, self.tools, self.form)
+
+    def reason(self, reader: AnswerReader, reason: str) -> str:
+        """The `finish_reason` of a choice: a call that the client named is no news to it."""
+        called = self.tools is not None and not self.tools.named and reader.answer.calls
+        return "tool_calls" if called and reason == "stop" else reason
+
+
+def reading_of(served: Served, tools: Tools | None, prompt: Sequence[int]) -> Reading | None:
+    """None for answers that are text alone. Raises InputError."""
+    text = served.engine.tokenizer
+    reasoning = reasoning_of(text, prompt)
+    if tools is None:
+        return None if reasoning is None else Reading(reasoning, None, HERMES)
+    return Reading(reasoning, tools, served.tools.form)
+
+
+def grammar_of(served: Served, tools: Tools, reading: Reading, structured: Mapping[str, Any] | None) -> Json:
+    """What holds an answer that may have calls, as `SamplingParams.structured` takes it. Raises ApiError."""
+    if structured is not None and not structured.keys() & {"json", "json_object"}:
+        got = next(iter(structured))
+        raise ApiError(400, f"tools: expected a JSON schema at most beside them, got {got}", param="tools")
+    lenient = bool(structured and structured.get("lenient"))
+    schema = schema_of(structured)
+    tokenizer = served.engine.tokenizer
+    return {"grammar": answer_grammar(tools, reading.form, reading.reasoning, tokenizer, schema, lenient)}
+
+
+def shown_tools(
+    served: Served, messages: Sequence[Json], arguments: Json, tools: list[Json], callable_: bool
+) -> tuple[list[Json], Json]:
+    """Messages and variables for a chat template, with the tools in them: as its own variable, or, for a template that
+    knows none, in the system message, with earlier calls as text. Raises InputError."""
+    if not callable_:
+        return list(messages), {"tools": tools, **arguments}
+    known = served.tools
+    shown = list(messages) if known.keeps else [_as_text(message, known.form) for message in messages]
+    if known.lists:
+        return shown, {"tools": tools, **arguments}
+    words = told(known.form, tools)
+    role = "system" if shown[0]["role"] in ("system", "developer") else _first_role(served)
+    if shown[0]["role"] in ("system", "developer", role):
+        first, rest = shown[0], shown[1:]
+        shown = [{**first, "content": _joined(first["content"], words, first["role"] == "user")}, *rest]
+    else:
+        shown = [{"role": role, "content": words}, *shown]
+    return shown, arguments
+
+
+def _first_role(served: Served) -> str:
+    """The role of a message that holds instructions: user for a template that refuses a system message."""
+    try:
+        served.engine.tokenizer.render([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
+    except InputError:
+        return "user"
+    return "system"
+
+
+def _joined(content: str | list[Json], words: str, ahead: bool) -> str | list[Json]:
+    """A message's content with more words, which come ahead of what a user asks."""
+    if isinstance(content, str):
+        return f"{words}\n\n{content}" if ahead else f"{content}\n\n{words}"
+    part = {"type": "text", "text": words}
+    return [part, *content] if ahead else [*content, part]
+
+
+def _as_text(message: Json, form: ToolFormat) -> Json:
+    """A message for a template without tools: calls and their results are text of assistant and user."""
+    if message["role"] == "tool":
+        content = message["content"]
+        text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        return {"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    content = message.get("content") or ""
+    said = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    written = [form.write(name, given) for name, given in map(_call, calls)]
+    return {"role": "assistant", "content": "\n".join(filter(None, [said, *written]))}
+
+
+def _call(call: Json) -> tuple[str, Json]:
+    """A call's name and arguments, which the client may have sent as anything."""
+    function = call.get("function")
+    function = function if isinstance(function, dict) else {}
+    arguments = function.get("arguments", {})
+    return str(function.get("name", "")), arguments if isinstance(arguments, dict) else {"text": arguments}

@@ -1,0 +1,53 @@
+"""The grammar of an answer that may have calls: text, and calls in the model's form from their opening on."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ...runtime.asked.lark import ANY, literal, schema_term, up_to
+from ...runtime.text.reasoning import Reasoning
+from ...runtime.text.tokenizer import EngineTokenizer
+from .asked import Tools
+from .written import ToolFormat
+
+LEAD = "<|python_tag|>"  # what Llama 3 may write ahead of a call
+
+
+def answer_grammar(
+    tools: Tools,
+    form: ToolFormat,
+    reasoning: Reasoning | None,
+    tokenizer: EngineTokenizer,
+    schema: Mapping[str, Any] | None = None,
+    lenient: bool = False,
+) -> str:
+    """Lark of what comes after the reasoning. schema: what text is to be, where the client asked for a form of it."""
+    opening = literal(form.opening, tokenizer)
+    if form.leads and LEAD in tokenizer.special_names:
+        opening = f"({literal(LEAD, tokenizer)})? {opening}"
+    calls, rules = f"{opening} calls", form.rules(tools.tools, tools.many, tokenizer)
+    if tools.required:
+        return "\n".join([f"start: {calls}", *rules])
+    if schema is not None:
+        return "\n".join([f"start: text | {calls}", f"text: {schema_term(schema, lenient)}", *rules])
+    if form.leads:
+        first = re.escape(form.opening[0])
+        return "\n".join([f"start: TEXT | {calls}", f"TEXT: /([^{first}](?s:.*))?/", *rules])
+    text = ANY
+    if reasoning is not None and not reasoning.opened and reasoning.begin not in tokenizer.special_names:
+        mark = re.escape(reasoning.begin).replace("/", r"\/")
+        text += f" & ~/{mark}(?s:.*)/"  # that is reasoning, which may speak of calls
+    return "\n".join(
+        ["start: TEXT | head calls", f"TEXT: {text}", up_to("head", form.opening, tokenizer, "TEXT"), *rules]
+    )
+
+
+def schema_of(structured: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The JSON schema that a form of text asks for, None for none. Raises KeyError for another form."""
+    if structured is None:
+        return None
+    if "json_object" in structured:
+        return {"type": "object"}
+    schema = structured["json"]
+    return dict(json.loads(schema) if isinstance(schema, str) else schema)

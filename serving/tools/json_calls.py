@@ -1,0 +1,67 @@
+"""Calls whose arguments are a JSON object: Hermes, Qwen, Llama 3, Mistral, DeepSeek and more."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...runtime.asked.lark import literal, schema_term
+from ...runtime.text.tokenizer import EngineTokenizer
+from .asked import Tool
+from .written import WrittenCall, json_end
+
+
+@dataclass(frozen=True)
+class JsonCalls:
+    """`begin`, calls with `between` among them, `end`; a call is `before`, the name, `middle`, arguments, `after`."""
+
+    opening: str
+    before: str
+    middle: str
+    after: str
+    begin: str = ""
+    between: str = ""
+    end: str = ""
+    leads: bool = False
+    alone: bool = False  # one call is all that the model was taught
+    gap: bool = False  # a blank may follow the opening
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """See `ToolFormat`."""
+        given = json.dumps(arguments, ensure_ascii=False)
+        return f"{self.begin}{self.before}{name}{self.middle}{given}{self.after}{self.end}"
+
+    def rules(self, tools: Sequence[Tool], many: bool, tokenizer: EngineTokenizer) -> list[str]:
+        """See `ToolFormat`."""
+
+        def rule(name: str, *terms: str) -> str:
+            return f"{name}: {' '.join(filter(None, terms))}"
+
+        def text(written: str) -> str:
+            return literal(written, tokenizer)
+
+        gap, after = '" "?' if self.gap else "", text(self.after)
+        first = text((self.begin + self.before).removeprefix(self.opening))
+        more = " ".join(filter(None, [text(self.between + self.before), "call", after]))
+        again = f"({more})*" if many and not self.alone else ""
+        rules = [
+            rule("calls", gap, first, "call", after, again, text(self.end)),
+            rule("call", " | ".join(f"call_{index}" for index in range(len(tools)))),
+        ]
+        for index, tool in enumerate(tools):
+            rules.append(rule(f"call_{index}", text(tool.name + self.middle), f"arguments_{index}"))
+            rules.append(rule(f"arguments_{index}", schema_term(tool.parameters, lenient=not tool.strict)))
+        return rules
+
+    def read(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
+        """See `ToolFormat`."""
+        calls, at = [], 0
+        head = re.compile(re.escape(self.before) + r"([\w.-]+)" + re.escape(self.middle))
+        while (found := head.search(text, at)) is not None:
+            end = json_end(text, found.end())
+            calls.append(WrittenCall(found[1], text[found.end() : end]))
+            if end is None:
+                break
+            at = end
+        return calls

@@ -1,0 +1,117 @@
+"""Calls in the form of a list of Python's calls: Llama 4, LFM2."""
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...runtime.asked.lark import literal
+from ...runtime.text.tokenizer import EngineTokenizer
+from .asked import Tool
+from .written import WrittenCall
+
+AGAIN = '(", " call)*'
+VALUES = r"""value: TEXT_VALUE | NUMBER | "True" | "False" | "None" | list | mapping
+list: "[" (value (", " value)*)? "]"
+mapping: "{" (pair (", " pair)*)? "}"
+pair: TEXT_VALUE ": " value
+TEXT_VALUE: /"([^"\\\x00-\x1f]|\\["\\nrt])*"/
+INTEGER: /-?(0|[1-9][0-9]{0,17})/
+NUMBER: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?(e[+-]?[0-9]{1,2})?/"""
+KINDS = {
+    "string": "TEXT_VALUE", "integer": "INTEGER", "number": "NUMBER", "boolean": '("True" | "False")',
+    "null": '"None"', "array": "list", "object": "mapping",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PythonCalls:
+    """`begin`, calls with commas among them, `end`. Of a schema the kinds of arguments and lists of choices hold."""
+
+    opening: str
+    end: str
+    leads: bool = False
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """See `ToolFormat`."""
+        return f"{self.opening}{name}({', '.join(f'{key}={_python(arguments[key])}' for key in arguments)}){self.end}"
+
+    def rules(self, tools: Sequence[Tool], many: bool, tokenizer: EngineTokenizer) -> list[str]:
+        """See `ToolFormat`."""
+        rules = [
+            f"calls: call {AGAIN if many else ''} {literal(self.end, tokenizer)}",
+            f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}",
+            *VALUES.splitlines(),
+        ]
+        for index, tool in enumerate(tools):
+            rules += _call(f"call_{index}", tool)
+        return rules
+
+    def read(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
+        """See `ToolFormat`. A call is certain when its end is written."""
+        calls: list[WrittenCall] = []
+        at = len(self.opening)
+        while (found := _NAME.match(text, at)) is not None:
+            end = _closing(text, found.end())
+            if end is None:
+                return [*calls, WrittenCall(found[1], "")]
+            calls.append(WrittenCall(found[1], _arguments(text[found.end() : end])))
+            at = end + 1
+        return calls
+
+
+_NAME = re.compile(r"(?:, )?([\w.-]+)\(")
+
+
+def _call(rule: str, tool: Tool) -> list[str]:
+    """Rules of a call: required arguments, then the others, each after a comma but for the first."""
+    wanted = [name for name in tool.parameters.get("required") or () if name in tool.properties]
+    names = [*wanted, *(name for name in tool.properties if name not in wanted)]
+    rules, following = [], ""
+    for number, name in reversed(list(enumerate(names))):
+        value = _value(tool.properties[name])
+        rules.append(f"{rule}_{number}: {json.dumps(name + '=')} {value} {following}".rstrip())
+        rest = [f"{rule}_{later}" for later in range(number, len(names)) if later == number or name not in wanted]
+        following = f'(", " ({" | ".join(rest)}))' + ("" if name in wanted else "?")
+    first = [f"{rule}_{number}" for number in range(len(names))][: 1 if wanted else None]
+    given = f"({' | '.join(first)}){'' if wanted else '?'}" if first else ""
+    return [f'{rule}: {json.dumps(tool.name + "(")} {given} ")"', *rules]
+
+
+def _value(schema: Any) -> str:
+    """A term for an argument's value."""
+    schema = schema if isinstance(schema, Mapping) else {}
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if choices:
+        return f"({' | '.join(json.dumps(_python(choice)) for choice in choices)})"
+    kind = schema.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    return f"({' | '.join(KINDS.get(each, 'value') for each in kinds)})"
+
+
+def _python(value: Any) -> str:
+    """A value as Python writes it, texts in double quotes."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Where the parenthesis is that closes a call, None where it goes on."""
+    quoted = False
+    for mark in re.compile(r'\\.|["()]', re.DOTALL).finditer(text, start):
+        if mark[0] == '"':
+            quoted = not quoted
+        elif mark[0] == ")" and not quoted:
+            return mark.start()
+    return None
+
+
+def _arguments(written: str) -> str:
+    """The JSON of a call's arguments; what is no Python stays as the text that it is."""
+    try:
+        call = ast.parse(f"f({written})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        return json.dumps({each.arg: ast.literal_eval(each.value) for each in call.keywords}, ensure_ascii=False)
+    except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
+        return json.dumps({"text": written}, ensure_ascii=False)

@@ -1,0 +1,70 @@
+"""What a model wrote of its calls so far, and how their forms are alike."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ...runtime.text.tokenizer import EngineTokenizer
+from .asked import Tool
+
+
+@dataclass(frozen=True)
+class WrittenCall:
+    """A call as far as it is written: the function's name, and the text of a JSON object, of its arguments."""
+
+    name: str
+    arguments: str
+
+
+class ToolFormat(Protocol):
+    """The form in which a model writes calls."""
+
+    @property
+    def opening(self) -> str:
+        """What the first call begins with, and nothing else does."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether that means a call only at the beginning of an answer."""
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """A call, from the opening to the end."""
+
+    def rules(self, tools: Sequence[Tool], many: bool, tokenizer: EngineTokenizer) -> list[str]:
+        """Rules of a Lark grammar; `calls` is what follows the opening. many: whether there may be several."""
+
+    def read(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
+        """The calls in what a model wrote so far, from the opening on. Of a longer text it gives the same, or more of
+        the last one, or more of them: arguments as far as they are certain."""
+
+
+def shows(form: ToolFormat, rendered: str, name: str) -> bool:
+    """Whether a text has a call of such a function, with an argument of the same name, whatever its blanks are."""
+    before_value = form.write(name, {name: ""}).rpartition(name)[0]
+    return _dense(before_value + name) in _dense(rendered)
+
+
+def json_end(text: str, start: int) -> int | None:
+    """Where the JSON object ends that starts there, None where it goes on."""
+    depth, quoted, at = 0, False, start
+    for mark in _MARKS.finditer(text, start):
+        at, char = mark.end(), mark[0]
+        if quoted:
+            quoted = char != '"'
+        elif char == '"':
+            quoted = True
+        elif char in "{[":
+            depth += 1
+        elif char in "}]":
+            depth -= 1
+            if depth == 0:
+                return at
+    return None
+
+
+_MARKS = re.compile(r'\\.|["{}\[\]]', re.DOTALL)
+
+
+def _dense(text: str) -> str:
+    return "".join(text.split())

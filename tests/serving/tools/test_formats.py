@@ -1,0 +1,262 @@
+"""The forms of calls: what is written in one is inside its grammar, and is read as it was written, however it comes."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import validate
+from llguidance import LLMatcher, LLTokenizer
+from specstep.errors import InputError
+from specstep.runtime.text.reasoning import Reasoning
+from specstep.runtime.text.tokenizer import EngineTokenizer, TextStream
+from specstep.serving.tools.answer_reader import AnswerReader
+from specstep.serving.tools.asked import Tool, Tools
+from specstep.serving.tools.formats import FORMATS, HERMES, template_tools, told
+from specstep.serving.tools.grammar import answer_grammar
+from specstep.serving.tools.tagged_calls import TaggedCalls
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+SPECIAL = [
+    "<s>", "</s>", "[TOOL_CALLS]", "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<|tool_call|>", "<|tool_call_start|>", "<|python_tag|>", "[THINK]",
+    "[/THINK]",
+]  # fmt: skip
+WEATHER = Tool(
+    "get_weather",
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "unit": {"enum": ["c", "f"]},
+            "rain": {"type": "boolean"},
+            "at": {"type": "array", "items": {"type": "number"}},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    True,
+)
+NOW = Tool("now.utc", {"type": "object", "properties": {}, "additionalProperties": False}, False)
+TOOLS = [WEATHER, NOW]
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12)
+# In the order of the schema, in which a grammar has them.
+ARGUMENTS = st.fixed_dictionaries(
+    {"city": TEXTS},
+    optional={
+        "days": st.integers(-99, 99),
+        "unit": st.sampled_from(["c", "f"]),
+        "rain": st.booleans(),
+        "at": st.lists(st.integers(0, 9), max_size=3),
+    },
+).map(lambda given: {name: given[name] for name in WEATHER.properties if name in given})
+
+
+@pytest.fixture(scope="module")
+def text():
+    """A tokenizer of bytes, in which the marks of some forms are special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
+    return EngineTokenizer(tokenizer, None, {})
+
+
+@pytest.fixture(scope="module")
+def matcher(text):
+    end = text.special_names["</s>"]
+    tokens = LLTokenizer(text.tokenizer.to_str(), n_vocab=text.tokenizer.get_vocab_size(), eos_token=[end])
+    return lambda grammar: LLMatcher(tokens, grammar, log_level=0)
+
+
+def taken(text, matcher, grammar, written):
+    """How much of a text a grammar takes, as text, and whether it may end there."""
+    grammar, tokens = matcher(grammar), text.encode_part(written)
+    assert not grammar.is_error(), grammar.get_error()
+    count = grammar.try_consume_tokens(tokens)
+    shown = text.showing(SPECIAL)
+    return shown.decode(tokens[:count]), grammar.is_accepting()
+
+
+def asked(tools=TOOLS, many=True, required=False):
+    return Tools(tools, many, required, False)
+
+
+def read(reader, pieces):
+    """All that a reader says of pieces of text, put together as a client does."""
+    reasoning, content, calls = "", "", []
+    grown = [reader.push(piece) for piece in pieces] + [reader.push("", last=True)]
+    for each in grown:
+        reasoning, content = reasoning + each.reasoning, content + each.content
+        for index, new, arguments in each.calls:
+            assert (index == len(calls)) == (new is not None), "a name comes once, and first"
+            if new is not None:
+                calls.append([new[1], ""])
+            calls[index][1] += arguments
+    return reasoning, content, [tuple(call) for call in calls]
+
+
+def cut(draw, text):
+    """A text in pieces."""
+    places = sorted(draw(st.sets(st.integers(0, len(text)), max_size=len(text))) | {0, len(text)})
+    return [text[start:end] for start, end in pairwise(places)]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(data=st.data())
+def test_a_written_call_is_in_the_grammar_and_is_read(name, text, matcher, data):
+    form, arguments = FORMATS[name], data.draw(ARGUMENTS)
+    if isinstance(form, TaggedCalls):  # text as it is, in which a mark is a mark
+        arguments["city"] = arguments["city"].replace("<", "")
+    written = form.write("get_weather", arguments)
+    for required in (True, False):
+        grammar = answer_grammar(asked(required=required), form, None, text)
+        assert taken(text, matcher, grammar, written) == (written, True)
+    reasoning, content, calls = read(AnswerReader(None, asked(), form), cut(data.draw, written))
+    assert (reasoning, content) == ("", "")
+    [(called, given)] = calls
+    assert called == "get_weather" and json.loads(given) == arguments
+    validate(json.loads(given), dict(WEATHER.parameters))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_call_is_held_from_its_opening_on(name, text, matcher):
+    form = FORMATS[name]
+    written = form.write("get_weather", {"city": "x", "days": 3})
+    grammar = answer_grammar(asked(), form, None, text)
+    ahead = "" if form.leads else "Let me see: "
+    assert taken(text, matcher, grammar, ahead + "Hello [] {}") == (ahead + "Hello [] {}", True)
+    bad = written.replace("get_weather", "get_wether")
+    got, whole = taken(text, matcher, grammar, ahead + bad)
+    assert got.endswith("get_we") and not whole
+    got, whole = taken(text, matcher, grammar, ahead + written.replace("3", '"3"'))
+    assert not whole and len(got) < len(ahead + written) + 2
+    assert taken(text, matcher, answer_grammar(asked(required=True), form, None, text), "Hello")[0] == ""
+    assert taken(text, matcher, answer_grammar(asked([NOW]), form, None, text), ahead + written)[1] is False
+    none = form.write("now.utc", {})
+    assert taken(text, matcher, answer_grammar(asked([NOW]), form, None, text), ahead + none) == (ahead + none, True)
+    assert read(AnswerReader(None, asked(), form), [ahead + none]) == ("", ahead.strip(), [("now.utc", "{}")])
+
+
+def two(form):
+    """Two calls, one after the other."""
+    one, other = form.write("get_weather", {"city": "a"}), form.write("now.utc", {})
+    begin, end, between = getattr(form, "begin", ""), getattr(form, "end", ""), getattr(form, "between", ", ")
+    begin = begin or (form.opening if not hasattr(form, "before") else "")
+    return one.removesuffix(end) + between + other.removeprefix(begin)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "llama3"])
+@given(data=st.data())
+def test_several_calls(name, text, matcher, data):
+    form = FORMATS[name]
+    written = two(form)
+    assert taken(text, matcher, answer_grammar(asked(), form, None, text), written) == (written, True)
+    got, whole = taken(text, matcher, answer_grammar(asked(many=False), form, None, text), written)
+    assert got != written or not whole
+    _, _, calls = read(AnswerReader(None, asked(), form), cut(data.draw, written))
+    assert [(name, json.loads(given)) for name, given in calls] == [("get_weather", {"city": "a"}), ("now.utc", {})]
+
+
+MARKS = [("<think>", "</think>"), ("[THINK]", "[/THINK]")]
+
+
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("marks", MARKS)
+@given(data=st.data())
+def test_reasoning_comes_first_and_may_speak_of_calls(marks, opened, text, data):
+    """What is thought is free: a call in it is none."""
+    thought = data.draw(TEXTS) + "<tool_call>\n{" + data.draw(TEXTS)
+    call = HERMES.write("now.utc", {})
+    written = ("" if opened else marks[0]) + thought + marks[1] + "\n\nSo: " + call
+    reader = AnswerReader(Reasoning(*marks, opened), asked(), HERMES)
+    assert read(reader, cut(data.draw, written)) == (thought.strip(), "So:", [("now.utc", "{}")])
+    reader = AnswerReader(Reasoning(*marks, opened), None, HERMES)
+    assert read(reader, cut(data.draw, written)) == (thought.strip(), "So: " + call, [])
+
+
+def test_an_answer_without_reasoning_where_it_may_begin():
+    for written in ("<thin", "Hello <think>", "", " <b>"):
+        reader = AnswerReader(Reasoning("<think>", "</think>", False), asked(), HERMES)
+        assert read(reader, list(written)) == ("", written, [])
+    cut_off = AnswerReader(Reasoning("<think>", "</think>", True), asked(), HERMES)
+    assert read(cut_off, ["I thi", "nk </th"]) == ("I think </th", "", [])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(data=st.data())
+def test_text_that_is_no_call_stays(name, data):
+    form = FORMATS[name]
+    written = data.draw(TEXTS) + form.opening[: data.draw(st.integers(0, len(form.opening) - 1))]
+    if form.opening in written or written.lstrip().startswith(("[", "{")):
+        return
+    assert read(AnswerReader(None, asked(), form), cut(data.draw, written)) == ("", written, [])
+
+
+def test_an_answer_that_is_cut_gives_what_it_has():
+    written = HERMES.write("get_weather", {"city": "Paris"})
+    for length in range(len(written)):
+        reasoning, content, calls = read(AnswerReader(None, asked(), HERMES), list(written[:length]))
+        assert reasoning == "" and (content == "" or HERMES.opening.startswith(content))
+        assert all('{"city": "Paris"}'.startswith(given) for _, given in calls)
+
+
+def test_marks_that_are_special_tokens_show(text):
+    written = FORMATS["deepseek-v3.1"].write("now.utc", {})
+    tokens = text.encode_part(written)
+    assert TextStream(text).push(tokens, last=True) == "now.utc{}"
+    shown = text.showing(SPECIAL[2:])
+    assert "".join(TextStream(shown).push([token]) for token in tokens) == written
+    assert shown.decode([text.special_names["</s>"]]) == "" and text.showing(["none"]) is text
+
+
+CALLS = "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
+TEMPLATES = {
+    "hermes": '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}',
+    "qwen3-coder": "<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments.items() %}"
+    "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
+    "glm-4.5": "<tool_call>{{ c.function.name }}\n{% for k, v in c.function.arguments.items() %}"
+    "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>",
+    "llama3": '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}',
+    "mistral": '[TOOL_CALLS] [{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}]',
+    "mistral-args": "[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}",
+    "deepseek-v3": "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + c.type + '<｜tool▁sep｜>' + c.function.name + "
+    "'\n```json\n' + c.function.arguments + '\n```<｜tool▁call▁end｜>' }}",
+    "deepseek-v3.1": "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' + "
+    "c.function.arguments }}",
+    "nemotron": '<TOOLCALL>[{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}]',
+    "phi-4": '<|tool_call|>[{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}]',
+    "lfm2-json": '<|tool_call_start|>[{"name": "{{ c.function.name }}", "arguments": '
+    "{{ c.function.arguments | tojson }}}]",
+    "lfm2": "<|tool_call_start|>[{{ c.function.name }}({% for k, v in c.function.arguments.items() %}"
+    '{{ k }}="{{ v }}"{% endfor %})]',
+    "pythonic": "[{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }}"
+    "{% endfor %})]",
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_form_is_found_in_the_template(name, text):
+    template = CALLS.replace("CALL", TEMPLATES[name])
+    known = template_tools(EngineTokenizer(text.tokenizer, template, {}))
+    assert known.form is FORMATS[name] and known.keeps and not known.lists
+    known = template_tools(EngineTokenizer(text.tokenizer, "{{ tools | tojson }}" + template, {}))
+    assert known.lists
+
+
+def test_a_template_of_another_form_is_refused_unless_the_user_says_which(text):
+    template = EngineTokenizer(text.tokenizer, CALLS.replace("CALL", "@{{ c.function.name }}"), {})
+    with pytest.raises(
+        InputError, match=r"tools: expected a chat template that writes calls as one of.*@specstep_probe"
+    ):
+        template_tools(template)
+    assert template_tools(template, HERMES).form is HERMES
+    plain = template_tools(EngineTokenizer(text.tokenizer, "{{ messages[0].content }}", {}))
+    assert plain.form is HERMES and not plain.keeps and not plain.lists
+    words = told(HERMES, [{"type": "function", "function": {"name": "now.utc"}}])
+    assert (
+        '"now.utc"' in words and '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": ".."}}\n</tool_call>' in words
+    )
