@@ -62,6 +62,14 @@ class DraftedTree(NamedTuple):
     tokens: list[int]
     parents: list[int]
 
+    def children(self) -> list[list[int]]:
+        """Of each node its children."""
+        found: list[list[int]] = [[] for _ in self.tokens]
+        for node, parent in enumerate(self.parents):
+            if node and parent >= 0:
+                found[parent].append(node)
+        return found
+
 
 class AcceptedNode(NamedTuple):
     """A drafted token that the target agreed with: its node in the tree, from 1 on, in a dynamic tree the place of its

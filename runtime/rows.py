@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..report import RowReport
+from ..report import NOTHING, RowReport
 from .asked.allowed_tokens import checked
 from .asked.request import Event, Request
 from .ladder.ladder import Ladder
@@ -163,6 +163,9 @@ class Rows:
 
     def _begin_step(self, ahead: bool = False) -> Step | None:
         """Begin a step, if anybody is left for one. ahead: whether the last one's report was not read yet."""
+        self._fit()
+        if not self.running:
+            return None
         size, length = self.session.next_size()[0], self._length
         nodes, draft = self.ladder.choose(size, [taken.drafts for taken in self.running.values()], length, ahead)
         self._mask(nodes)
@@ -212,6 +215,23 @@ class Rows:
     def _length(self) -> float:
         """Tokens in the caches of those that run, on average."""
         return sum(self.session.lengths[row] for row in self.running) / len(self.running)
+
+    def _fit(self) -> None:
+        """Have those whose grammar prunes and forces nodes verify a tree that fits it. If that fails, it fails for the
+        one alone."""
+        spec = self.session.spec
+        for row, taken in list(self.running.items()):
+            if taken.request.fit_tree is None or not spec.nodes:
+                continue
+            drafts, drafted = taken.drafts, self.session.tree(row, 0 if taken.drafts.drafted == NOTHING else None)
+            try:
+                fitted = taken.request.fit_tree(tuple(taken.output), drafted, spec.nodes, spec.depth)
+            except BaseException as error:
+                self._fail(row, error)
+                continue
+            self.session.plant(row, fitted.tree)
+            drafts.certain = fitted.certain
+            drafts.scores = fitted.scores(drafts.scores) if drafts.scores else []
 
     def _mask(self, nodes: int) -> None:
         """Ask those who have a say what may follow the nodes of the coming step. If that fails, it fails for the one

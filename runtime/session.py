@@ -141,6 +141,13 @@ class Session(Buffers):
         root = int(self.numpy("history", row)[self.lengths[row]])
         return DraftedTree([root, *tokens], [-1, *parents])
 
+    def plant(self, row: int, tree: DraftedTree) -> None:
+        """Have the row's next step verify this tree, of at most as many nodes and levels as drafted ones have, instead
+        of the drafted one."""
+        places = self.spec.nodes + 1 - len(tree.tokens)
+        self.set("tree_tokens", row, [*tree.tokens, *[0] * places])
+        self.set("tree_parents", row, [*tree.parents, *[-1] * places])
+
     def allow(self, row: int, bits: NDArray[int32]) -> None:
         """Say what may follow each node of `tree` in the next step: bit j of word w of a node's row of bits
         [T, ceil(V / 32)] stands for token 32 * w + j. The row was admitted with the control `masked`."""

@@ -17,6 +17,7 @@ from ...errors import InputError, needs_extra
 from ...report import DraftedTree
 from ..text.reasoning import Reasoning
 from ..text.tokenizer import EngineTokenizer
+from .fitted_tree import FittedTree, Node
 from .lark import BLANKS, literal, up_to
 
 if TYPE_CHECKING:
@@ -71,28 +72,63 @@ class GrammarMasks:
         self._ends, self._stops = self._bits(ends), self._bits(stops)
         self._leaves = frozenset(ends) | frozenset(stops)
         self._least, self._late, self._read = least, ends_late, 0
+        self._fitted, self._known = DraftedTree([], []), dict[int, NDArray[np.uint32]]()  # its nodes' masks, some
 
     def __call__(self, output: Sequence[int], tree: DraftedTree) -> NDArray[np.int32]:
         """The output so far and the tree -> bits int32 [nodes, ceil(vocabulary / 32)]. Raises InputError where the
         grammar fails, as one that takes too long to follow."""
+        self._read_up_to(output)
+        fitted = DraftedTree(*(part[: len(tree.tokens)] for part in self._fitted))
+        self._known = self._known if tree == fitted else {}
+        bits = np.zeros((len(tree.tokens), self._words), np.uint32)
+        self._follow(0, tree.tokens, tree.children(), bits, len(output))
+        return bits.view(np.int32)
+
+    def fit(self, output: Sequence[int], tree: DraftedTree, nodes: int, depth: int) -> FittedTree:
+        """The output so far and the tree that was drafted for it -> at most so many nodes below the root, down to the
+        depth: those that the grammar allows, and where it leaves no choice, the tokens that it forces. A forced node
+        comes right behind what forces it, being as likely. Raises InputError, see `__call__`."""
+        self._read_up_to(output)
+        fitted: list[Node] = []
+        masks: list[tuple[int, NDArray[np.uint32]]] = []
+        children = tree.children()
+
+        def grow(number: int, node: int | None, place: int, level: int) -> None:
+            """Add what comes below a node. node: the drafted one that it is; place: the last drafted one above it."""
+            if level == depth:
+                return
+            below = {tree.tokens[child]: child for child in (children[node] if node is not None else [])}
+            mask = self._mask(len(output) + level)
+            masks.append((number, mask))
+            forced = _only(mask)
+            tokens = [each for each in below if mask[each // 32] >> each % 32 & 1] if forced is None else [forced]
+            for token in tokens:
+                child = below.get(token)
+                at = child if forced is None and child is not None else place
+                mine = Node(at, len(fitted) + 1, number, token, child or 0)
+                fitted.append(mine)
+                if token not in self._leaves and self._matcher.consume_token(token):
+                    grow(mine.number, child, at, level + 1)
+                    self._matcher.rollback(1)
+
+        grow(0, 0, 0, 0)
+        made, places = FittedTree.of(tree.tokens[0], sorted(fitted)[:nodes])
+        self._fitted, self._known = made.tree, {places[number]: mask for number, mask in masks if number in places}
+        return made
+
+    def _read_up_to(self, output: Sequence[int]) -> None:
+        """Move to the end of an output. Raises InputError, see `__call__`."""
         new = list(output[self._read :])
         if new and not self._matcher.consume_tokens(new):
             _check(self._matcher)
             raise InputError("structured: the output left its grammar")
         self._read = len(output)
-        bits = np.zeros((len(tree.tokens), self._words), np.uint32)
-        children: list[list[int]] = [[] for _ in tree.tokens]
-        for node, parent in enumerate(tree.parents):
-            if node and parent >= 0:
-                children[parent].append(node)
-        self._follow(0, tree.tokens, children, bits, len(output))
-        return bits.view(np.int32)
 
     def _follow(
         self, node: int, tokens: list[int], children: list[list[int]], bits: NDArray[np.uint32], written: int
     ) -> None:
         """Fill in a node, whose tokens were consumed, and those below it that the grammar allows."""
-        bits[node] = self._mask(written)
+        bits[node] = self._known[node] if node in self._known else self._mask(written)
         for child in children[node]:
             token = tokens[child]
             if not bits[node, token // 32] >> (token % 32) & 1:
@@ -127,6 +163,15 @@ class GrammarMasks:
         for token in tokens:
             bits[token // 32] |= np.uint32(1 << token % 32)
         return bits
+
+
+def _only(mask: NDArray[np.uint32]) -> int | None:
+    """The one token that a mask allows, None for more."""
+    (words,) = mask.nonzero()
+    if len(words) != 1:
+        return None
+    word = int(mask[words[0]])
+    return None if word & (word - 1) else int(words[0]) * 32 + word.bit_length() - 1
 
 
 _tokenizers: "WeakKeyDictionary[EngineTokenizer, LLTokenizer]" = WeakKeyDictionary()

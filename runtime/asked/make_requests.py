@@ -67,13 +67,14 @@ def make_requests(
     asked |= prediction_controls(spec, text, prediction, name)
     stops = _stop_ids(spec, ignore_eos and grammar is None, stop_ids)
 
-    def allowed() -> AllowedTokens | None:
-        return grammar.masks(stops, params.min_new_tokens, ignore_eos) if grammar else allowed_tokens
-
-    return [
-        Request(tokens, len(tokens) + most, stops, asked | seed, _stop_text(params, text), allowed(), prefix_scope)
-        for seed in seeds(params)
-    ]
+    requests = []
+    for seed in seeds(params):
+        masks = grammar.masks(stops, params.min_new_tokens, ignore_eos) if grammar else None
+        request = Request(tokens, len(tokens) + most, stops, asked | seed, _stop_text(params, text))
+        request.allowed_tokens, request.fit_tree = masks or allowed_tokens, masks.fit if masks else None
+        request.prefix_scope = prefix_scope
+        requests.append(request)
+    return requests
 
 
 def _grammar(

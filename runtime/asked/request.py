@@ -9,6 +9,7 @@ from ...controls import Sampling
 from ...report import REASONS, STOPPED, AcceptedPath, RowReport, TokenLogprobs
 from ..text.stop_text import StopText
 from .allowed_tokens import AllowedTokens
+from .fitted_tree import FitTree
 from .prediction import FollowedPrediction
 
 
@@ -43,6 +44,7 @@ class Request:
     controls: Mapping[str, Any] = field(default_factory=dict)  # what else the step is told, see `Session.admit`
     stop_text: StopText | None = None  # looks for stop strings, where there are some; the worker's alone
     allowed_tokens: AllowedTokens | None = None  # says before each step what may follow
+    fit_tree: FitTree | None = None  # makes of each drafted tree one that is worth its step
     prefix_scope: str = ""  # whose kept prefixes it may start from, and adds to
     tokens: list[int] = field(default_factory=list)  # new ones so far
     texts: list[str] = field(default_factory=list)  # with stop strings: the text of each step that is final

@@ -80,7 +80,7 @@ class Ladder:
         that run. length: tokens in their caches on average. ahead: whether it begins before the last step's report was
         learned, which has the scores of its trees."""
         if self._times is None:
-            drafted = any(each.drafted != NOTHING for each in drafts)
+            drafted = any(each.drafted != NOTHING or each.certain for each in drafts)
             return Chosen(self.rungs[-1 if drafted else 0], WHOLE if self.rungs[-1] else NOTHING)
         self._steps += 1
         if self._left == 0 or self._rows != drafts:
@@ -90,7 +90,7 @@ class Ladder:
         draft = self._draft
         self._left -= 1
         self._last[draft] = self._steps
-        if draft == NOTHING or all(each.drafted == NOTHING for each in drafts):
+        if draft == NOTHING or all(each.drafted == NOTHING and not each.certain for each in drafts):
             return Chosen(0, draft)
         tokens = self._tokens([each.expected[each.drafted] for each in drafts])
         times = self._times.seconds(rows, length, draft)
@@ -99,7 +99,7 @@ class Ladder:
         beside = best + (1 if best == 0 or (self._up and best + 1 < len(self.rungs)) else -1)
         if self._due("neighbour", NEIGHBOUR, speed[best], speed[beside]):
             self._last["neighbour"], self._up, best = self._steps, not self._up, beside
-        elif not ahead and any(each.scores for each in drafts):
+        elif not ahead and any(each.scores or each.certain for each in drafts):
             # A node pays where it brings more than the time that it takes would bring elsewhere.
             likely, price = self._tokens([each.likely() for each in drafts]), KEEN * speed[best]
             gains = [each - price * its for each, its in zip(likely, times, strict=True)]

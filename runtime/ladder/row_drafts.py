@@ -68,6 +68,7 @@ def sureness() -> dict[str, Sureness]:
 class RowDrafts:
     """What is expected of a row's drafts: how likely each node is accepted, [N], by what drafted it. drafted: what
     drafted the row's tree; a new row has none. scores: of this tree, see `Report`, as far as they were reported.
+    certain: how many of its first nodes a grammar forces.
     sureness: what such scores mean, by what drafted. source: what is expected of new rows that are like it."""
 
     def __init__(
@@ -79,7 +80,7 @@ class RowDrafts:
     ):
         """least: share of a new step in it, after the first ones."""
         self.expected, self.sureness, self.source, self._least = expected, sureness, source, least
-        self.drafted, self.scores = NOTHING, list[int]()
+        self.drafted, self.scores, self.certain = NOTHING, list[int](), 0
         self._seen, self._steps, self._last = {WHOLE: BELIEF, CHEAP: BELIEF}, 0, {WHOLE: 0, CHEAP: 0}
 
     def copy(self, least: float, sureness: dict[str, Sureness] | None = None) -> "RowDrafts":
@@ -89,7 +90,8 @@ class RowDrafts:
 
     def likely(self) -> list[float]:
         """How likely each node of the row's tree is accepted, by its score where there is one: [N]."""
-        return self.sureness[self.drafted].of(self.scores) if self.scores else self.expected[self.drafted]
+        likely = self.sureness[self.drafted].of(self.scores) if self.scores else self.expected[self.drafted]
+        return [1.0] * self.certain + likely[self.certain :]
 
     def skip(self) -> None:
         """Take in a step for which nothing was drafted."""
