@@ -1,0 +1,139 @@
+"""What a grammar costs and brings: documents of JSON schemas, filled by an engine, and by llama.cpp's server beside it.
+
+    python bench/bench_structured.py engines/smol
+    python bench/bench_structured.py engines/smol --gguf model-q8_0.gguf     # llama.cpp, too: `make peers` compiles it
+
+All are given the same prompts, greedily, in turn. Counted are tokens behind the prompt and seconds of their decoding.
+The schemas are in side_by_side/schemas.jsonl. Text without a grammar is as long at most.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from script import run_script, write_json
+
+SCHEMAS = Path(__file__).parent / "side_by_side" / "schemas.jsonl"
+ENGINE, UNFITTED, FREE = "specstep", "specstep, drafts as they come", "specstep, no grammar"
+PEER, PEER_FREE = "llama.cpp", "llama.cpp, no grammar"
+
+
+class Written(NamedTuple):
+    """Tokens behind the first, the seconds that they took, steps, and the text."""
+
+    tokens: int
+    seconds: float
+    steps: int
+    text: str
+
+
+def ours(engine: Any, prompt: list[int], schema: Any, most: int, fitted: bool = True) -> Written:
+    """A document, or text without a schema. fitted: whether drafts are fitted to the grammar."""
+    request = engine.request(prompt, most, sampling={"structured": {"json": schema} if schema else None})
+    if not fitted:
+        request.fit_tree = None
+    for _ in engine.submit(request):
+        pass
+    result, stats = engine.result(request), request.stats
+    return Written(len(result.token_ids), stats["decode_s"], stats["steps"], result.text)
+
+
+def peer(server: Any, prompt: list[int], schema: Any, most: int) -> Written:
+    """As `ours`, by llama.cpp's server, which counts from its first token on."""
+    server.body = {"cache_prompt": False, **({"json_schema": schema} if schema else {})}
+    result = server.complete(prompt, most)
+    timings = result["timings"]
+    return Written(timings["predicted_n"], timings["predicted_ms"] / 1e3, timings["predicted_n"], result["content"])
+
+
+def measure(writers: dict[str, Callable[[list[int], Any], Written]], asked: list[Any], repeats: int) -> dict[str, Any]:
+    """Every writer over all prompts, in turn -> of each tokens per second and per step, and how many of its documents
+    keep their schema."""
+    from jsonschema import Draft202012Validator
+
+    speeds: dict[str, list[float]] = {name: [] for name in writers}
+    last: dict[str, list[Written]] = {}
+    for _ in range(repeats):
+        for name, write in writers.items():
+            last[name] = [write(prompt, schema) for prompt, schema in asked]
+            speeds[name].append(sum(each.tokens for each in last[name]) / sum(each.seconds for each in last[name]))
+    found = {}
+    for name, written in last.items():
+        whole = [
+            _is_valid(Draft202012Validator(schema), each.text) for each, (_, schema) in zip(written, asked, strict=True)
+        ]
+        steps = sum(each.tokens for each in written) / sum(each.steps for each in written)
+        found[name] = {"tokens_per_s": median(speeds[name]), "tokens_per_step": steps, "valid": sum(whole)}
+    return found
+
+
+def _is_valid(validator: Any, text: str) -> bool:
+    try:
+        return bool(validator.is_valid(json.loads(text)))
+    except ValueError:  # cut at the limit
+        return False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print -> exit status, see `run_script`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine", metavar="DIR", help="an engine")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="the same model, for llama.cpp")
+    parser.add_argument("--tokens", type=int, default=200, help="most tokens of a document (default: 200)")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
+    given = parser.parse_args(arguments)
+
+    def run(report: Callable[[str], None]) -> None:
+        import specstep
+
+        lines = [json.loads(line) for line in SCHEMAS.read_text().splitlines()]
+        with specstep.load(given.engine, report=report) as engine:
+            engine.learning = False  # every repetition is the first
+            words = [[{"role": "user", "content": line["prompt"]}] for line in lines]
+            asked = [
+                (engine.tokenizer.encode_messages(each), line["schema"])
+                for each, line in zip(words, lines, strict=True)
+            ]
+            writers: dict[str, Callable[[list[int], Any], Written]] = {
+                ENGINE: lambda prompt, schema: ours(engine, prompt, schema, given.tokens),
+                UNFITTED: lambda prompt, schema: ours(engine, prompt, schema, given.tokens, fitted=False),
+                FREE: lambda prompt, schema: ours(engine, prompt, None, given.tokens),
+            }
+            server = _server(given.gguf, engine.spec.max_seq_len, given.threads) if given.gguf else None
+            if server is not None:
+                writers[PEER] = lambda prompt, schema: peer(server, prompt, schema, given.tokens)
+                writers[PEER_FREE] = lambda prompt, schema: peer(server, prompt, None, given.tokens)
+            try:
+                measure(writers, asked, 1)
+                report(f"measures {len(writers)} writers, {given.repeats} times each")
+                found = measure(writers, asked, given.repeats)
+            finally:
+                if server is not None:
+                    server.close()
+        if given.json:
+            write_json(given.json, found)
+        print(f"{'':30} tokens/s  per step  valid of {len(asked)}")
+        for name, each in found.items():
+            print(f"{name:30} {each['tokens_per_s']:8.1f} {each['tokens_per_step']:9.2f} {each['valid']:6}")
+
+    return run_script("bench_structured", given.threads, run)
+
+
+def _server(file: Path, slots: int, threads: int) -> Any:
+    """llama.cpp's server of a file."""
+    from subprocess import DEVNULL
+
+    from side_by_side.engines import Contender, Settings
+    from side_by_side.peer_llama_cpp import Runner
+
+    settings = Settings(str(file), threads, slots, 1, (), file.parent)
+    return Runner(Contender("llama.cpp", "file", "none"), file, settings, DEVNULL)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
