@@ -6,7 +6,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,12 +30,12 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 @dataclass
 class Call:
-    """One call: its answer, the form that it takes, and what is to be done when it ends."""
+    """One call: its answer, and what is to be done when it ends."""
 
     served: Served
     answer: Answer
     places: Places
-    form: Form
+    prefix: str  # of its id
     metrics: Metrics
     firsts: list[Request]  # of the choices, one of each prompt
     interval: float = 0.0  # least seconds from one chunk of a stream to the next, unless a choice ends
@@ -46,7 +46,7 @@ class Call:
     gone: bool = False  # the client
 
     def __post_init__(self) -> None:
-        self.id = self.form.prefix + secrets.token_hex(12)
+        self.id = self.prefix + secrets.token_hex(12)
 
     @contextlib.contextmanager
     def running(self, receive: Receive) -> Iterator[None]:
@@ -100,8 +100,8 @@ class Call:
         return told
 
 
-async def whole(call: Call, receive: Receive) -> Response:
-    """The answer as one object."""
+async def whole(call: Call, receive: Receive, body: Callable[[list[str]], Json]) -> Response:
+    """The answer as one object. body: makes it of the choices' texts."""
     texts = [""] * len(call.answer.requests)
     with call.running(receive):
         async for grown in call.answer.read(call.interval):
@@ -111,22 +111,40 @@ async def whole(call: Call, receive: Receive) -> Response:
             return Response(status_code=GONE)
         if any(request.finish_reason == "cancelled" for request in call.answer.requests):
             return closing().response()
-        listed = [
-            call.form.whole(index, text, request.logprobs, request.finish_reason or "")
-            for index, (text, request) in enumerate(zip(texts, call.answer.requests, strict=True))
-        ]
-        return _json({**call.head(call.form.whole_object), "choices": listed, "usage": call.usage()})
+        return Response(dumped(body(texts)), media_type="application/json")
+
+
+def listed(call: Call, form: Form, texts: Sequence[str]) -> Json:
+    """The object of a chat or of completions, with its choices."""
+    choices = [
+        form.whole(index, text, request.logprobs, request.finish_reason or "")
+        for index, (text, request) in enumerate(zip(texts, call.answer.requests, strict=True))
+    ]
+    return {**call.head(form.whole_object), "choices": choices, "usage": call.usage()}
 
 
 class EventStream(Response):
-    """The answer as server-sent events: chunks of what each choice grew by, then `[DONE]`."""
+    """An answer as server-sent events, in a form that a subclass gives them."""
 
     def __init__(self, call: Call):
         self.call = call
-        tokenizer = call.served.engine.text
-        asked = call.include_drafts and tokenizer is not None
-        self._drafts = [Drafts(tokenizer) for _ in call.answer.requests] if asked and tokenizer else []
         super().__init__(None, 200, HEADERS, "text/event-stream")
+
+    def begin(self) -> Iterator[bytes]:
+        """What comes before the first token."""
+        raise NotImplementedError
+
+    def grow(self, grown: Grown) -> Iterator[bytes]:
+        """What a choice grew by."""
+        raise NotImplementedError
+
+    def end(self) -> Iterator[bytes]:
+        """What comes after the last token."""
+        raise NotImplementedError
+
+    def fail(self, error: Json) -> bytes:
+        """An error after which nothing comes, in OpenAI's form."""
+        return event(error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [header for header in self.raw_headers if header[0] != b"content-length"]
@@ -136,61 +154,78 @@ class EventStream(Response):
                 async for event in self._events():
                     await send({"type": "http.response.body", "body": event, "more_body": True})
             except asyncio.CancelledError:  # at the end of the server
-                await send({"type": "http.response.body", "body": _event(closing().body), "more_body": False})
+                await send({"type": "http.response.body", "body": self.fail(closing().body), "more_body": False})
                 raise
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
         call = self.call
         try:
-            for index in range(len(call.answer.requests)):
-                begun = call.form.begin(index)
-                if begun is not None:
-                    yield self._chunk(begun)
+            if begun := b"".join(self.begin()):
+                yield begun
             async for grown in call.answer.read(call.interval):
-                if chunks := b"".join(chunk for each in grown for chunk in self._chunks(each)):
+                if chunks := b"".join(chunk for each in grown for chunk in self.grow(each)):
                     yield chunks
         except Exception:
             logger.exception("%s failed", call.id)
-            yield _event(error_body("the server failed; its log says why", BROKEN))
+            yield self.fail(error_body("the server failed; its log says why", BROKEN))
             return
         if call.gone:
             return
         if any(request.finish_reason == "cancelled" for request in call.answer.requests):
-            yield _event(closing().body)
+            yield self.fail(closing().body)
             return
-        if call.include_usage:
-            yield _event({**call.head(call.form.chunk_object), "choices": [], "usage": call.usage()})
-        yield b"data: [DONE]\n\n"
+        yield b"".join(self.end())
 
-    def _chunks(self, grown: Grown) -> Iterator[bytes]:
+
+class ChunkStream(EventStream):
+    """Chunks of what each choice grew by, then `[DONE]`."""
+
+    def __init__(self, call: Call, form: Form):
+        self._form, tokenizer = form, call.served.engine.text
+        asked = call.include_drafts and tokenizer is not None
+        self._drafts = [Drafts(tokenizer) for _ in call.answer.requests] if asked and tokenizer else []
+        super().__init__(call)
+
+    def begin(self) -> Iterator[bytes]:
+        """See `EventStream`."""
+        for index in range(len(self.call.answer.requests)):
+            begun = self._form.begin(index)
+            if begun is not None:
+                yield self._chunk(begun)
+
+    def grow(self, grown: Grown) -> Iterator[bytes]:
+        """See `EventStream`."""
         text, logprobs, reason = grown.text, grown.logprobs, grown.request.finish_reason
         drafts = self._drafts[grown.choice].told(grown) if self._drafts else None
         if text or logprobs or drafts:
-            choice = self.call.form.grown(grown.choice, text, logprobs)
+            choice = self._form.grown(grown.choice, text, logprobs)
             if choice is not None or drafts:
                 yield self._chunk(choice, drafts)
         if reason in ("stop", "length"):
-            yield self._chunk(self.call.form.end(grown.choice, reason))
+            yield self._chunk(self._form.end(grown.choice, reason))
+
+    def end(self) -> Iterator[bytes]:
+        """See `EventStream`."""
+        if self.call.include_usage:
+            yield event({**self.call.head(self._form.chunk_object), "choices": [], "usage": self.call.usage()})
+        yield b"data: [DONE]\n\n"
 
     def _chunk(self, choice: Json | None, drafts: Json | None = None) -> bytes:
-        chunk = {**self.call.head(self.call.form.chunk_object), "choices": [] if choice is None else [choice]}
+        chunk = {**self.call.head(self._form.chunk_object), "choices": [] if choice is None else [choice]}
         if self.call.include_usage:
             chunk["usage"] = None
         if drafts is not None:
             chunk["specstep"] = drafts
-        return _event(chunk)
+        return event(chunk)
 
 
-def _event(data: Any) -> bytes:
-    return b"data: " + _dumped(data) + b"\n\n"
+def event(data: Any, name: str = "") -> bytes:
+    """A server-sent event, with a name where it has one."""
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + dumped(data) + b"\n\n"
 
 
-def _json(data: Any, status: int = 200) -> Response:
-    return Response(_dumped(data), status, media_type="application/json")
-
-
-def _dumped(data: Any) -> bytes:
+def dumped(data: Any) -> bytes:
     """JSON without a character at which any client, such as one that uses Python's `splitlines`, may end a line."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.translate(LINE_ENDS).encode()

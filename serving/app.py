@@ -10,18 +10,23 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from ..runtime.engine import Engine
-from .answering import Call, EventStream, whole
+from .answering import Call, ChunkStream, listed, whole
 from .bridge import Answer
 from .errors import ApiError, add_handlers
 from .fields import Asked, ChatRequest, CompletionRequest, TokenizeRequest
-from .forms import ChatForm, CompletionForm
+from .forms import ChatForm, CompletionForm, Form
 from .guard import Guard
 from .metrics import Metrics
 from .options import ServeOptions
 from .places import on_error
 from .prepare import chat_tokens, choices, prepare_chat, prepare_completion, text_tokens
-from .schema import ANSWERS, CHAT, COMPLETION, MODEL, MODELS, TOKENS, openapi
+from .responses.answer import PREFIX, ResponseStream, StatelessResponse
+from .responses.fields import ResponsesRequest, names_as_sent
+from .responses.output import Output
+from .schema import ANSWERS, CHAT, COMPLETION, MODEL, MODELS, RESPONSE, TOKENS, openapi
 from .served import Served
+from .tools.conversation import Reading
+from .tools.formats import HERMES
 
 logger = logging.getLogger(__name__)
 PAGE = Path(__file__).with_name("page.html")
@@ -55,6 +60,7 @@ def create_app(engines: Mapping[str, Engine], options: ServeOptions | None = Non
     app.state.check = check
     add_handlers(app)
     _add_answers(app, served, metrics, options)
+    _add_responses(app, served, metrics, options)
     _add_models(app, served)
     _add_looks(app, metrics)
     routes = [path for route in app.routes if "{" not in (path := getattr(route, "path", ""))]
@@ -75,8 +81,8 @@ def _add_answers(app: FastAPI, served: Mapping[str, Served], metrics: Metrics, o
             ready = await asyncio.to_thread(prepare_chat, one, body, request.state.prefix_scope)
             form = ChatForm(one.token_text, bool(body.logprobs), ready.reading)
             answer = Answer(one.engine, ready.requests, places.give_back, one.shown_text if ready.reading else None)
-        call = Call(one, answer, places, form, metrics, ready.firsts, options.stream_interval_ms / 1e3)
-        return await _answered(body, call, request)
+        call = Call(one, answer, places, form.prefix, metrics, ready.firsts, options.stream_interval_ms / 1e3)
+        return await _answered(body, call, form, request)
 
     @app.post("/v1/completions", responses=ANSWERS | COMPLETION, response_model=None)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
@@ -88,8 +94,28 @@ def _add_answers(app: FastAPI, served: Mapping[str, Served], metrics: Metrics, o
             ready = await asyncio.to_thread(prepare_completion, one, body, request.state.prefix_scope)
             form = CompletionForm(one.token_text, body.logprobs, ready.echoed)
             answer = Answer(one.engine, ready.requests, places.give_back)
-        call = Call(one, answer, places, form, metrics, ready.firsts, options.stream_interval_ms / 1e3)
-        return await _answered(body, call, request)
+        call = Call(one, answer, places, form.prefix, metrics, ready.firsts, options.stream_interval_ms / 1e3)
+        return await _answered(body, call, form, request)
+
+
+def _add_responses(app: FastAPI, served: Mapping[str, Served], metrics: Metrics, options: ServeOptions) -> None:
+    """The newer route that generates."""
+
+    @app.post("/v1/responses", responses=ANSWERS | RESPONSE, response_model=None)
+    async def create_response(body: ResponsesRequest, request: Request) -> Response:
+        """Answer a text or a conversation."""
+        one = _find(served, body.model)
+        _log_prompt(options, one, body.input)
+        with names_as_sent():
+            chat = body.chat()
+            places = one.take(choices(chat))
+            with on_error(places):
+                ready = await asyncio.to_thread(prepare_chat, one, chat, request.state.prefix_scope)
+                answer = Answer(one.engine, ready.requests, places.give_back, one.shown_text if ready.reading else None)
+        call = Call(one, answer, places, PREFIX, metrics, ready.firsts, options.stream_interval_ms / 1e3)
+        output = Output((ready.reading or Reading(None, None, HERMES)).reader())
+        told = StatelessResponse(call, body, output)
+        return ResponseStream(told) if body.stream else await whole(call, request.receive, told.whole)
 
 
 def _add_models(app: FastAPI, served: Mapping[str, Served]) -> None:
@@ -140,14 +166,14 @@ def _add_looks(app: FastAPI, metrics: Metrics) -> None:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=headers)
 
 
-async def _answered(body: Asked, call: Call, request: Request) -> Response:
+async def _answered(body: Asked, call: Call, form: Form, request: Request) -> Response:
     """Streamed or whole, as the body asks."""
     if not body.stream:
-        return await whole(call, request.receive)
+        return await whole(call, request.receive, lambda texts: listed(call, form, texts))
     if body.stream_options:
         call.include_usage = bool(body.stream_options.include_usage)
         call.include_drafts = bool(body.stream_options.include_drafts)
-    return EventStream(call)
+    return ChunkStream(call, form)
 
 
 def _find(served: Mapping[str, Served], name: str | None) -> Served:

@@ -110,6 +110,19 @@ class Completion(BaseModel):
     usage: Usage
 
 
+class Answered(BaseModel):
+    """A response that is not streamed, in the part that clients read."""
+
+    id: str
+    object: str
+    created_at: int
+    status: str
+    model: str
+    output: list[dict[str, Any]]
+    incomplete_details: dict[str, Any] | None
+    usage: dict[str, Any] | None
+
+
 class Model(BaseModel):
     """A model that can be asked."""
 
@@ -154,6 +167,7 @@ ANSWERS = BASE | _errors(
 )
 CHAT: Responses = {200: {"model": ChatCompletion, "description": "The answer", "content": STREAM}}
 COMPLETION: Responses = {200: {"model": Completion, "description": "The continuations", "content": STREAM}}
+RESPONSE: Responses = {200: {"model": Answered, "description": "The answer", "content": STREAM}}
 MODELS: Responses = BASE | {200: {"model": Models}}
 MODEL: Responses = MODELS | {200: {"model": Model}} | _errors(e404="No such model")
 TOKENS: Responses = ANSWERS | {200: {"model": TokenIds}}

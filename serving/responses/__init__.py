@@ -1,0 +1,1 @@
+"""OpenAI's Responses API, the part that needs no memory of earlier calls."""

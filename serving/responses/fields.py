@@ -1,0 +1,168 @@
+"""The body of POST /v1/responses, and the chat that it asks for."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from ...errors import InputError
+from ..errors import ApiError, of_input
+from ..fields import ChatRequest, Data, DataList, Fields, Label, Metadata
+
+Json = dict[str, Any]
+TEXTS = ("input_text", "output_text", "text")  # kinds of parts of a message
+ENCRYPTED = "reasoning.encrypted_content"  # what clients ask for that keep reasoning themselves; there is none
+
+
+NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
+
+
+@contextmanager
+def names_as_sent() -> Iterator[None]:
+    """Within it, errors about the chat name the fields of the response."""
+    try:
+        yield
+    except (ApiError, InputError) as error:
+        told = of_input(error) if isinstance(error, InputError) else error
+        detail = told.body["error"]
+        if name := NAMES.get(detail["param"]):
+            detail["message"] = detail["message"].replace(detail["param"], name, 1)
+            detail["param"] = name
+        raise told from None
+
+
+def _nothing_more(include: Any) -> Any:
+    more = [each for each in include if each != ENCRYPTED] if isinstance(include, list) else [include]
+    if more:
+        raise ValueError(f"expected nothing more than {ENCRYPTED}, got {more[0]!r:.60}")
+    return include
+
+
+class TextOptions(Fields):
+    """format: as `response_format` of chats, its fields side by side."""
+
+    format: Data | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponsesRequest(Fields):
+    """POST /v1/responses. What needs a memory of earlier calls is refused by name; `store` keeps nothing."""
+
+    model: str | None = Field(None, max_length=256)
+    input: str | DataList
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1, le=2**31)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    stream: bool | None = None
+    stream_options: Data | None = None
+    text: TextOptions | None = None
+    tools: DataList | None = Field(None, description="functions that the model may call")
+    tool_choice: Literal["none", "auto", "required"] | Data | None = None
+    parallel_tool_calls: bool | None = None
+    store: bool | None = Field(None, description="taken; nothing is stored")
+    include: Annotated[list[str], BeforeValidator(_nothing_more)] | None = None
+    reasoning: Data | None = Field(None, description="taken, and of no effect")
+    truncation: Literal["disabled"] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    chat_template_kwargs: Data | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    metadata: Metadata | None = None
+
+    def chat(self) -> ChatRequest:
+        """The chat that it is. Raises ApiError, which names the field."""
+        asked: Json = {
+            "messages": self._messages(),
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "tools": [_tool(index, tool) for index, tool in enumerate(self.tools or [])] or None,
+            "tool_choice": _choice(self.tool_choice),
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "response_format": _format(self.text.format if self.text else None),
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
+        try:
+            return ChatRequest.model_validate(asked)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = "".join(f"[{part}]" if isinstance(part, int) else "" for part in first["loc"])
+            raise _wrong(f"input{place}", f"messages and calls, {first['msg']}") from None
+
+    def _messages(self) -> list[Json]:
+        """Instructions and input as a conversation; calls that follow one another are one message's."""
+        messages: list[Json] = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        thought: Json = {}
+        for index, item in enumerate(self.input):
+            kind = item.get("type", "message")
+            if kind == "reasoning":
+                thought = {"reasoning_content": "".join(_texts(f"input[{index}]", item.get("content") or []))}
+            elif kind == "function_call":
+                call = _call(index, item)
+                if not messages or not messages[-1].get("tool_calls"):
+                    messages.append({"role": "assistant", "tool_calls": [], **thought})
+                    thought = {}
+                messages[-1]["tool_calls"].append(call)
+            elif kind == "function_call_output":
+                output = item.get("output")
+                text = output if isinstance(output, str) else "".join(_texts(f"input[{index}].output", output))
+                messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
+            elif kind == "message":
+                content = item.get("content")
+                text = content if isinstance(content, str) else "".join(_texts(f"input[{index}].content", content))
+                own = thought if item.get("role") == "assistant" else {}
+                messages.append({"role": item.get("role"), "content": text, **own})
+                thought = {}
+            else:
+                raise _wrong(f"input[{index}].type", f"a message, a function call or its output, got {kind!r:.60}")
+        return messages
+
+
+def _texts(place: str, parts: Any) -> list[str]:
+    if not isinstance(parts, list):
+        raise _wrong(place, f"a text or a list of text parts, got {parts!r:.60}")
+    for index, part in enumerate(parts):
+        known = isinstance(part, Mapping) and part.get("type") in (*TEXTS, "reasoning_text")
+        if not known or not isinstance(part.get("text"), str):
+            raise _wrong(f"{place}[{index}]", f"a part of the type {', '.join(TEXTS)}, got {part!r:.60}")
+    return [part["text"] for part in parts]
+
+
+def _call(index: int, item: Json) -> Json:
+    name, arguments = item.get("name"), item.get("arguments")
+    if not isinstance(name, str) or not isinstance(arguments, str):
+        raise _wrong(f"input[{index}]", "a function call with name and arguments, two texts")
+    function = {"name": name, "arguments": arguments}
+    return {"id": str(item.get("call_id", "")), "type": "function", "function": function}
+
+
+def _tool(index: int, tool: Json) -> Json:
+    """A tool as chats have it."""
+    if tool.get("type") != "function":
+        raise _wrong(f"tools[{index}].type", f"function, the only kind that is supported, got {tool.get('type')!r:.60}")
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _choice(choice: Any) -> Any:
+    """A choice as chats have it."""
+    if not isinstance(choice, Mapping) or "function" in choice:
+        return choice
+    if choice.get("type") == "allowed_tools":
+        return {"type": "allowed_tools", "allowed_tools": {name: choice[name] for name in choice if name != "type"}}
+    return {"type": choice.get("type"), "function": {"name": choice.get("name")}}
+
+
+def _format(form: Json | None) -> Json | None:
+    """The form of text as chats have it."""
+    if form is None or form.get("type") != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {name: value for name, value in form.items() if name != "type"}}
+
+
+def _wrong(place: str, expected: str) -> ApiError:
+    return ApiError(400, f"{place}: expected {expected}", param=place)
