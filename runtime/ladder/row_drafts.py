@@ -68,8 +68,8 @@ def sureness() -> dict[str, Sureness]:
 class RowDrafts:
     """What is expected of a row's drafts: how likely each node is accepted, [N], by what drafted it. drafted: what
     drafted the row's tree; a new row has none. scores: of this tree, see `Report`, as far as they were reported.
-    certain: how many of its first nodes a grammar forces. sureness: what such scores mean, by what drafted. source: what
-    is expected of new rows that are like it."""
+    certain: how many of its first nodes a grammar forces. sureness: what such scores mean, by what drafted. source:
+    what is expected of new rows that are like it."""
 
     def __init__(
         self,

@@ -64,6 +64,7 @@ class ResponsesRequest(Fields):
     store: bool | None = Field(None, description="taken; nothing is stored")
     include: Annotated[list[str], BeforeValidator(_nothing_more)] | None = None
     reasoning: Data | None = Field(None, description="taken, and of no effect")
+    top_logprobs: Literal[0] | None = None
     truncation: Literal["disabled"] | None = None
     service_tier: Literal["auto", "default"] | None = None
     chat_template_kwargs: Data | None = None
