@@ -13,6 +13,14 @@ from .written import ToolFormat, shows
 
 PROBE = "specstep_probe"
 HERMES = JsonCalls("<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", between="\n")
+
+
+def _listed(opening: str, end: str, gap: bool = False) -> JsonCalls:
+    """Calls as a list of JSON objects behind a mark."""
+    before, middle = '{"name": "', '", "arguments": '
+    return JsonCalls(opening, before, middle, "}", begin=f"{opening}[", between=", ", end=end, gap=gap)
+
+
 # Those that are told by more come first.
 FORMATS: dict[str, ToolFormat] = {
     "deepseek-v3": JsonCalls(
@@ -32,16 +40,7 @@ FORMATS: dict[str, ToolFormat] = {
         after="<｜tool▁call▁end｜>",
         end="<｜tool▁calls▁end｜>",
     ),
-    "mistral": JsonCalls(
-        opening="[TOOL_CALLS]",
-        begin="[TOOL_CALLS][",
-        before='{"name": "',
-        middle='", "arguments": ',
-        after="}",
-        between=", ",
-        end="]",
-        gap=True,
-    ),
+    "mistral": _listed("[TOOL_CALLS]", "]", gap=True),
     "mistral-args": JsonCalls(opening="[TOOL_CALLS]", before="[TOOL_CALLS]", middle="[ARGS]", after=""),
     "qwen3-coder": TaggedCalls(
         opening="<tool_call>",
@@ -63,34 +62,10 @@ FORMATS: dict[str, ToolFormat] = {
         after="</tool_call>",
         between="\n",
     ),
-    "phi-4": JsonCalls(
-        opening="<|tool_call|>",
-        begin="<|tool_call|>[",
-        before='{"name": "',
-        middle='", "arguments": ',
-        after="}",
-        between=", ",
-        end="]<|/tool_call|>",
-    ),
-    "nemotron": JsonCalls(
-        opening="<TOOLCALL>",
-        begin="<TOOLCALL>[",
-        before='{"name": "',
-        middle='", "arguments": ',
-        after="}",
-        between=", ",
-        end="]</TOOLCALL>",
-    ),
+    "phi-4": _listed("<|tool_call|>", "]<|/tool_call|>"),
+    "nemotron": _listed("<TOOLCALL>", "]</TOOLCALL>"),
     "hermes": HERMES,
-    "lfm2-json": JsonCalls(
-        opening="<|tool_call_start|>",
-        begin="<|tool_call_start|>[",
-        before='{"name": "',
-        middle='", "arguments": ',
-        after="}",
-        between=", ",
-        end="]<|tool_call_end|>",
-    ),
+    "lfm2-json": _listed("<|tool_call_start|>", "]<|tool_call_end|>"),
     "lfm2": PythonCalls(opening="<|tool_call_start|>[", end="]<|tool_call_end|>"),
     "llama3": JsonCalls('{"name": "', '{"name": "', '", "parameters": ', "}", leads=True, alone=True),
     "pythonic": PythonCalls(opening="[", end="]", leads=True),

@@ -70,16 +70,12 @@ def test_a_fitted_tree(structured, text, data):
     """Against the masks of the same tokens asked for one by one."""
     tokens = [*text.encode_part(WORDS), EOS]
     drafted, depth, nodes = data.draw(trees(tokens)), data.draw(st.integers(1, DEPTH)), data.draw(st.integers(0, NODES))
-    masks, plain = masks_of(text, structured), masks_of(text, structured)
+    masks = masks_of(text, structured)
     fitted = masks.fit([], drafted, nodes, depth)
     tree, found = fitted.tree, paths(fitted.tree)
     assert tree.tokens[0] == drafted.tokens[0] and tree.parents[0] == -1 and len(tree.tokens) <= 1 + nodes
     assert len(set(found)) == len(found) and max(map(len, found)) <= depth
     assert all(0 <= parent < node for node, parent in enumerate(tree.parents[1:], 1))
-    bits = plain(
-        [], DraftedTree([0, *tokens], [-1, *[0] * len(tokens)])
-    )  # of the root, and for the checks below a fresh tree for each path
-    assert bits.shape[0] == 1 + len(tokens)
     whole = {}
     for path in found:
         chain = DraftedTree([0, *path], list(range(-1, len(path))))
