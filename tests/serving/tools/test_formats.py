@@ -41,7 +41,10 @@ WEATHER = Tool(
 )
 NOW = Tool("now.utc", {"type": "object", "properties": {}, "additionalProperties": False}, False)
 TOOLS = [WEATHER, NOW]
-TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12)
+# A special token's name in a text would be encoded as that token, which no grammar takes inside a string.
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12).filter(
+    lambda drawn: not any(name in drawn for name in SPECIAL)
+)
 # In the order of the schema, in which a grammar has them.
 ARGUMENTS = st.fixed_dictionaries(
     {"city": TEXTS},
