@@ -1,21 +1,31 @@
 """A drafted tree, fitted to what a request may say: without what it forbids, and with what it forces."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...report import SCORE_STEPS, DraftedTree
 
+Path = tuple[int, ...]  # tokens below the root
+
 
 class Node(NamedTuple):
-    """A node of a fitted tree. after: the drafted node that it comes behind, itself or the last one above it, 0 for the
-    root; number: of the nodes as they were found, from 1 on; parent: the number of its parent; origin: the drafted node
-    that it is, 0 for a forced one. Nodes in their order are sorted."""
+    """A node of a fitted tree. Nodes in their order are sorted: each comes behind its parent, and a forced one, which
+    is as likely as what forces it, right behind that.
+
+    after: the drafted node that it comes behind, itself or the last one above it, 0 for the root; number: of the nodes
+    as they were found; parent: the parent's place in the tree; origin: the drafted node that it is, 0 for a forced one.
+    """
 
     after: int
     number: int
     parent: int
-    token: int
+    path: Path
     origin: int
 
 
@@ -28,13 +38,11 @@ class FittedTree:
     origins: list[int]
     certain: int
 
-    @classmethod
-    def of(cls, root: int, nodes: Sequence[Node]) -> "tuple[FittedTree, dict[int, int]]":
-        """The tree of a root's token and nodes in their order, each behind its parent; and the place of each number in
-        it."""
-        places = {0: 0} | {node.number: place for place, node in enumerate(nodes, 1)}
-        tree = DraftedTree([root, *(node.token for node in nodes)], [-1, *(places[node.parent] for node in nodes)])
-        return cls(tree, [node.origin for node in nodes], sum(node.after == 0 for node in nodes)), places
+    def begins(self, tree: DraftedTree) -> bool:
+        """Whether a tree is this one or its first nodes, with places without a node behind them or not."""
+        count = min(len(tree.tokens), len(self.tree.tokens))
+        same = all(part[:count] == own[:count] for part, own in zip(tree, self.tree, strict=True))
+        return same and all(parent < 0 for parent in tree.parents[max(count, 1) :])
 
     def scores(self, drafted: Sequence[int]) -> list[int]:
         """Scores of its nodes, and 0 for places without one, given those of the drafted ones, see `Report`: a forced
@@ -43,6 +51,51 @@ class FittedTree:
         for origin, parent in zip(self.origins, self.tree.parents[1:], strict=True):
             known.append(drafted[origin - 1] if origin else known[parent])
         return known[1:] + [0] * (len(drafted) - len(self.origins))
+
+
+def fitted_tree(
+    drafted: DraftedTree,
+    mask_behind: Callable[[Path], NDArray[np.uint32]],
+    leaves: Collection[int],
+    nodes: int,
+    depth: int,
+) -> tuple[FittedTree, dict[int, NDArray[np.uint32]]]:
+    """Of a drafted tree what its masks allow, and where they leave no choice, what they force: at most so many nodes
+    below the root, the likeliest ones, down to the depth -> that tree, and the masks of some of its nodes by their
+    place. Asks for no mask that does not matter to it. mask_behind: of a path that is allowed; leaves: tokens that end
+    the output."""
+    children, found, masks = drafted.children(), list[Node](), dict[int, NDArray[np.uint32]]()
+    waiting, numbers = [Node(0, 0, -1, (), 0)], count(1)
+    while waiting and len(found) <= nodes:
+        node = heappop(waiting)
+        place, path = len(found), node.path
+        found.append(node)
+        if place == nodes or len(path) == depth or (path and path[-1] in leaves):
+            continue
+        mask = masks[place] = mask_behind(path)
+        forced, drafts = _only(mask), children[node.origin] if node.origin or not path else []
+        below = {drafted.tokens[child]: child for child in drafts if _has(mask, drafted.tokens[child])}
+        if forced is not None:
+            heappush(waiting, Node(node.after, next(numbers), place, (*path, forced), below.get(forced, 0)))
+            continue
+        for token, child in below.items():
+            heappush(waiting, Node(child, next(numbers), place, (*path, token), child))
+    tree = DraftedTree([drafted.tokens[0], *(node.path[-1] for node in found[1:])], [node.parent for node in found])
+    certain = sum(node.after == 0 for node in found[1:])
+    return FittedTree(tree, [node.origin for node in found[1:]], certain), masks
+
+
+def _has(mask: NDArray[np.uint32], token: int) -> bool:
+    return bool(mask[token // 32] >> token % 32 & 1)
+
+
+def _only(mask: NDArray[np.uint32]) -> int | None:
+    """The one token that a mask allows, None for more."""
+    (words,) = mask.nonzero()
+    if len(words) != 1:
+        return None
+    word = int(mask[words[0]])
+    return None if word & (word - 1) else int(words[0]) * 32 + word.bit_length() - 1
 
 
 # The output so far, the tree that was drafted for the coming step, and the most nodes below the root and levels.

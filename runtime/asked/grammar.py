@@ -7,6 +7,8 @@ ahead of it alone.
 import json
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -17,7 +19,7 @@ from ...errors import InputError, needs_extra
 from ...report import DraftedTree
 from ..text.reasoning import Reasoning
 from ..text.tokenizer import EngineTokenizer
-from .fitted_tree import FittedTree, Node
+from .fitted_tree import FittedTree, Path, fitted_tree
 from .lark import BLANKS, literal, up_to
 
 if TYPE_CHECKING:
@@ -72,16 +74,30 @@ class GrammarMasks:
         self._ends, self._stops = self._bits(ends), self._bits(stops)
         self._leaves = frozenset(ends) | frozenset(stops)
         self._least, self._late, self._read = least, ends_late, 0
-        self._fitted, self._known = DraftedTree([], []), dict[int, NDArray[np.uint32]]()  # its nodes' masks, some
+        self._fitted, self._known = (
+            FittedTree(DraftedTree([], []), [], 0),
+            dict[int, NDArray[np.uint32]](),
+        )  # its nodes' masks, some
+        self._path: Path = ()  # where the matcher is, below the root
 
     def __call__(self, output: Sequence[int], tree: DraftedTree) -> NDArray[np.int32]:
         """The output so far and the tree -> bits int32 [nodes, ceil(vocabulary / 32)]. Raises InputError where the
         grammar fails, as one that takes too long to follow."""
         self._read_up_to(output)
-        fitted = DraftedTree(*(part[: len(tree.tokens)] for part in self._fitted))
-        self._known = self._known if tree == fitted else {}
+        known = self._known if self._fitted.begins(tree) else {}
         bits = np.zeros((len(tree.tokens), self._words), np.uint32)
-        self._follow(0, tree.tokens, tree.children(), bits, len(output))
+        paths: dict[int, Path] = {0: ()}  # of nodes that the grammar allows
+        ended = set[int]()  # nodes that end the output, and those below them, which will not be
+        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+            allowed = parent in paths and bool(bits[parent, token // 32] >> token % 32 & 1)
+            if parent in ended or (allowed and token in self._leaves):
+                bits[node] = self._stops  # each must allow something
+                ended.add(node)
+            elif allowed:
+                paths[node] = (*paths[parent], token)
+            if node in paths:
+                bits[node] = known[node] if node in known else self._mask_behind(len(output), paths[node])
+        self._move_to(())
         return bits.view(np.int32)
 
     def fit(self, output: Sequence[int], tree: DraftedTree, nodes: int, depth: int) -> FittedTree:
@@ -89,61 +105,35 @@ class GrammarMasks:
         depth: those that the grammar allows, and where it leaves no choice, the tokens that it forces. A forced node
         comes right behind what forces it, being as likely. Raises InputError, see `__call__`."""
         self._read_up_to(output)
-        fitted: list[Node] = []
-        masks: list[tuple[int, NDArray[np.uint32]]] = []
-        children = tree.children()
+        self._fitted, self._known = fitted_tree(
+            tree, partial(self._mask_behind, len(output)), self._leaves, nodes, depth
+        )
+        self._move_to(())
+        return self._fitted
 
-        def grow(number: int, node: int | None, place: int, level: int) -> None:
-            """Add what comes below a node. node: the drafted one that it is; place: the last drafted one above it."""
-            if level == depth:
-                return
-            below = {tree.tokens[child]: child for child in (children[node] if node is not None else [])}
-            mask = self._mask(len(output) + level)
-            masks.append((number, mask))
-            forced = _only(mask)
-            tokens = [each for each in below if mask[each // 32] >> each % 32 & 1] if forced is None else [forced]
-            for token in tokens:
-                child = below.get(token)
-                at = child if forced is None and child is not None else place
-                mine = Node(at, len(fitted) + 1, number, token, child or 0)
-                fitted.append(mine)
-                if token not in self._leaves and self._matcher.consume_token(token):
-                    grow(mine.number, child, at, level + 1)
-                    self._matcher.rollback(1)
+    def _mask_behind(self, written: int, path: Path) -> NDArray[np.uint32]:
+        """What may follow a path behind so many tokens. The matcher stays there."""
+        self._move_to(path)
+        return self._mask(written + len(path))
 
-        grow(0, 0, 0, 0)
-        made, places = FittedTree.of(tree.tokens[0], sorted(fitted)[:nodes])
-        self._fitted, self._known = made.tree, {places[number]: mask for number, mask in masks if number in places}
-        return made
+    def _move_to(self, path: Path) -> None:
+        """Move the matcher from where it is below the root to another path that the grammar allows."""
+        shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(self._path, path, strict=False)))
+        if shared < len(self._path):
+            self._matcher.rollback(len(self._path) - shared)
+        self._consume(path[shared:])
+        self._path = path
 
     def _read_up_to(self, output: Sequence[int]) -> None:
         """Move to the end of an output. Raises InputError, see `__call__`."""
-        new = list(output[self._read :])
-        if new and not self._matcher.consume_tokens(new):
-            _check(self._matcher)
-            raise InputError("structured: the output left its grammar")
+        self._consume(output[self._read :])
         self._read = len(output)
 
-    def _follow(
-        self, node: int, tokens: list[int], children: list[list[int]], bits: NDArray[np.uint32], written: int
-    ) -> None:
-        """Fill in a node, whose tokens were consumed, and those below it that the grammar allows."""
-        bits[node] = self._known[node] if node in self._known else self._mask(written)
-        for child in children[node]:
-            token = tokens[child]
-            if not bits[node, token // 32] >> (token % 32) & 1:
-                continue
-            if token in self._leaves:
-                self._fill(child, children, bits)
-            elif self._matcher.consume_token(token):
-                self._follow(child, tokens, children, bits, written + 1)
-                self._matcher.rollback(1)
-
-    def _fill(self, node: int, children: list[list[int]], bits: NDArray[np.uint32]) -> None:
-        """A node that ends the output, and those below it, which will not be: each must allow something."""
-        bits[node] = self._stops
-        for child in children[node]:
-            self._fill(child, children, bits)
+    def _consume(self, tokens: Sequence[int]) -> None:
+        """Raises InputError, see `__call__`."""
+        if tokens and not self._matcher.consume_tokens(list(tokens)):
+            _check(self._matcher)
+            raise InputError("structured: the output left its grammar")
 
     def _mask(self, written: int) -> NDArray[np.uint32]:
         """What may follow so many tokens. A stop token may where the grammar may end."""
@@ -163,15 +153,6 @@ class GrammarMasks:
         for token in tokens:
             bits[token // 32] |= np.uint32(1 << token % 32)
         return bits
-
-
-def _only(mask: NDArray[np.uint32]) -> int | None:
-    """The one token that a mask allows, None for more."""
-    (words,) = mask.nonzero()
-    if len(words) != 1:
-        return None
-    word = int(mask[words[0]])
-    return None if word & (word - 1) else int(words[0]) * 32 + word.bit_length() - 1
 
 
 _tokenizers: "WeakKeyDictionary[EngineTokenizer, LLTokenizer]" = WeakKeyDictionary()
