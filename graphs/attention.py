@@ -4,12 +4,13 @@ Letters: B batch, T tokens in this pass, M tree keys, H heads, G query heads per
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..kernels.bits import chain_bits, word_count
+from ..kernels.bits import chain_bits, unpack_bits, word_count
 from ..kernels.tree_attention.op import tree_attention
 
 ATTENTION_NAME = "specstep"
@@ -39,6 +40,7 @@ class Pass:
         all T; the others leave their keys and values."""
         self.lengths, self.depths, self.ancestors, self.key_depths = lengths, depths, ancestors, key_depths
         self.first_key, self.wanted, self.outputs = first_key, wanted, outputs
+        self._windows: dict[int, tuple[Tensor, Tensor]] = {}  # layers share them
 
     @property
     def positions(self) -> Tensor:
@@ -50,6 +52,18 @@ class Pass:
         """[B, T] int64 cache slot that each token's key and value are written to."""
         own = torch.arange(self.depths.shape[1], device=self.lengths.device) + self.first_key
         return self.lengths[:, None] + own
+
+    def window_slots(self, count: int) -> tuple[Tensor, Tensor]:
+        """The slots of the `count` tokens that end with each token on its path, the first of them the oldest, and
+        whether there are such: int64 and bool [B, T, count]."""
+        if count not in self._windows:
+            level = self.depths[:, :, None] - torch.arange(count - 1, -1, -1, device=self.lengths.device)
+            key = torch.arange(self.key_depths.shape[1], device=self.lengths.device)
+            seen = unpack_bits(self.ancestors, key.shape[0])[:, :, None]  # [B, T, 1, M]
+            found = seen & (self.key_depths[:, None, None] == level[..., None])
+            slots = self.lengths[:, None, None] + level.where(level < 0, (found * key).sum(-1))
+            self._windows[count] = slots.clamp(min=0), slots >= 0
+        return self._windows[count]
 
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float, sinks: Tensor | None
@@ -84,6 +98,14 @@ def chain_pass(
     return Pass(lengths, depths, bits.expand(batch, -1, -1), depths, wanted=wanted, outputs=outputs)
 
 
+class ConvolutionInputs(NamedTuple):
+    """What a layer's convolution reads, in the place of its keys and values: a half of the channels each, [B, 1, S,
+    C / 2]."""
+
+    keys: Tensor
+    values: Tensor
+
+
 class LayerCache:
     """The engine's KV tensors in the shape of a transformers cache: writes at the pass's slots, returns all slots.
 
@@ -106,6 +128,14 @@ class LayerCache:
             new = new.where(new.abs() <= torch.finfo(new.dtype).max, 0.0)
             cache.index_put_((row, head, self.slots[:, None]), new)
         return caches
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """None: transformers then hands all tokens of a convolution to `update_conv_state`, one alone, too."""
+
+    def update_conv_state(self, x: Tensor, layer_idx: int, *_: object, **__: object) -> "ConvolutionInputs":
+        """x [B, C, T], the inputs of one layer's convolution -> those of all slots."""
+        first, second = x.transpose(1, 2)[:, None].chunk(2, 3)
+        return ConvolutionInputs(*self.update(first, second, layer_idx))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .attention import ATTENTION_NAME, LayerCache, Pass, register_attention
+from .convolution import convolution_sizes, has_convolutions, register_convolutions
 from .experts import EXPERTS_NAME, register_experts
 from .rope import BOUNDED_ROPE, PLAIN_ROPE, keep_short_frequencies, rope_kinds
 
@@ -37,6 +38,7 @@ class CausalLM(nn.Module):
             capture_last_layer(model)
         register_attention()
         register_experts()
+        register_convolutions(model)
         model.set_attn_implementation(ATTENTION_NAME)
         model.set_experts_implementation(EXPERTS_NAME)
         self.model = model.eval().requires_grad_(False)
@@ -44,6 +46,7 @@ class CausalLM(nn.Module):
         self.feature_layers = tuple(feature_layers)
         self.config = model.config.get_text_config()
         self.layers: int = self.config.num_hidden_layers
+        self.windows = convolution_sizes(model)
         self.vocab_size: int = self.model.get_output_embeddings().weight.shape[0]
         bounds = (getattr(self.config, "max_position_embeddings", None), keep_short_frequencies(model))
         self.max_positions: int | None = min((bound for bound in bounds if bound is not None), default=None)
@@ -55,6 +58,8 @@ class CausalLM(nn.Module):
 
         The KV of the tokens is written in place at `where.slots`.
         """
+        for size in self.windows:  # ahead of the layers, which are all alike then
+            where.window_slots(size)
         out = self.model(**self._arguments(tokens, where, keys, values), output_hidden_states=bool(self.feature_layers))
         features = [out.hidden_states[layer] for layer in self.feature_layers]
         return out.logits, torch.cat(features, -1) if features else None
@@ -103,11 +108,10 @@ def capture_last_layer(model: PreTrainedModel) -> None:
 def check_config(model: PreTrainedModel) -> None:
     """Refuse what is known to be wrong under our attention. The build also compares logits (`compile.faithful`)."""
     config, name = model.config.get_text_config(), type(model).__name__
-    odd = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    known = {"full_attention", "sliding_attention"} | ({"conv"} if has_convolutions(model) else set())
+    odd = set(getattr(config, "layer_types", None) or ()) - known
     if odd:
-        raise UnsupportedModel(
-            f"model: {name} has layers of type {sorted(odd)}; expected full_attention or sliding_attention only"
-        )
+        raise UnsupportedModel(f"model: {name} has layers of type {sorted(odd)}; expected {sorted(known)} only")
     for kind in rope_kinds(config):
         if kind.get("rope_type", "default") not in PLAIN_ROPE | BOUNDED_ROPE:
             raise UnsupportedModel(
@@ -124,7 +128,7 @@ def check_config(model: PreTrainedModel) -> None:
 
 
 def cache_layers(model: PreTrainedModel) -> list[CacheLayer]:
-    """KV shapes of a model's layers, read off one real forward pass of one token, so no family needs a special case.
+    """Shapes of what layers cache, read off one real forward pass of one token, so no family needs a special case.
     Raises UnsupportedModel where that pass fails, or where a layer keeps no keys and values."""
     check_config(model)
     if model.config._attn_implementation == ATTENTION_NAME:  # it is part of another graph, too
@@ -163,6 +167,14 @@ class _ShapeRecorder:
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         self.layers[layer_idx] = CacheLayer(key.shape[1], key.shape[3], value.shape[3])
         return key, value
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        return None
+
+    def update_conv_state(self, x: Tensor, layer_idx: int, *_: object, **__: object) -> Tensor:
+        half = -(-x.shape[1] // 2)
+        self.layers[layer_idx] = CacheLayer(1, half, x.shape[1] - half)
+        return x
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0

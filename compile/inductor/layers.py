@@ -4,7 +4,7 @@ once, however many layers there are."""
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -105,6 +105,10 @@ class _Layer:
         for size in value.shape:
             self.size_of(size)
 
+    def writes(self, tensors: Collection[Node]) -> bool:
+        """Whether it writes to one of these tensors from outside."""
+        return any(index in self.written and node in tensors for node, index in self.inputs.items())
+
     def size_of(self, size: int | SymInt) -> int | tuple[int, int]:
         """A size as a number, or as (input, dimension) that has it. Raises _Opaque."""
         if isinstance(size, int):
@@ -128,7 +132,7 @@ def outline_layers(program: ExportedProgram, takes: Callable[[LayerKind], bool])
     takes: whether a kind can be one."""
     graph = program.graph
     _read_what_was_written(graph)
-    found = [(kind, layers) for kind, layers in _kinds(graph) if takes(kind)]
+    found = [(kind, layers) for kind, layers in _alone(graph, _kinds(graph)) if takes(kind)]
     called: dict[Node, Node] = {}
     for kind, layers in found:
         for layer in layers:
@@ -150,6 +154,18 @@ def _kinds(graph: Graph) -> list[tuple[LayerKind, list[_Layer]]]:
             with suppress(_Opaque):
                 kinds.append((_make_kind(layers[0]), layers))
     return kinds
+
+
+def _alone(graph: Graph, kinds: list[tuple[LayerKind, list[_Layer]]]) -> list[tuple[LayerKind, list[_Layer]]]:
+    """The kinds whose layers write to caches that nothing else writes to. A write that is no op of ours gives a cache
+    other strides, which the code of a layer does not know."""
+    while True:
+        inside = {node for _, layers in kinds for layer in layers for node in layer.nodes}
+        outside = {base_of(value) for node in graph.nodes if node not in inside for value in written_arguments(node)}
+        kept = [(kind, layers) for kind, layers in kinds if not any(layer.writes(outside) for layer in layers)]
+        if len(kept) == len(kinds):
+            return kinds
+        kinds = kept
 
 
 def _runs(graph: Graph) -> list[list[Node]]:

@@ -1,0 +1,74 @@
+"""Short causal convolutions of hybrid models (LFM2), each over the path of its token: the sequence and, in a tree, the
+token's own ancestors.
+
+The inputs of a layer's convolution are cached as keys and values are, for each position: what rejected drafts leave is
+overwritten, rows move and prefixes are kept without a rule of their own. A token's output is the same to the bit in a
+chain, a tree and any chunk of a prompt: it is summed in one order, the oldest input first.
+Letters: B batch, T tokens in this pass, C channels, S cache slots, K inputs of an output.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+
+from .attention import ConvolutionInputs, Pass
+
+NAME = "causal_conv1d_fn"  # what transformers' modeling code calls
+
+
+def convolve(inputs: ConvolutionInputs, weight: Tensor, bias: Tensor | None, where: Pass) -> Tensor:
+    """weight [C, K], the last column that of the token itself; bias [C] -> float32 [B, T, C]. Ahead of a sequence are
+    zeros."""
+    slots, known = where.window_slots(weight.shape[1])
+    out = torch.zeros((), device=weight.device)
+    for tap, (slot, there) in enumerate(zip(slots.unbind(2), known.unbind(2), strict=True)):
+        parts = [cache[:, 0].gather(1, slot[:, :, None].expand(-1, -1, cache.shape[3])) for cache in inputs]
+        out = out + torch.cat(parts, 2).where(there[:, :, None], 0.0).float() * weight[:, tap].float()
+    return out if bias is None else out + bias.float()
+
+
+def replaced(original: Callable[..., Any]) -> Callable[..., Any]:
+    """transformers' function over cached inputs, and the original one for what others call it with."""
+
+    def causal_conv1d(
+        hidden_states: Any,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        *,
+        attention_pass: Pass | None = None,
+        **rest: Any,
+    ) -> Any:
+        """-> [B, C, T]"""
+        if not isinstance(hidden_states, ConvolutionInputs):
+            return original(hidden_states, weight, bias, activation, **rest)
+        if attention_pass is None:
+            raise ValueError("it hands no keyword arguments on to its convolution; expected a model that does")
+        out = convolve(hidden_states, weight, bias, attention_pass)
+        out = out if activation is None else ACT2FN[activation](out)
+        return out.to(hidden_states.keys.dtype).transpose(1, 2)
+
+    return causal_conv1d
+
+
+def has_convolutions(model: PreTrainedModel) -> bool:
+    """Whether the model's code has short convolutions that can be replaced."""
+    return hasattr(sys.modules[type(model).__module__], NAME)
+
+
+def convolution_sizes(model: PreTrainedModel) -> list[int]:
+    """How many inputs the outputs of the model's convolutions have."""
+    return sorted({int(module.kernel_size[0]) for module in model.modules() if isinstance(module, nn.Conv1d)})
+
+
+def register_convolutions(model: PreTrainedModel) -> None:
+    """Have the model's code call ours for cached inputs; for all else it stays as it is."""
+    module = sys.modules[type(model).__module__]
+    function = getattr(module, NAME, None)
+    if function is not None and function.__name__ != "causal_conv1d":
+        setattr(module, NAME, replaced(function))
