@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..report import TokenLogprobs
+from ..runtime.text.token_text import TokenText
 from ..runtime.text.tokenizer import TextStream
-from .token_text import TokenText
 from .tools.answer_reader import AnswerReader, GrownAnswer
 from .tools.conversation import Reading
 

@@ -7,10 +7,10 @@ from functools import cached_property
 from ..errors import EngineError
 from ..runtime.engine import Engine
 from ..runtime.text.reasoning import MARKS
+from ..runtime.text.token_text import TokenText
 from ..runtime.text.tokenizer import EngineTokenizer
 from .errors import BUSY, ApiError
 from .places import Places, Queue, QueueFullError
-from .token_text import TokenText
 from .tools.formats import FORMATS, TemplateTools, template_tools
 from .tools.grammar import LEAD
 

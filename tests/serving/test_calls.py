@@ -7,11 +7,11 @@ import pytest
 from fastapi.testclient import TestClient
 from served import user
 from specstep.errors import InputError
+from specstep.runtime.text.token_text import TokenText
 from specstep.serving.app import create_app
 from specstep.serving.fields import ChatMessage
 from specstep.serving.options import ServeOptions
 from specstep.serving.server import hosts_of
-from specstep.serving.token_text import TokenText
 from specstep.serving.unsupported import UNSUPPORTED
 
 CHAT, COMPLETIONS, JSON = "/v1/chat/completions", "/v1/completions", "application/json"

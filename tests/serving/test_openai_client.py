@@ -6,9 +6,9 @@ import openai
 import pytest
 from served import PATIENCE, is_idle, until, user
 from specstep.report import TokenLogprobs
+from specstep.runtime.text.token_text import TokenText
 from specstep.runtime.text.tokenizer import EngineTokenizer, TextStream
 from specstep.serving.forms import CompletionForm
-from specstep.serving.token_text import TokenText
 from tokenizers import Tokenizer, decoders, models
 
 WARM = {"temperature": 0.9, "seed": 11}

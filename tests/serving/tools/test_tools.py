@@ -9,9 +9,9 @@ import specstep
 from jsonschema import validate
 from models import save_model, tiny_tokenizer
 from served import PATIENCE, running, user
+from specstep.runtime.text.token_text import TokenText
 from specstep.serving.app import create_app
 from specstep.serving.options import ServeOptions
-from specstep.serving.token_text import TokenText
 from specstep.serving.tools.formats import HERMES, told
 
 PARAMETERS = {

@@ -1,10 +1,10 @@
-"""Single tokens as bytes, for log-probabilities: a token may be a part of a character."""
+"""Single tokens as bytes: a token may be a part of a character."""
 
 import json
 import re
 from functools import cached_property, lru_cache
 
-from ..runtime.text.tokenizer import EngineTokenizer
+from .tokenizer import EngineTokenizer
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte in vocabularies of sentencepiece
 WORD_START = "▁"
