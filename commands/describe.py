@@ -16,6 +16,7 @@ def describe(manifest: Manifest) -> str:
         + config["dtype"],
         *([f"adapter     {model['adapter']}"] if "adapter" in model else []),
         f"drafter     {config['drafter']}",
+        *(f"vocabulary  {said}" for said in about.get("vocabularies", [])),
         *_tree(about["tree"]),
         *_stages(about["stages"]),
         *_operators(about.get("operators", {})),

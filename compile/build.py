@@ -8,12 +8,14 @@ from typing import Any, Unpack
 import torch
 
 from ..backends import BACKENDS
+from ..graphs.drafters.drafter import Drafter
 from ..progress import OnProgress, silent
 from ..runtime.inductor.aoti import machine
 from .assemble import Graphs, assemble
 from .checkpoint import note_tokens
 from .config import BuildOptions, EngineConfig, given_scorer, make_config
 from .drafters.validate import check_traceable
+from .drafters.vocabulary import said_in_common
 from .faithful import check_faithful
 from .gguf.blocks import held_types, widened_tensors
 from .locate import gguf_file
@@ -57,6 +59,8 @@ def build(model: str, output: str | Path, *, report: OnProgress = silent, **opti
         rows = source.model.get_input_embeddings().weight.shape[0]
         note_tokens(source.tokenizer, source.stop_ids, rows, report)
         graphs = assemble(source, config, given_scorer(options))
+        for said in _in_common(graphs):
+            report(f"vocabulary: {said}")
         check_traceable(graphs.step.module)
         report("comparing the traced model with transformers")
         check_faithful(graphs)
@@ -91,6 +95,12 @@ def _widened(model: str, config: EngineConfig) -> dict[str, list[str]]:
     return widened_tensors(file) if file and keeps else {}
 
 
+def _in_common(graphs: Graphs) -> list[str]:
+    drafter = graphs.step.get_submodule("module.drafter")
+    assert isinstance(drafter, Drafter)
+    return said_in_common(drafter)
+
+
 def _about(source: Source, graphs: Graphs, lowered: Lowered) -> dict[str, Any]:
     """What the manifest says of an engine for people, and of its model: the special tokens of the chat template, and
     the sampling that is recommended."""
@@ -99,6 +109,7 @@ def _about(source: Source, graphs: Graphs, lowered: Lowered) -> dict[str, Any]:
     return {
         "model": model_summary(source),
         "tree": describe_tree(graphs.step),
+        "vocabularies": _in_common(graphs),
         "stages": lowered.stages,
         "drafts_may_change_text": lowered.drafts_may_change,
         "versions": {"torch": torch.__version__} | versions | lowered.versions,

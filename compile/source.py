@@ -209,22 +209,6 @@ def _tokenizer(location: str) -> Any:
     return tokenizer
 
 
-def check_same_vocabulary(target: Source, drafter: Source) -> None:
-    """Refuse a drafter whose token ids mean something else to the target. Raises BuildError."""
-    if target.tokenizer and drafter.tokenizer:
-        ours, theirs = target.tokenizer.get_vocab(), drafter.tokenizer.get_vocab()
-        if ours != theirs:
-            odd = next(iter(dict(ours.items() ^ theirs.items())))
-            raise BuildError(
-                f"drafter: {drafter.name}: expected the tokenizer of {target.name} ({len(ours)} tokens), got another "
-                f"({len(theirs)} tokens; they differ at {odd!r})"
-            )
-        return
-    sizes = [source.model.get_output_embeddings().weight.shape[0] for source in (target, drafter)]
-    if sizes[0] != sizes[1]:
-        raise BuildError(f"drafter: {drafter.name}: expected a vocabulary of {sizes[0]}, got {sizes[1]}")
-
-
 def model_summary(source: Source) -> dict[str, Any]:
     """For people and `inspect`: what the model is."""
     parameters = sum(p.numel() for p in source.model.parameters())

@@ -147,6 +147,7 @@ ABOUT = fields(
         "weights": mapping_of(integer(0)),
         "operators": mapping_of(integer(0), names=_operator),
         "drafts_may_change_text": list_of(line),
+        "vocabularies": list_of(line),
         "widened": mapping_of(list_of(line), names=line),
         "stage_s": mapping_of(number, names=line),
         "models": mapping_of(fields({"opset": integer(0), "tensors": DESCRIBED}, further=True)),

@@ -19,11 +19,12 @@ from ...graphs.target import CausalLM, cache_layers
 from ...graphs.tree import DynamicTree, TreeShape, chain
 from ..config import EngineConfig
 from ..locate import is_model
-from ..source import Source, check_same_vocabulary, load_source
+from ..source import Source, load_source
 from .eagle3_file import heads_beside, is_eagle3, load_eagle3, shipped_head
 from .factory import call_factory, is_factory
 from .ngram_file import is_ngram_file, load_tables, shipped_tables
 from .validate import check_declared
+from .vocabulary import tokens_between
 
 NGRAM_TREE = DynamicTree(depth=7, top_k=4, nodes=7)
 
@@ -110,10 +111,8 @@ def adopt(scorer: Scorer, target: Source, config: EngineConfig) -> tuple[Scorer,
 
 def _draft_model(name: str, target: Source, config: EngineConfig) -> DraftModel:
     source = load_source(name, config.dtype, config.build_device)
-    check_same_vocabulary(target, source)
-    layers = cache_layers(source.model)
-    vocabulary: int = target.model.get_output_embeddings().weight.shape[0]
-    return DraftModel(CausalLM(source.model), layers, vocabulary)
+    tokens, layers = tokens_between(target, source), cache_layers(source.model)
+    return DraftModel(CausalLM(source.model), layers, tokens)
 
 
 def _shape(config: EngineConfig, default: TreeShape) -> TreeShape:

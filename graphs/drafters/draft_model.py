@@ -13,12 +13,13 @@ from ..state import State, StateTensor
 from ..target import CacheLayer, CausalLM
 from ..tree import Candidates, Expand, TreeShape
 from .drafter import Scorer, most_catch_up, owed_positions
-from .frontier import FrontierPasses, drafting, embeddable
+from .frontier import FrontierPasses, drafting
 from .shared_noise import BestTokens
+from .vocabulary import CommonTokens, SameTokens
 
 
 class DraftModel(Scorer):
-    """Scores with a causal LM that shares the target's vocabulary.
+    """Scores with a causal LM, of the target's tokenizer or another.
 
     Its cache holds `draft_lengths` tokens. A step first runs it over the tokens committed since then, the root
     included; that overwrites what rejected drafts left there, so nothing needs to be rewound. Each further level
@@ -28,12 +29,10 @@ class DraftModel(Scorer):
     pauses = True
     skippable = True
 
-    def __init__(self, model: CausalLM, layers: list[CacheLayer], vocabulary: int):
-        """layers: the model's KV cache. vocabulary: the target's; logits past it (padding of the model's own head) are
-        never drafted."""
+    def __init__(self, model: CausalLM, layers: list[CacheLayer], tokens: SameTokens | CommonTokens):
+        """layers: the model's KV cache. tokens: what the target's are to the model."""
         super().__init__()
-        self.model, self.layers, self.vocabulary = model, layers, vocabulary
-        self.known: int = model.model.get_input_embeddings().num_embeddings
+        self.model, self.layers, self.tokens = model, layers, tokens
 
     def cache_layers(self) -> list[CacheLayer]:
         return self.layers
@@ -58,13 +57,14 @@ class DraftModel(Scorer):
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
         wanted = drafting(state)
-        passes, best = FrontierPasses(state["lengths"] + 1, wanted), BestTokens(state, shape.top_k, wanted=wanted)
+        passes = FrontierPasses(state["lengths"] + 1, wanted)
+        best = BestTokens(state, shape.top_k, self.tokens.ids, wanted)
 
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
-            return best(self._logits(tokens, passes.extend(parents), keys, values)[..., : self.vocabulary])
+            return best(self.tokens.draftable(self._logits(tokens, passes.extend(parents), keys, values)))
 
         logits, lengths = self._catch_up(state, keys, values, most_catch_up(shape))
-        children = best(logits[..., : self.vocabulary])
+        children = best(self.tokens.draftable(logits))
         known = (lengths > state["draft_lengths"])[:, None, None]
         children = Candidates(children.tokens, children.log_probs.where(known, float("-inf")))
         return children, expand, {"draft_lengths": lengths}
@@ -83,4 +83,4 @@ class DraftModel(Scorer):
 
     def _logits(self, tokens: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """The target's token ids [B, T] -> the model's logits [B, T, V]."""
-        return self.model(embeddable(tokens, self.known), where, keys, values)[0]
+        return self.model(self.tokens.read(tokens), where, keys, values)[0]

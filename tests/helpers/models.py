@@ -1,13 +1,14 @@
 """Tiny random models of every architecture we promise, and a tiny tokenizer."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 VOCABULARY = 320
@@ -86,6 +87,20 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
     fast.chat_template = "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}bot:"
     return fast
+
+
+def pieces_tokenizer(without: str = "", seed: int = 0) -> PreTrainedTokenizerFast:
+    """SentencePiece's kind: a token per letter and per byte, ids in a random order, none for the letters `without`."""
+    letters = [chr(code) for code in range(97, 123)] + ["\u2581"]
+    gone = {f"<0x{ord(letter):02X}>" for letter in without} | {*without.replace(" ", "\u2581")}
+    words = {"<unk>", "<s>", "</s>", *letters, *(f"<0x{byte:02X}>" for byte in range(256))} - gone
+    order = random.Random(seed).sample(sorted(words), len(words))
+    vocabulary = {word: index for index, word in enumerate(order)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(parts)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
 def greedy(model: PreTrainedModel, prompt: list[int], new_tokens: int, stop_ids: list[int] | None = None) -> list[int]:
