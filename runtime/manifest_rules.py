@@ -39,9 +39,10 @@ def capacity_for(max_seq_len: int, scratch: int, slot_step: int) -> int:
 
 
 def scratch_for(nodes: int, depth: int, frontiers: Sequence[int], catch_up: int) -> int:
-    """Slots past a row's length that a step writes. frontiers: nodes that each level expands."""
+    """Slots past a row's length that a step writes. frontiers: nodes that each level expands; catch_up: positions that
+    a drafter processes ahead of that, and of the depths behind them where it drafts all in one pass."""
     drafted = max(depth + 2, 1 + sum(frontiers))  # slots past the length after a step, at most D + 1 more
-    return max(nodes + 1, depth + 1 + drafted, catch_up + 1)
+    return max(nodes + 1, depth + 1 + drafted, catch_up + max(depth, 1))
 
 
 def row_shapes(capacity: int, nodes: int, vocab_size: int) -> dict[str, tuple[list[int], str]]:

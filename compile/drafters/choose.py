@@ -14,6 +14,7 @@ from ...graphs.drafters.merged import Merged
 from ...graphs.drafters.ngram import Ngram
 from ...graphs.drafters.ngram_tables import NgramTables
 from ...graphs.drafters.none import NoDraft
+from ...graphs.drafters.pard import Pard
 from ...graphs.static_tree import StaticTree, likely_choices
 from ...graphs.target import CausalLM, cache_layers
 from ...graphs.tree import DynamicTree, TreeShape, chain
@@ -23,6 +24,7 @@ from ..source import Source, load_source
 from .eagle3_file import heads_beside, is_eagle3, load_eagle3, shipped_head
 from .factory import call_factory, is_factory
 from .ngram_file import is_ngram_file, load_tables, shipped_tables
+from .pard_config import mask_token
 from .validate import check_declared
 from .vocabulary import tokens_between
 
@@ -86,7 +88,7 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
     if is_eagle3(name):
         return load_eagle3(name, target, config), DynamicTree(depth=4, top_k=4, nodes=12)
     if is_model(name):
-        return _draft_model(name, target, config), chain(4)
+        return _draft_model(name, target, config)
     known = ", ".join((*methods, "default", "auto"))
     raise BuildError(
         f"drafter: expected {known}, a path to tables, a smaller model or a head, or module:factory, got {name!r}"
@@ -109,10 +111,13 @@ def adopt(scorer: Scorer, target: Source, config: EngineConfig) -> tuple[Scorer,
     return scorer.eval().requires_grad_(False), chain(4) if scorer.neural else NGRAM_TREE
 
 
-def _draft_model(name: str, target: Source, config: EngineConfig) -> DraftModel:
+def _draft_model(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:
     source = load_source(name, config.dtype, config.build_device)
-    tokens, layers = tokens_between(target, source), cache_layers(source.model)
-    return DraftModel(CausalLM(source.model), layers, tokens)
+    tokens, layers, mask = tokens_between(target, source), cache_layers(source.model), mask_token(source)
+    model = CausalLM(source.model)
+    if mask is not None:
+        return Pard(model, layers, tokens, mask), chain(8)
+    return DraftModel(model, layers, tokens), chain(4)
 
 
 def _shape(config: EngineConfig, default: TreeShape) -> TreeShape:

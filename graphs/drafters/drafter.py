@@ -17,7 +17,8 @@ class Scorer(nn.Module):
     """What a drafting method implements, see docs/your-own-drafter.md. The defaults suit one that keeps nothing between
     steps.
 
-    neural: whether scoring a level costs a pass over weights. pauses: whether a step may leave the scorer out; it then
+    neural: whether scoring a level costs a pass over weights. all_at_once: whether `begin` scores all levels with one
+    pass, so that a deeper one costs nothing. pauses: whether a step may leave the scorer out; it then
     proposes nothing, does as little as it can, and catches up later: see `begin`. skippable: whether a step may draft
     nothing: `begin` is not called then, and nothing is kept of what `commit` returns.
     lookahead: how many tokens past its own a slot of its caches may depend on, 1 to 32, as a head's does that
@@ -29,6 +30,7 @@ class Scorer(nn.Module):
     """
 
     neural = True
+    all_at_once = False
     pauses = False
     skippable = False
     lookahead = 1

@@ -32,11 +32,12 @@ class Merged(Scorer):
     """Scores with several scorers at once. Each keeps its own state and cache layers."""
 
     def __init__(self, scorers: Sequence[Scorer], levels: int = 2):
-        """levels: how many levels of the tree neural scorers score, when there are others too. Deeper nodes are rarely
-        accepted, and a pass for them costs as much as for the first level (bench/LOG.md)."""
+        """levels: how many levels scorers score that need a pass for each, when there are others too. Deeper nodes are
+        rarely accepted, and a pass for them costs as much as for the first level (bench/LOG.md)."""
         super().__init__()
         self.scorers, self.levels = nn.ModuleList(scorers), levels
         self.neural = any(scorer.neural for scorer in scorers)
+        self.all_at_once = all(scorer.all_at_once or not scorer.neural for scorer in scorers)
         self.pauses = any(scorer.pauses for scorer in scorers)
         self.skippable = all(scorer.skippable for scorer in scorers)
         self.lookahead = max(scorer.lookahead for scorer in scorers)
@@ -74,7 +75,8 @@ class Merged(Scorer):
         own = zip(scorers, self._states(state), self._layers(keys), self._layers(values), strict=True)
         begun = [scorer.begin(its, k, v, shape) for scorer, its, k, v in own]
         asked = [go_on for _, go_on, _ in begun]
-        deep = [go_on for scorer, go_on in zip(scorers, asked, strict=True) if not scorer.neural] or asked
+        cheap = [not scorer.neural or scorer.all_at_once for scorer in scorers]
+        deep = [go_on for free, go_on in zip(cheap, asked, strict=True) if free] or asked
         level = 1
 
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
