@@ -84,8 +84,8 @@ class CausalLM(nn.Module):
         }
 
 
-def cache_name(model: PreTrainedModel) -> str:
-    """What a model's `forward` calls its cache: older releases of transformers have another name."""
+def cache_name(model: nn.Module) -> str:
+    """What the `forward` of a model or a layer calls its cache: older releases of transformers have another name."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 

@@ -25,6 +25,7 @@ from .eagle3_file import heads_beside, is_eagle3, load_eagle3, shipped_head
 from .factory import call_factory, is_factory
 from .ngram_file import is_ngram_file, load_tables, shipped_tables
 from .pard_config import mask_token
+from .peagle_file import is_peagle, load_peagle
 from .validate import check_declared
 from .vocabulary import tokens_between
 
@@ -85,6 +86,8 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
         return adopt(call_factory(name, target), target, config)
     if is_ngram_file(name):
         return _ngram(target, config, load_tables(name, target)), NGRAM_TREE
+    if is_peagle(name):
+        return load_peagle(name, target, config), DynamicTree(depth=8, top_k=4, nodes=12)
     if is_eagle3(name):
         return load_eagle3(name, target, config), DynamicTree(depth=4, top_k=4, nodes=12)
     if is_model(name):

@@ -37,7 +37,13 @@ FLAGS = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
 
 def read_config(path: Path, target_hidden: int, target_layers: int, vocabulary: int) -> Eagle3Config:
     """The config of a head for a target of these sizes. Raises BuildError."""
-    data: dict[str, Any] = json.loads(path.read_text())
+    return config_of(path, json.loads(path.read_text()), target_hidden, target_layers, vocabulary)
+
+
+def config_of(
+    path: Path, data: dict[str, Any], target_hidden: int, target_layers: int, vocabulary: int
+) -> Eagle3Config:
+    """The same of what the file holds. Raises BuildError."""
     if not isinstance(data.get("eagle_config") or {}, dict):
         raise BuildError(f"drafter: {path}: eagle_config: expected an object or null, got {data['eagle_config']!r}")
     inner = data.get("transformer_layer_config") or data

@@ -2,8 +2,9 @@
 
 import glob
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ...errors import BuildError
-from ...graphs.drafters.eagle3 import Eagle3, Eagle3Head
+from ...graphs.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Head
 from ...user_cache import keep
 from ..config import EngineConfig
 from ..locate import gguf_file
@@ -19,12 +20,13 @@ from ..source import Source
 from .eagle3_config import AUX_LAYERS, FLAGS, LAYER_FIELDS, read_config
 from .ngram_file import SHIPPED, tokenizer_hash
 
+Head = TypeVar("Head", bound=Eagle3Head)
 FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def is_eagle3(name: str) -> bool:
     """Whether a path is an EAGLE-3 head: its config.json has a draft vocabulary or an Eagle3 architecture."""
-    path = _folder(name) / "config.json"
+    path = head_folder(name) / "config.json"
     try:
         data = json.loads(path.read_text()) if path.is_file() else None  # a pipe would be waited for
     except (OSError, ValueError):
@@ -38,17 +40,29 @@ def load_eagle3(name: str, target: Source, config: EngineConfig) -> Eagle3:
     """A head from a directory, or from a weights file with config.json beside it -> its scorer, in the engine's
     dtype and on its device. Raises BuildError naming every field or tensor that does not fit."""
     head, own = read_head(name, target)
+    return Eagle3(*placed(head, own, target, config)).eval().requires_grad_(False)
+
+
+def placed(head: Head, own: Tensor | None, target: Source, config: EngineConfig) -> tuple[Head, nn.Embedding]:
+    """A head, and the embeddings that it reads, in the engine's dtype and on its device."""
     embed: Any = target.model.get_input_embeddings() if own is None else nn.Embedding.from_pretrained(own)
     head = head.to(device=config.build_device, dtype=getattr(torch, config.dtype))
     head.rotary = LlamaRotaryEmbedding(head.config.layer).to(config.build_device)  # its frequencies stay float32
-    return Eagle3(head, embed.to(head.fc.weight)).eval().requires_grad_(False)
+    return head, embed.to(head.fc.weight)
 
 
 def read_head(name: str, target: Source) -> tuple[Eagle3Head, Tensor | None]:
     """A head for the target, in float32 on the CPU, and its own embeddings where it has some. Raises BuildError."""
+    return read_head_as(Eagle3Head, read_config, name, target)
+
+
+def read_head_as(
+    kind: Callable[[Any], Head], read: Callable[..., Eagle3Config], name: str, target: Source
+) -> tuple[Head, Tensor | None]:
+    """The same of a head of some kind, whose config is read by `read`, as `read_config` does. Raises BuildError."""
     check_target(name, target)
     text, vocabulary = target.model.config.get_text_config(), target.model.get_input_embeddings().num_embeddings
-    config = read_config(_folder(name) / "config.json", text.hidden_size, text.num_hidden_layers, vocabulary)
+    config = read(head_folder(name) / "config.json", text.hidden_size, text.num_hidden_layers, vocabulary)
     tensors = read_tensors(name)
     own = tensors.pop("embed_tokens.weight", None)
     width = (target.model.get_input_embeddings().weight if own is None else own).shape[1]
@@ -56,7 +70,7 @@ def read_head(name: str, target: Source) -> tuple[Eagle3Head, Tensor | None]:
     if width != size:
         raise BuildError(f"drafter: {name}: hidden_size: expected {width}, that of the embeddings, got {size}")
     try:
-        head = Eagle3Head(config)
+        head = kind(config)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:  # transformers' own, of odd values
         raise BuildError(f"drafter: {name}: config.json: expected that of a Llama layer, got {error!r}") from None
     _fill(name, head, tensors, vocabulary)
@@ -76,7 +90,7 @@ def describe_target(target: Source) -> dict[str, Any]:
 def check_target(name: str, target: Source) -> None:
     """Refuse a head of ours that was trained for another tokenizer or another size. Heads of others carry no such
     fields. Raises BuildError."""
-    said = json.loads((_folder(name) / "config.json").read_text()).get("specstep") or {}
+    said = json.loads((head_folder(name) / "config.json").read_text()).get("specstep") or {}
     for field, expected in describe_target(target).items():
         got = said.get(field)
         if None not in (expected, got) and got != expected:
@@ -202,6 +216,6 @@ def save_eagle3(folder: Path, head: Eagle3Head, target: Source) -> None:
         raise BuildError(f"{folder}: expected room for the head, got {error}") from None
 
 
-def _folder(name: str) -> Path:
+def head_folder(name: str) -> Path:
     path = Path(name).expanduser()
     return path.parent if path.is_file() else path

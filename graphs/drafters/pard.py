@@ -2,19 +2,18 @@
 
 Source: PARD (arXiv 2504.18583). Behind the root stand copies of a mask token. As ever, the logits at a token are those
 of the token after it: the root's say depth 1, the first mask's depth 2, and so on.
-Letters: B batch, F frontier nodes, C positions to catch up, D greatest depth, V vocabulary.
+Letters: B batch, D greatest depth, V vocabulary.
 """
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..attention import chain_pass
 from ..state import State
 from ..target import CacheLayer, CausalLM
 from ..tree import Candidates, Expand, TreeShape
+from .all_depths import begun, masks_behind, of_depths, with_masks
 from .draft_model import DraftModel
 from .drafter import most_catch_up, owed_positions
 from .frontier import drafting
@@ -41,28 +40,17 @@ class Pard(DraftModel):
     ) -> tuple[Candidates, Expand, State]:
         best = BestTokens(state, shape.top_k, self.tokens.ids, drafting(state))
         logits, lengths = self._all_depths(state, keys, values, shape)
-        children, *deeper = [best(self.tokens.draftable(depth)) for depth in logits.split(1, 1)]
-        known = (lengths > state["draft_lengths"])[:, None, None]
-        children = Candidates(children.tokens, children.log_probs.where(known, float("-inf")))
-        left = iter(deeper)
-
-        def expand(tokens: Tensor, parents: Tensor) -> Candidates:
-            return Candidates(*(part.expand(-1, tokens.shape[1], -1) for part in next(left)))
-
-        return children, expand, {"draft_lengths": lengths}
+        levels = [best(self.tokens.draftable(depth)) for depth in logits.split(1, 1)]
+        return *begun(levels, lengths > state["draft_lengths"]), {"draft_lengths": lengths}
 
     def _all_depths(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Tensor, Tensor]:
-        """Process the tokens since `draft_lengths`, the last ones where they are more than the step says, and D - 1
-        masks -> logits [B, D, V] of the depths, and what `draft_lengths` is now."""
-        lengths, wanted, masks = state["lengths"] + 1, drafting(state), max(shape.depth - 1, 0)
+        """Process the tokens since `draft_lengths`, the last ones where they are more than the step says, and masks ->
+        logits [B, D, V] of the depths, and what `draft_lengths` is now."""
+        lengths, wanted, masks = state["lengths"] + 1, drafting(state), masks_behind(shape)
         start, index, last = owed_positions(state, lengths)
-        tokens = pad(self.tokens.read(state["history"].gather(1, index)), (0, masks))
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        tokens = tokens.where(place <= last, self.mask)
+        tokens = with_masks(self.tokens.read(state["history"].gather(1, index)), last, self.mask, masks)
         where = chain_pass(start, tokens.shape[1], most_catch_up(shape) + masks, wanted)
-        logits = self.model(tokens, where, keys, values)[0]
-        asked = last + torch.arange(1 + masks, device=last.device)  # [B, D]
-        logits = logits.gather(1, asked[:, :, None].expand(-1, -1, logits.shape[2]))
+        logits = of_depths(self.model(tokens, where, keys, values)[0], last, masks)
         return logits, lengths.where(wanted, state["draft_lengths"])

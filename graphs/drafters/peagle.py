@@ -1,0 +1,88 @@
+"""P-EAGLE: an EAGLE-3 head of several layers that was trained to say all depths in one pass.
+
+Source: P-EAGLE (arXiv 2602.01469), as speculators trains it. The root pairs with the last feature as in EAGLE-3; behind
+it, a mask token pairs with `mask_hidden`, which stands for the features of a position that the target has not seen.
+Letters: B batch, D greatest depth, H the head's hidden size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from ..attention import ATTENTION_NAME, LayerCache, Pass, chain_pass, register_attention
+from ..state import State
+from ..target import CacheLayer, cache_name
+from ..tree import Candidates, Expand, TreeShape
+from .all_depths import begun, masks_behind, of_depths, with_masks
+from .drafter import owed_positions
+from .eagle3 import Eagle3, Eagle3Config, Eagle3Head
+from .frontier import drafting
+from .shared_noise import BestTokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class PEagleConfig(Eagle3Config):
+    """layers: decoder layers, EAGLE-3's own among them; mask: the mask token's id."""
+
+    layers: int
+    mask: int
+
+
+class PEagleHead(Eagle3Head):
+    """EAGLE-3's layer and plain ones behind it."""
+
+    config: PEagleConfig
+
+    def __init__(self, config: PEagleConfig):
+        super().__init__(config)
+        register_attention()
+        config.layer._attn_implementation = ATTENTION_NAME
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, self.fc.in_features))
+        plain = {str(index): LlamaDecoderLayer(config.layer, index) for index in range(1, config.layers)}
+        self.layers = nn.ModuleDict(plain)
+
+    def forward(self, embedded: Tensor, hidden: Tensor, where: Pass, cache: LayerCache) -> tuple[Tensor, Tensor]:
+        """embedded, hidden [B, T, H] -> (normed, for the logits; hidden), both [B, T, H]."""
+        rotary = self.rotary(hidden, where.positions)
+        hidden = self.midlayer(embedded, hidden, rotary, where, cache)
+        for layer in self.layers.values():
+            given = {"position_embeddings": rotary, cache_name(layer): cache, "attention_pass": where}
+            hidden = layer(hidden, **given)
+        return self.norm(hidden), hidden
+
+
+class PEagle(Eagle3):
+    """Scores with a P-EAGLE head: one pass over the positions since the last, with masks behind the root."""
+
+    all_at_once = True
+    head: PEagleHead
+
+    def cache_layers(self) -> list[CacheLayer]:
+        return super().cache_layers() * self.head.config.layers
+
+    def begin(
+        self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
+    ) -> tuple[Candidates, Expand, State]:
+        best = BestTokens(state, shape.top_k, self.head.target_ids(), drafting(state))
+        self._remember(state["features"], state["lengths"] - state["moved"], state["recent"])
+        normed, lengths = self._all_depths(state, keys, values, shape)
+        levels = [best(depth) for depth in self.head.lm_head(normed).split(1, 1)]
+        return *begun(levels, lengths > state["draft_lengths"]), {"draft_lengths": lengths}
+
+    def _all_depths(
+        self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
+    ) -> tuple[Tensor, Tensor]:
+        """Run over the positions since `draft_lengths`, the last ones where they are more than the step says, and masks
+        -> the normed hidden states [B, D, H] of the depths, and what `draft_lengths` is now."""
+        lengths, recent, wanted, masks = state["lengths"], state["recent"], drafting(state), masks_behind(shape)
+        start, index, last = owed_positions(state, lengths)
+        tokens = with_masks(state["history"].gather(1, index + 1), last, self.head.config.mask, masks)
+        place = (index % recent.shape[1])[:, :, None].expand(-1, -1, recent.shape[2])
+        features = with_masks(recent.gather(1, place), last, self.head.mask_hidden, masks)
+        where = chain_pass(start, tokens.shape[1], recent.shape[1] + masks, wanted)
+        hidden = self.head.fuse(where.zeros_unless_wanted(features))
+        normed, _ = self._run(tokens, hidden, where, keys, values)
+        return of_depths(normed, last, masks), lengths.where(wanted, state["draft_lengths"])
