@@ -6,12 +6,13 @@ from functools import cached_property
 
 from ..errors import EngineError
 from ..runtime.engine import Engine
+from ..runtime.text.channels import SHOWN, has_channels
 from ..runtime.text.reasoning import MARKS
 from ..runtime.text.token_text import TokenText
 from ..runtime.text.tokenizer import EngineTokenizer
 from .errors import BUSY, ApiError
 from .places import Places, Queue, QueueFullError
-from .tools.formats import FORMATS, TemplateTools, template_tools
+from .tools.formats import FORMATS, HARMONY, TemplateTools, template_tools
 from .tools.grammar import LEAD
 
 MOST_WAIT = 60  # seconds that Retry-After says at most
@@ -41,8 +42,10 @@ class Served:
 
     @cached_property
     def shown_text(self) -> EngineTokenizer:
-        """The tokenizer of answers that are read: it shows the marks of reasoning and of calls."""
-        forms = " ".join(form.write("f", {}) for form in FORMATS.values())
+        """The tokenizer of answers that are read: it shows the marks of reasoning, of calls and of channels."""
+        if has_channels(self.engine.tokenizer.chat_template):
+            return self.engine.tokenizer.showing(SHOWN)
+        forms = " ".join(form.write("f", {}) for form in FORMATS.values() if form is not HARMONY)
         marks = {LEAD, *(mark for pair in MARKS for mark in pair)}
         names = self.engine.tokenizer.special_names
         return self.engine.tokenizer.showing({name for name in names if name and (name in marks or name in forms)})

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from ...errors import InputError, needs_extra
 from ...report import DraftedTree
+from ..text.channels import Channels
 from ..text.reasoning import Reasoning
 from ..text.tokenizer import EngineTokenizer
 from .fitted_tree import FittedTree, Path, fitted_tree
-from .lark import BLANKS, literal, up_to
+from .lark import BLANKS, channel_rules, literal, up_to
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -37,7 +38,7 @@ class Grammar:
         vocabulary: int,
         ends: Sequence[int],
         structured: Mapping[str, Any],
-        reasoning: Reasoning | None = None,
+        reasoning: Reasoning | Channels | None = None,
     ):
         """ends: the model's end-of-sequence tokens. structured: as `checked_structured` returns it. reasoning: what the
         output may have ahead of it. Raises InputError for what cannot be kept, by name, and MissingPackageError."""
@@ -47,7 +48,7 @@ class Grammar:
             raise InputError("structured: expected a model with an end-of-sequence token, got one without")
         self.vocabulary, self.ends = vocabulary, list(ends)
         compiled = _compiled(structured)
-        if reasoning is not None:
+        if reasoning is not None and not structured["whole"]:
             compiled = _behind(reasoning, compiled, text)
         self._start = LLMatcher(_tokenizer(text, vocabulary, self.ends), compiled, log_level=0)
         _check(self._start)
@@ -188,11 +189,14 @@ def _compiled(structured: Mapping[str, Any]) -> str:
         raise InputError(f"structured: {kind}: {error}") from None
 
 
-def _behind(reasoning: Reasoning, grammar: str, text: EngineTokenizer) -> str:
+def _behind(reasoning: Reasoning | Channels, grammar: str, text: EngineTokenizer) -> str:
     """The grammar of an output with reasoning ahead of it, in which all is allowed."""
     inner = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
-    begin = "thought GAP?" if reasoning.opened else f"({literal(reasoning.begin, text)} thought GAP?)?"
-    rules = [f"start: {begin} @output", up_to("thought", reasoning.end, text), "GAP: /[ \\r\\n]{1,8}/"]
+    if isinstance(reasoning, Channels):
+        rules = ["start: ahead* final @output", *channel_rules(text)]
+    else:
+        begin = "thought GAP?" if reasoning.opened else f"({literal(reasoning.begin, text)} thought GAP?)?"
+        rules = [f"start: {begin} @output", up_to("thought", reasoning.end, text), "GAP: /[ \\r\\n]{1,8}/"]
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, {**inner[0], "name": "output"}, *inner[1:]]})
 
 

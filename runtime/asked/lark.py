@@ -3,6 +3,7 @@
 import json
 import re
 
+from ..text.channels import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from ..text.tokenizer import EngineTokenizer
 
 # Some models write blanks without end where a schema allows them.
@@ -23,6 +24,18 @@ def up_to(name: str, mark: str, tokenizer: EngineTokenizer, text: str = ANY) -> 
     """A rule for text up to a mark and with it, as short as it can be. mark: a text, or a special token first."""
     special = _parts(mark, tokenizer)[0] in tokenizer.special_names
     return f"{name}{'' if special else '[lazy]'}: {text} {literal(mark, tokenizer)}"
+
+
+def channel_rules(tokenizer: EngineTokenizer) -> list[str]:
+    """Rules of an output in channels: `ahead` is a message that comes ahead of the last one, in which all is allowed;
+    `final` is the head of an answer, `typed` what heads say where JSON follows."""
+    channel, message = literal(CHANNEL, tokenizer), literal(MESSAGE, tokenizer)
+    return [
+        f'ahead: {channel} ("analysis" | "commentary") {message} thought',
+        up_to("thought", f"{END}{START}assistant", tokenizer),
+        f'final: {channel} "final" typed? {message}',
+        f'typed: " "? {literal(CONSTRAIN, tokenizer)} "json" | " json"',
+    ]
 
 
 def schema_term(schema: object, lenient: bool) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...errors import InputError
 from ..engine_file import EngineSpec
+from ..text.channels import Channels
 from ..text.reasoning import Reasoning, reasoning_of
 from ..text.stop_text import StopText
 from ..text.tokenizer import EngineTokenizer
@@ -82,7 +83,7 @@ def _grammar(
     text: EngineTokenizer | None,
     params: SamplingParams,
     allowed_tokens: AllowedTokens | None,
-    reasoning: Reasoning | None,
+    reasoning: Reasoning | Channels | None,
 ) -> Grammar | None:
     """What an output must be, if anything. Raises InputError, also for bans, which might leave nothing of it."""
     if params.structured is None:

@@ -1,8 +1,9 @@
-"""What of an answer is a model's reasoning: its template knows marks around it."""
+"""What of an answer is a model's reasoning: its template knows marks around it, or channels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .channels import Channels, has_channels
 from .tokenizer import EngineTokenizer
 
 MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
@@ -18,8 +19,10 @@ class Reasoning:
     opened: bool
 
 
-def reasoning_of(text: EngineTokenizer, prompt: Sequence[int]) -> Reasoning | None:
+def reasoning_of(text: EngineTokenizer, prompt: Sequence[int]) -> Reasoning | Channels | None:
     """That of the answer to a conversation. None for a model that has none, or where the prompt ends it."""
+    if has_channels(text.chat_template):
+        return Channels()
     template = text.chat_template or ""
     marks = next(((begin, end) for begin, end in MARKS if begin in template or end in template), None)
     if marks is None:

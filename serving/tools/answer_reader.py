@@ -2,24 +2,15 @@
 
 import secrets
 import string
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...runtime.text.reasoning import Reasoning
 from .asked import Tools
+from .channel_calls import ChannelCalls
 from .grammar import LEAD
-from .written import ToolFormat, WrittenCall
+from .written import ReadAnswer, ToolFormat
 
 ID_LETTERS, ID_LENGTH = string.ascii_letters + string.digits, 9  # the form of ids that Mistral's templates insist on
-
-
-@dataclass(frozen=True)
-class ReadAnswer:
-    """What is certain of an answer."""
-
-    reasoning: str = ""
-    content: str = ""
-    calls: Sequence[WrittenCall] = ()
 
 
 @dataclass
@@ -40,7 +31,7 @@ class AnswerReader:
     form: ToolFormat
     ids: list[str] = field(default_factory=list)
     _text: str = ""
-    _told: ReadAnswer = ReadAnswer()
+    _told: ReadAnswer = field(default_factory=ReadAnswer)
 
     @property
     def answer(self) -> ReadAnswer:
@@ -63,6 +54,8 @@ class AnswerReader:
         return GrownAnswer(reasoning, self._told.content[len(told.content) :], calls)
 
     def _read(self, done: bool) -> ReadAnswer:
+        if isinstance(self.form, ChannelCalls):
+            return self.form.read_answer(self._text, self.tools, done)
         if self.reasoning is None:
             return self._content("", self._text, done)
         text, begin = self._text, self.reasoning.begin

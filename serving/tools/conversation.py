@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InputError
+from ...runtime.text.channels import Channels, has_channels
 from ...runtime.text.reasoning import Reasoning, reasoning_of
 from ..errors import ApiError
 from ..served import Served
 from .answer_reader import AnswerReader
 from .asked import Tools
-from .formats import HERMES, told
+from .channel_calls import ChannelCalls, described, one_call_each
+from .formats import HARMONY, HERMES, told
 from .grammar import answer_grammar, schema_of
 from .written import ToolFormat
 
@@ -39,6 +41,8 @@ def reading_of(served: Served, tools: Tools | None, prompt: Sequence[int]) -> Re
     """None for answers that are text alone. Raises InputError."""
     text = served.engine.tokenizer
     reasoning = reasoning_of(text, prompt)
+    if isinstance(reasoning, Channels):
+        return Reading(None, tools, HARMONY if tools is None else served.tools.form)
     if tools is None:
         return None if reasoning is None else Reading(reasoning, None, HERMES)
     return Reading(reasoning, tools, served.tools.form)
@@ -52,7 +56,8 @@ def grammar_of(served: Served, tools: Tools, reading: Reading, structured: Mappi
     lenient = bool(structured and structured.get("lenient"))
     schema = schema_of(structured)
     tokenizer = served.engine.tokenizer
-    return {"grammar": answer_grammar(tools, reading.form, reading.reasoning, tokenizer, schema, lenient)}
+    grammar = answer_grammar(tools, reading.form, reading.reasoning, tokenizer, schema, lenient)
+    return {"grammar": grammar, "whole": isinstance(reading.form, ChannelCalls)}
 
 
 def shown_tools(
@@ -60,6 +65,8 @@ def shown_tools(
 ) -> tuple[list[Json], Json]:
     """Messages and variables for a chat template, with the tools in them: as its own variable, or, for a template that
     knows none, in the system message, with earlier calls as text. Raises InputError."""
+    if has_channels(served.engine.tokenizer.chat_template):
+        messages, tools = one_call_each(messages), described(tools)
     if not callable_:
         return list(messages), {"tools": tools, **arguments}
     known = served.tools

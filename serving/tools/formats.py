@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InputError
+from ...runtime.text.channels import has_channels
 from ...runtime.text.tokenizer import EngineTokenizer
+from .channel_calls import ChannelCalls
 from .json_calls import JsonCalls
 from .python_calls import PythonCalls
 from .tagged_calls import TaggedCalls
@@ -13,6 +15,8 @@ from .written import ToolFormat, shows
 
 PROBE = "specstep_probe"
 HERMES = JsonCalls("<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", between="\n")
+
+HARMONY = ChannelCalls()
 
 
 def _listed(opening: str, end: str, gap: bool = False) -> JsonCalls:
@@ -69,6 +73,7 @@ FORMATS: dict[str, ToolFormat] = {
     "lfm2": PythonCalls(opening="<|tool_call_start|>[", end="]<|tool_call_end|>"),
     "llama3": JsonCalls('{"name": "', '{"name": "', '", "parameters": ', "}", leads=True, alone=True),
     "pythonic": PythonCalls(opening="[", end="]", leads=True),
+    "harmony": HARMONY,  # found by its channels
 }
 
 
@@ -84,16 +89,29 @@ class TemplateTools:
 
 def template_tools(text: EngineTokenizer, form: ToolFormat | None = None) -> TemplateTools:
     """Find it by rendering. A template that knows no calls has Hermes' form. form: the one that the user names. Raises
-    InputError for a form that is not known."""
+    InputError for a form that is not known, and for one that is not the template's where either is in channels."""
     rendered = _rendered_call(text)
     keeps = PROBE in rendered
+    if has_channels(text.chat_template):
+        form = form or HARMONY
     form = form or next((each for each in FORMATS.values() if shows(each, rendered, PROBE)), None if keeps else HERMES)
     if form is not None:
+        _check_channels(text, form)
         return TemplateTools(form, _lists_tools(text), keeps)
     raise InputError(
         f"tools: expected a chat template that writes calls as one of {', '.join(FORMATS)}, got {_around(rendered)!r}; "
         "tool-format says which one to take"
     )
+
+
+def _check_channels(text: EngineTokenizer, form: ToolFormat) -> None:
+    """Refuse a form that the user named, where it or the template has channels and not both."""
+    if has_channels(text.chat_template) != (form is HARMONY):
+        name = next(name for name, each in FORMATS.items() if each is form)
+        raise InputError(
+            f"tools: expected harmony for a chat template with channels, and for no other, got {name}; leave "
+            "tool-format out, and the template says its form"
+        )
 
 
 def _lists_tools(text: EngineTokenizer) -> bool:

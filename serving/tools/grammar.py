@@ -9,6 +9,7 @@ from ...runtime.asked.lark import ANY, literal, schema_term, up_to
 from ...runtime.text.reasoning import Reasoning
 from ...runtime.text.tokenizer import EngineTokenizer
 from .asked import Tools
+from .channel_calls import ChannelCalls
 from .written import ToolFormat
 
 LEAD = "<|python_tag|>"  # what Llama 3 may write ahead of a call
@@ -22,7 +23,11 @@ def answer_grammar(
     schema: Mapping[str, Any] | None = None,
     lenient: bool = False,
 ) -> str:
-    """Lark of what comes after the reasoning. schema: what text is to be, where the client asked for a form of it."""
+    """Lark of what comes after the reasoning, or of all of an answer in channels. schema: what text is to be, where the
+    client asked for a form of it."""
+    if isinstance(form, ChannelCalls):
+        text = ANY if schema is None else schema_term(schema, lenient)
+        return "\n".join(form.answer_rules(tools, text, tokenizer))
     opening = literal(form.opening, tokenizer)
     if form.leads and LEAD in tokenizer.special_names:
         opening = f"({literal(LEAD, tokenizer)})? {opening}"

@@ -17,6 +17,15 @@ class WrittenCall:
     arguments: str
 
 
+@dataclass(frozen=True)
+class ReadAnswer:
+    """What is certain of an answer."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: Sequence[WrittenCall] = ()
+
+
 class ToolFormat(Protocol):
     """The form in which a model writes calls."""
 

@@ -53,3 +53,21 @@ def post(url, path, **body):
 
 def user(text):
     return [{"role": "user", "content": text}]
+
+
+def joined(stream):
+    """A streamed message, as clients put it together."""
+    content, calls, reason = "", [], None
+    for chunk in stream:
+        for choice in chunk.choices:
+            assert reason is None, "nothing comes after the end"
+            content += choice.delta.content or ""
+            for each in choice.delta.tool_calls or []:
+                if each.index == len(calls):
+                    assert each.id and each.type == "function" and each.function.name
+                    calls.append([each.function.name, ""])
+                else:
+                    assert each.id is None and each.function.name is None
+                calls[each.index][1] += each.function.arguments
+            reason = choice.finish_reason
+    return content or None, [tuple(call) for call in calls], reason

@@ -192,7 +192,7 @@ def test_a_grammar_that_fails_ends_its_request_alone(engine, monkeypatch):
     ("structured", "message"),
     [
         ("json", "structured: expected a mapping with one of json, json_object, regex, choice, grammar, got 'json'"),
-        ({}, "structured: expected one of json, .*, and perhaps lenient, got none"),
+        ({}, "structured: expected one of json, .*, and perhaps lenient or whole, got none"),
         ({"regex": "a", "choice": ["a"]}, "structured: expected one of .*, got 'regex', 'choice'"),
         ({"structural_tag": {}}, "got 'structural_tag'"),
         ({"json": "{"}, "structured: json: expected a JSON schema"),
@@ -202,6 +202,7 @@ def test_a_grammar_that_fails_ends_its_request_alone(engine, monkeypatch):
         ({"choice": [3]}, r"structured: choice\[0\]: expected a text"),
         ({"json_object": 1}, "structured: json_object: expected True, got 1"),
         ({"json_object": True, "lenient": 1}, "lenient: expected True or False"),
+        ({"regex": "a", "whole": "yes"}, "whole: expected True or False"),
         ({"regex": "(a"}, "structured: expected a grammar that can be kept, got: .*unclosed group"),
         ({"grammar": "start: missing"}, "structured: expected a grammar that can be kept, got: .*missing"),
         ({"json": {"type": "object", "unevaluatedProperties": False}}, "Unimplemented keys.*unevaluatedProperties"),

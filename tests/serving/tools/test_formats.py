@@ -9,19 +9,22 @@ from hypothesis import strategies as st
 from jsonschema import validate
 from llguidance import LLMatcher, LLTokenizer
 from specstep.errors import InputError
+from specstep.runtime.text.channels import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
 from specstep.runtime.text.reasoning import Reasoning
 from specstep.runtime.text.tokenizer import EngineTokenizer, TextStream
 from specstep.serving.tools.answer_reader import AnswerReader
 from specstep.serving.tools.asked import Tool, Tools
-from specstep.serving.tools.formats import FORMATS, HERMES, template_tools, told
+from specstep.serving.tools.channel_calls import one_call_each
+from specstep.serving.tools.formats import FORMATS, HARMONY, HERMES, template_tools, told
 from specstep.serving.tools.grammar import answer_grammar
 from specstep.serving.tools.tagged_calls import TaggedCalls
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+MARKS = [START, END, CHANNEL, MESSAGE, CONSTRAIN, CALL, RETURN]
 SPECIAL = [
     "<s>", "</s>", "[TOOL_CALLS]", "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
     "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<|tool_call|>", "<|tool_call_start|>", "<|python_tag|>", "[THINK]",
-    "[/THINK]",
+    "[/THINK]", *MARKS,
 ]  # fmt: skip
 WEATHER = Tool(
     "get_weather",
@@ -84,6 +87,19 @@ def taken(text, matcher, grammar, written):
     return shown.decode(tokens[:count]), grammar.is_accepting()
 
 
+def said(form, words):
+    """Text of an answer that is no call."""
+    return f"{CHANNEL}final{MESSAGE}{words}" if form is HARMONY else words
+
+
+def ahead_of(form):
+    """What may stand ahead of a call."""
+    if form is HARMONY:
+        between = f"{END}{START}assistant"
+        return f"{CHANNEL}analysis{MESSAGE}Hm.{between}{CHANNEL}commentary{MESSAGE}Let me see:{between}"
+    return "" if form.leads else "Let me see: "
+
+
 def asked(tools=TOOLS, many=True, required=False):
     return Tools(tools, many, required, False)
 
@@ -130,18 +146,23 @@ def test_a_call_is_held_from_its_opening_on(name, text, matcher):
     form = FORMATS[name]
     written = form.write("get_weather", {"city": "x", "days": 3})
     grammar = answer_grammar(asked(), form, None, text)
-    ahead = "" if form.leads else "Let me see: "
-    assert taken(text, matcher, grammar, ahead + "Hello [] {}") == (ahead + "Hello [] {}", True)
+    ahead = ahead_of(form)
+    hello = ahead + said(form, "Hello [] {}")
+    assert taken(text, matcher, grammar, hello) == (hello, True)
     bad = written.replace("get_weather", "get_wether")
     got, whole = taken(text, matcher, grammar, ahead + bad)
     assert got.endswith("get_we") and not whole
     got, whole = taken(text, matcher, grammar, ahead + written.replace("3", '"3"'))
     assert not whole and len(got) < len(ahead + written) + 2
-    assert taken(text, matcher, answer_grammar(asked(required=True), form, None, text), "Hello")[0] == ""
+    assert taken(text, matcher, answer_grammar(asked(required=True), form, None, text), said(form, "Hello"))[0] in (
+        "",
+        CHANNEL,
+    )
     assert taken(text, matcher, answer_grammar(asked([NOW]), form, None, text), ahead + written)[1] is False
     none = form.write("now.utc", {})
     assert taken(text, matcher, answer_grammar(asked([NOW]), form, None, text), ahead + none) == (ahead + none, True)
-    assert read(AnswerReader(None, asked(), form), [ahead + none]) == ("", ahead.strip(), [("now.utc", "{}")])
+    told = ("Hm.", "Let me see:") if form is HARMONY else ("", ahead.strip())
+    assert read(AnswerReader(None, asked(), form), [ahead + none]) == (*told, [("now.utc", "{}")])
 
 
 def two(form):
@@ -152,7 +173,7 @@ def two(form):
     return one.removesuffix(end) + between + other.removeprefix(begin)
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "llama3"])
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("llama3", "harmony")])
 @given(data=st.data())
 def test_several_calls(name, text, matcher, data):
     form = FORMATS[name]
@@ -164,11 +185,11 @@ def test_several_calls(name, text, matcher, data):
     assert [(name, json.loads(given)) for name, given in calls] == [("get_weather", {"city": "a"}), ("now.utc", {})]
 
 
-MARKS = [("<think>", "</think>"), ("[THINK]", "[/THINK]")]
+THINK_MARKS = [("<think>", "</think>"), ("[THINK]", "[/THINK]")]
 
 
 @pytest.mark.parametrize("opened", [True, False])
-@pytest.mark.parametrize("marks", MARKS)
+@pytest.mark.parametrize("marks", THINK_MARKS)
 @given(data=st.data())
 def test_reasoning_comes_first_and_may_speak_of_calls(marks, opened, text, data):
     """What is thought is free: a call in it is none."""
@@ -196,7 +217,75 @@ def test_text_that_is_no_call_stays(name, data):
     written = data.draw(TEXTS) + form.opening[: data.draw(st.integers(0, len(form.opening) - 1))]
     if form.opening in written or written.lstrip().startswith(("[", "{")):
         return
-    assert read(AnswerReader(None, asked(), form), cut(data.draw, written)) == ("", written, [])
+    assert read(AnswerReader(None, asked(), form), cut(data.draw, said(form, written))) == ("", written, [])
+
+
+THOUGHTS = st.lists(TEXTS, max_size=2)
+
+
+@given(thoughts=THOUGHTS, preambles=THOUGHTS, called=st.sampled_from(["", "channel", "role"]), data=st.data())
+def test_channels(thoughts, preambles, called, data, text, matcher):
+    """Reasoning, text and calls, in any pieces; all that the grammar takes."""
+    heads = [f"{CHANNEL}analysis{MESSAGE}{each}" for each in thoughts]
+    heads += [f"{CHANNEL}commentary{MESSAGE}{each}" for each in preambles]
+    arguments = data.draw(ARGUMENTS)
+    given = json.dumps(arguments, ensure_ascii=False)
+    last = said(HARMONY, words := data.draw(TEXTS))
+    if called == "channel":
+        last = HARMONY.write("get_weather", arguments)
+    elif called == "role":
+        last = f" to=functions.get_weather{CHANNEL}commentary json{MESSAGE}{given}"
+    written = f"{END}{START}assistant".join([*heads, last])
+    for required in (True, False):
+        got = taken(text, matcher, answer_grammar(asked(required=required), HARMONY, None, text), written)
+        assert (got == (written, True)) == bool(called or not required)
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    held = answer_grammar(asked(), HARMONY, None, text, schema)
+    assert taken(text, matcher, held, written)[1] == bool(called)
+    for head in ("final", f"final {CONSTRAIN}json"):
+        document = f"{END}{START}assistant".join([*heads, f'{CHANNEL}{head}{MESSAGE}{{"a": 1}}'])
+        assert taken(text, matcher, held, document) == (document, True)
+    reasoning, content, calls = read(AnswerReader(None, asked(), HARMONY), cut(data.draw, written))
+    assert reasoning == "\n".join(filter(None, thoughts))
+    assert content == "\n".join(filter(None, [*preambles, "" if called else words]))
+    assert [json.loads(given) for _, given in calls] == ([arguments] if called else [])
+    # Nobody asked for calls: what is written of one is text.
+    _, content, calls = read(AnswerReader(None, None, HARMONY), cut(data.draw, written))
+    assert not calls and content.endswith(given if called else words)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("no channel at all <|chan", ("", "no channel at all <|chan", [])),
+        (f"{START}assistant{CHANNEL}final{MESSAGE}Hi{RETURN}", ("", "Hi", [])),
+        (f"{CHANNEL}analysis{MESSAGE}Hm", ("Hm", "", [])),
+        (f"{CHANNEL}analysis{MESSAGE}Hm{END}{START}assistant{CHANNEL}fin", ("Hm", "", [])),
+        (f"{CHANNEL}analysis to=python{MESSAGE}1 + 1{CALL}", ("1 + 1", "", [])),
+        (f'{CHANNEL}commentary to=functions.f{MESSAGE}{{"a": ', ("", "", [("f", '{"a": ')])),
+    ],
+)
+def test_channels_that_are_odd_or_cut(written, expected):
+    assert read(AnswerReader(None, asked(), HARMONY), [written]) == expected
+    assert read(AnswerReader(None, asked(), HARMONY), list(written)) == expected
+
+
+def test_each_call_is_a_message_where_the_template_writes_one():
+    calls = [{"id": id, "type": "function", "function": {"name": id, "arguments": {}}} for id in "ab"]
+    results = [{"role": "tool", "tool_call_id": id, "content": id} for id in "bax"]
+    thinks = {"role": "assistant", "content": "I do.", "reasoning_content": "Hm.", "tool_calls": calls}
+    first, *more = one_call_each([{"role": "user", "content": "u"}, thinks, *results, {"role": "user", "content": "v"}])
+    assert first["content"] == "u" and more[-1]["content"] == "v" and more[-2] == results[2]
+    assert more[0] == {**thinks, "content": None, "tool_calls": calls[:1]} and more[1] == results[1]
+    assert more[2] == {"role": "assistant", "content": None, "tool_calls": calls[1:]} and more[3] == results[0]
+    assert one_call_each([{**thinks, "tool_calls": calls[:1]}]) == [
+        {**thinks, "content": None, "tool_calls": calls[:1]}
+    ]
 
 
 def test_an_answer_that_is_cut_gives_what_it_has():
@@ -218,6 +307,8 @@ def test_marks_that_are_special_tokens_show(text):
 
 CALLS = "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
 TEMPLATES = {
+    "harmony": "{{ '<|start|>assistant<|channel|>commentary to=functions.' + c.function.name + '<|message|>' }}"
+    "{{ c.function.arguments | tojson }}",
     "hermes": '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}',
     "qwen3-coder": "<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments.items() %}"
     "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
@@ -257,6 +348,13 @@ def test_a_template_of_another_form_is_refused_unless_the_user_says_which(text):
     ):
         template_tools(template)
     assert template_tools(template, HERMES).form is HERMES
+    with pytest.raises(
+        InputError, match=r"tools: expected harmony for .* with channels, and for no other, got harmony"
+    ):
+        template_tools(template, HARMONY)
+    channels = EngineTokenizer(text.tokenizer, CALLS.replace("CALL", TEMPLATES["harmony"]), {})
+    with pytest.raises(InputError, match=r"tools: expected harmony .* got hermes; leave tool-format out"):
+        template_tools(channels, HERMES)
     plain = template_tools(EngineTokenizer(text.tokenizer, "{{ messages[0].content }}", {}))
     assert plain.form is HERMES and not plain.keeps and not plain.lists
     words = told(HERMES, [{"type": "function", "function": {"name": "now.utc"}}])

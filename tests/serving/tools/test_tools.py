@@ -8,7 +8,7 @@ import pytest
 import specstep
 from jsonschema import validate
 from models import save_model, tiny_tokenizer
-from served import PATIENCE, running, user
+from served import PATIENCE, joined, running, user
 from specstep.runtime.text.token_text import TokenText
 from specstep.serving.app import create_app
 from specstep.serving.options import ServeOptions
@@ -70,24 +70,6 @@ def check(call):
     else:
         assert call.function.name == "get_weather"
         validate(arguments, PARAMETERS)
-
-
-def joined(stream):
-    """A streamed message, as clients put it together."""
-    content, calls, reason = "", [], None
-    for chunk in stream:
-        for choice in chunk.choices:
-            assert reason is None, "nothing comes after the end"
-            content += choice.delta.content or ""
-            for each in choice.delta.tool_calls or []:
-                if each.index == len(calls):
-                    assert each.id and each.type == "function" and each.function.name
-                    calls.append([each.function.name, ""])
-                else:
-                    assert each.id is None and each.function.name is None
-                calls[each.index][1] += each.function.arguments
-            reason = choice.finish_reason
-    return content or None, [tuple(call) for call in calls], reason
 
 
 @pytest.mark.parametrize("model", ["tiny", "thinks"])
