@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from ..controls import TOP_LOGPROBS
 from ..runtime.asked.sampling_params import MOST_CHOICES, MOST_STOPS, SEEDS
 from ..runtime.text.messages import ROLES
+from .tools.custom import as_function_call
 from .unsupported import without_idle
 
 MOST_IDS = 16  # stop tokens of a row
@@ -163,7 +164,8 @@ PLAIN = ("role", "content", "name", "tool_call_id", "reasoning_content")
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """A tool call whose arguments are data."""
+    """A tool call whose arguments are data; that of a custom tool is a function's."""
+    call = as_function_call(call)
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
@@ -202,9 +204,9 @@ class ChatRequest(Asked):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
     chat_template_kwargs: Data | None = None
-    tools: DataList | None = Field(None, description="functions that the model may call")
+    tools: DataList | None = Field(None, description="functions and custom tools that the model may call")
     tool_choice: Literal["none", "auto", "required"] | Data | None = Field(
-        None, description="or a named function, or allowed_tools"
+        None, description="or a named function or custom tool, or allowed_tools"
     )
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
 

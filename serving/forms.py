@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from ..report import TokenLogprobs
 from ..runtime.text.token_text import TokenText
 from ..runtime.text.tokenizer import TextStream
-from .tools.answer_reader import AnswerReader, GrownAnswer
+from .tools.answer_reader import AnswerReader
 from .tools.conversation import Reading
 
 Json = dict[str, Any]
@@ -49,7 +49,7 @@ class ChatForm:
 
     def grown(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> Json | None:
         told = self._told(logprobs)
-        delta = {"content": text} if self._reading is None else _delta(self._reader(index).push(text))
+        delta = {"content": text} if self._reading is None else _delta(self._reader(index), text)
         if not delta and told is None:
             return None
         return {"index": index, "delta": delta, "logprobs": told, "finish_reason": None}
@@ -58,7 +58,7 @@ class ChatForm:
         delta = {}
         if self._reading is not None:
             reader = self._reader(index)
-            delta, reason = _delta(reader.push("", last=True)), self._reading.reason(reader, reason)
+            delta, reason = _delta(reader, "", last=True), self._reading.reason(reader, reason)
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
     def whole(self, index: int, text: str, logprobs: Sequence[TokenLogprobs], reason: str) -> Json:
@@ -94,26 +94,34 @@ class ChatForm:
 def _message(reader: AnswerReader) -> Json:
     """What a message has of an answer that was read."""
     answer = reader.answer
-    calls = [_call(id, call.name, call.arguments) for id, call in zip(reader.ids, answer.calls, strict=True)]
+    calls = [
+        _call(call.custom, call.arguments, (id, call.name)) for id, call in zip(reader.ids, answer.calls, strict=True)
+    ]
     message: Json = {"content": answer.content if answer.content or not calls else None}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def _delta(grown: GrownAnswer) -> Json:
-    """What a message grew by."""
+def _delta(reader: AnswerReader, text: str, last: bool = False) -> Json:
+    """What a message grows by with a text."""
+    grown = reader.push(text, last)
     delta: Json = {"reasoning_content": grown.reasoning, "content": grown.content}
     delta = {name: text for name, text in delta.items() if text}
     calls = [
-        {"index": index, **(_call(*new, arguments) if new else {"function": {"arguments": arguments}})}
+        {"index": index, **_call(reader.answer.calls[index].custom, arguments, new)}
         for index, new, arguments in grown.calls
     ]
     return delta | ({"tool_calls": calls} if calls else {})
 
 
-def _call(id: str, name: str, arguments: str) -> Json:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+def _call(custom: bool, text: str, new: tuple[str, str] | None) -> Json:
+    """A call, or what it grew by. new: its id and name, None where they were told."""
+    kind, given = ("custom", "input") if custom else ("function", "arguments")
+    if new is None:
+        return {kind: {given: text}}
+    id, name = new
+    return {"id": id, "type": kind, kind: {"name": name, given: text}}
 
 
 class CompletionForm:

@@ -52,12 +52,20 @@ class CalledFunction(BaseModel):
     arguments: str
 
 
+class CalledCustom(BaseModel):
+    """A custom tool's name, and the text that it is given."""
+
+    name: str
+    input: str
+
+
 class ToolCall(BaseModel):
-    """A call that the model makes."""
+    """A call that the model makes, of a function or a custom tool."""
 
     id: str
     type: str
-    function: CalledFunction
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
 
 
 class AnswerMessage(BaseModel):

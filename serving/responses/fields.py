@@ -12,6 +12,8 @@ from ..fields import ChatRequest, Data, DataList, Fields, Label, Metadata
 
 Json = dict[str, Any]
 TEXTS = ("input_text", "output_text", "text")  # kinds of parts of a message
+# Kinds of calls -> their kind in chats, and the field of what a call gives.
+CALLS = {"function_call": ("function", "arguments"), "custom_tool_call": ("custom", "input")}
 ENCRYPTED = "reasoning.encrypted_content"  # what clients ask for that keep reasoning themselves; there is none
 
 
@@ -58,7 +60,7 @@ class ResponsesRequest(Fields):
     stream: bool | None = None
     stream_options: Data | None = None
     text: TextOptions | None = None
-    tools: DataList | None = Field(None, description="functions that the model may call")
+    tools: DataList | None = Field(None, description="functions and custom tools that the model may call")
     tool_choice: Literal["none", "auto", "required"] | Data | None = None
     parallel_tool_calls: bool | None = None
     store: bool | None = Field(None, description="taken; nothing is stored")
@@ -103,13 +105,13 @@ class ResponsesRequest(Fields):
             kind = item.get("type", "message")
             if kind == "reasoning":
                 thought = {"reasoning_content": "".join(_texts(f"input[{index}]", item.get("content") or []))}
-            elif kind == "function_call":
+            elif kind in CALLS:
                 call = _call(index, item)
                 if not messages or not messages[-1].get("tool_calls"):
                     messages.append({"role": "assistant", "tool_calls": [], **thought})
                     thought = {}
                 messages[-1]["tool_calls"].append(call)
-            elif kind == "function_call_output":
+            elif kind in ("function_call_output", "custom_tool_call_output"):
                 output = item.get("output")
                 text = output if isinstance(output, str) else "".join(_texts(f"input[{index}].output", output))
                 messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
@@ -120,7 +122,7 @@ class ResponsesRequest(Fields):
                 messages.append({"role": item.get("role"), "content": text, **own})
                 thought = {}
             else:
-                raise _wrong(f"input[{index}].type", f"a message, a function call or its output, got {kind!r:.60}")
+                raise _wrong(f"input[{index}].type", f"a message, a call or its output, got {kind!r:.60}")
         return messages
 
 
@@ -135,27 +137,32 @@ def _texts(place: str, parts: Any) -> list[str]:
 
 
 def _call(index: int, item: Json) -> Json:
-    name, arguments = item.get("name"), item.get("arguments")
-    if not isinstance(name, str) or not isinstance(arguments, str):
-        raise _wrong(f"input[{index}]", "a function call with name and arguments, two texts")
-    function = {"name": name, "arguments": arguments}
-    return {"id": str(item.get("call_id", "")), "type": "function", "function": function}
+    kind, given = CALLS[item["type"]]
+    name, text = item.get("name"), item.get(given)
+    if not isinstance(name, str) or not isinstance(text, str):
+        raise _wrong(f"input[{index}]", f"a call with name and {given}, two texts")
+    return {"id": str(item.get("call_id", "")), "type": kind, kind: {"name": name, given: text}}
 
 
 def _tool(index: int, tool: Json) -> Json:
     """A tool as chats have it."""
-    if tool.get("type") != "function":
-        raise _wrong(f"tools[{index}].type", f"function, the only kind that is supported, got {tool.get('type')!r:.60}")
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+    kind = tool.get("type")
+    if kind not in ("function", "custom"):
+        raise _wrong(f"tools[{index}].type", f"function or custom, the kinds that are supported, got {kind!r:.60}")
+    fields = {name: value for name, value in tool.items() if name != "type"}
+    form = fields.get("format")
+    if kind == "custom" and isinstance(form, Mapping) and form.get("type") == "grammar":
+        fields["format"] = {"type": "grammar", "grammar": form}
+    return {"type": kind, kind: fields}
 
 
 def _choice(choice: Any) -> Any:
     """A choice as chats have it."""
-    if not isinstance(choice, Mapping) or "function" in choice:
+    if not isinstance(choice, Mapping) or str(choice.get("type")) in choice:
         return choice
     if choice.get("type") == "allowed_tools":
         return {"type": "allowed_tools", "allowed_tools": {name: choice[name] for name in choice if name != "type"}}
-    return {"type": choice.get("type"), "function": {"name": choice.get("name")}}
+    return {"type": choice.get("type"), str(choice.get("type")): {"name": choice.get("name")}}
 
 
 def _format(form: Json | None) -> Json | None:

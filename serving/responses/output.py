@@ -7,7 +7,12 @@ from typing import Any
 from ..tools.answer_reader import AnswerReader, GrownAnswer
 
 Json = dict[str, Any]
-PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
+PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "custom_tool_call": "ctc_"}
+# Kinds of calls -> the field of what a call gives, and the events that tell how that grows.
+GIVEN = {
+    "function_call": ("arguments", "response.function_call_arguments"),
+    "custom_tool_call": ("input", "response.custom_tool_call_input"),
+}
 PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
@@ -35,13 +40,15 @@ class Output:
             yield from self._text("reasoning", grown.reasoning)
         if grown.content:
             yield from self._text("message", grown.content)
-        for _, new, arguments in grown.calls:
+        for index, new, text in grown.calls:
+            kind = "custom_tool_call" if self._reader.answer.calls[index].custom else "function_call"
+            field, event = GIVEN[kind]
             if new is not None:
                 id, name = new
-                yield from self._begin("function_call", {"call_id": id, "name": name, "arguments": ""})
-            if arguments:
-                self.items[-1]["arguments"] += arguments
-                yield self._of_item("response.function_call_arguments.delta", delta=arguments)
+                yield from self._begin(kind, {"call_id": id, "name": name, field: ""})
+            if text:
+                self.items[-1][field] += text
+                yield self._of_item(f"{event}.delta", delta=text)
 
     def _text(self, kind: str, text: str) -> Iterator[Json]:
         """Text of the last item, or of a new one."""
@@ -68,9 +75,10 @@ class Output:
         if not self._open:
             return
         item, self._open = self.items[-1], False
-        if item["type"] == "function_call":
-            done = {"arguments": item["arguments"], "name": item["name"]}
-            yield self._of_item("response.function_call_arguments.done", **done)
+        if item["type"] in GIVEN:
+            field, event = GIVEN[item["type"]]
+            named = {"name": item["name"]} if item["type"] == "function_call" else {}
+            yield self._of_item(f"{event}.done", **{field: item[field]}, **named)
         elif item["content"]:
             part, text = item["content"][0], item["content"][0]["text"]
             logprobs: Json = {"logprobs": []} if item["type"] == "message" else {}

@@ -2,20 +2,22 @@
 
 import secrets
 import string
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...runtime.text.reasoning import Reasoning
 from .asked import Tools
 from .channel_calls import ChannelCalls
+from .custom import input_text
 from .grammar import LEAD
-from .written import ReadAnswer, ToolFormat
+from .written import ReadAnswer, ToolFormat, WrittenCall
 
 ID_LETTERS, ID_LENGTH = string.ascii_letters + string.digits, 9  # the form of ids that Mistral's templates insist on
 
 
 @dataclass
 class GrownAnswer:
-    """What an answer grew by. calls: each call's number, its id and name where it is new, and text of its arguments."""
+    """What an answer grew by. calls: each call's number, its id and name where it is new, and text of its arguments
+    or, for a custom tool, of its input."""
 
     reasoning: str
     content: str
@@ -41,7 +43,7 @@ class AnswerReader:
     def push(self, text: str, last: bool = False) -> GrownAnswer:
         """Add text, with `last` the last of it -> what is certain now and was not told."""
         self._text += text
-        told, self._told = self._told, self._read(last)
+        told, self._told = self._told, self._with_inputs(self._read(last))
         calls: list[tuple[int, tuple[str, str] | None, str]] = []
         for index, call in enumerate(self._told.calls):
             if index == len(told.calls):
@@ -52,6 +54,17 @@ class AnswerReader:
                 calls.append((index, None, new))
         reasoning = self._told.reasoning[len(told.reasoning) :]
         return GrownAnswer(reasoning, self._told.content[len(told.content) :], calls)
+
+    def _with_inputs(self, answer: ReadAnswer) -> ReadAnswer:
+        """An answer in which calls of custom tools have their text in place of a function's arguments."""
+        custom = {tool.name for tool in self.tools.tools if tool.custom} if self.tools else set()
+        if not custom:
+            return answer
+        calls = [
+            WrittenCall(call.name, input_text(call.arguments), True) if call.name in custom else call
+            for call in answer.calls
+        ]
+        return replace(answer, calls=calls)
 
     def _read(self, done: bool) -> ReadAnswer:
         if isinstance(self.form, ChannelCalls):

@@ -6,20 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ApiError
+from .custom import InputGrammar, grammar_of_format, input_schema
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MODES = ("none", "auto", "required")
+KINDS = ("function", "custom")
 MOST_TOOLS = 256
 
 
 @dataclass(frozen=True)
 class Tool:
     """A function that the model may call. parameters: the JSON schema of its arguments, an object's. strict: whether a
-    keyword of it that cannot be kept is an error."""
+    keyword of it that cannot be kept is an error. custom: whether it stands for a custom tool, whose text is its one
+    argument; grammar: what that must be, None for anything."""
 
     name: str
     parameters: Mapping[str, Any]
     strict: bool
+    custom: bool = False
+    grammar: InputGrammar | None = None
 
     @property
     def properties(self) -> dict[str, Any]:
@@ -52,7 +57,7 @@ def tools_of(tools: Sequence[Mapping[str, Any]] | None, choice: Any, parallel: b
         raise _wrong("tools", f"at most {MOST_TOOLS}", len(tools))
     known = {tool.name: tool for tool in (_tool(f"tools[{index}]", each) for index, each in enumerate(tools))}
     if len(known) < len(tools):
-        raise _wrong("tools", "names that differ", [tool["function"]["name"] for tool in tools])
+        raise _wrong("tools", "names that differ", [tool[tool.get("type", "function")]["name"] for tool in tools])
     mode, names = (wanted, list(known)) if isinstance(wanted, str) else wanted
     missing = [name for name in names if name not in known]
     if missing or not names:
@@ -68,20 +73,23 @@ def _wanted(choice: Any) -> str | tuple[str, list[str]]:
     if choice in MODES:
         return str(choice)
     kind = choice.get("type") if isinstance(choice, Mapping) else None
-    if kind == "function":
-        return "named", [_name(choice.get("function", choice), "tool_choice")]
+    if kind in KINDS:
+        return "named", [_name(choice.get(kind, choice), "tool_choice")]
     if kind == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)
         if isinstance(allowed, Mapping) and allowed.get("mode") in MODES[1:] and isinstance(allowed.get("tools"), list):
-            names = [_name(each.get("function", each), "tool_choice") for each in map(_mapping, allowed["tools"])]
+            each_allowed = map(_mapping, allowed["tools"])
+            names = [_name(each.get(str(each.get("type", "function")), each), "tool_choice") for each in each_allowed]
             return allowed["mode"], list(dict.fromkeys(names))
         raise _wrong("tool_choice", 'allowed_tools with {"mode": "auto" or "required", "tools": [..]}', choice)
-    raise _wrong("tool_choice", f"{', '.join(MODES)}, a named function or allowed_tools", choice)
+    raise _wrong("tool_choice", f"{', '.join(MODES)}, a named function or custom tool, or allowed_tools", choice)
 
 
 def _tool(place: str, tool: Mapping[str, Any]) -> Tool:
+    if tool.get("type") == "custom":
+        return _custom(f"{place}.custom", tool.get("custom"))
     if tool.get("type", "function") != "function":
-        raise _wrong(f"{place}.type", "function, the only kind that is supported", tool.get("type"))
+        raise _wrong(f"{place}.type", "function or custom, the kinds that are supported", tool.get("type"))
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise _wrong(f"{place}.function", "an object with name and parameters", function)
@@ -97,6 +105,17 @@ def _tool(place: str, tool: Mapping[str, Any]) -> Tool:
     # A function gets the arguments that it declares: what a schema leaves open is not for the model to make up.
     closed = {} if "properties" not in parameters else {"additionalProperties": False}
     return Tool(name, {"type": "object", **closed, **parameters}, bool(strict))
+
+
+def _custom(place: str, custom: Any) -> Tool:
+    if not isinstance(custom, Mapping):
+        raise _wrong(place, "an object with name and perhaps format", custom)
+    name = _name(custom, place)
+    try:
+        grammar = grammar_of_format(custom.get("format"))
+    except ValueError as error:
+        raise _wrong(f"{place}.format", str(error), custom["format"]) from None
+    return Tool(name, input_schema(grammar), True, True, grammar)
 
 
 def _name(function: Any, place: str) -> str:

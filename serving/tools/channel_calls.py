@@ -22,6 +22,7 @@ class ChannelCalls:
 
     opening: str = f"{CHANNEL}commentary to={TO}"
     leads: bool = False
+    holds: Sequence[str] = ("regex",)  # by the schema of a text in JSON
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         """See `ToolFormat`."""

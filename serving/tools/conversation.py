@@ -10,8 +10,9 @@ from ...runtime.text.reasoning import Reasoning, reasoning_of
 from ..errors import ApiError
 from ..served import Served
 from .answer_reader import AnswerReader
-from .asked import Tools
+from .asked import Tool, Tools
 from .channel_calls import ChannelCalls, described, one_call_each
+from .custom import as_function
 from .formats import HARMONY, HERMES, told
 from .grammar import answer_grammar, schema_of
 from .written import ToolFormat
@@ -50,6 +51,8 @@ def reading_of(served: Served, tools: Tools | None, prompt: Sequence[int]) -> Re
 
 def grammar_of(served: Served, tools: Tools, reading: Reading, structured: Mapping[str, Any] | None) -> Json:
     """What holds an answer that may have calls, as `SamplingParams.structured` takes it. Raises ApiError."""
+    for tool in tools.tools:
+        _check_input(tool, reading.form)
     if structured is not None and not structured.keys() & {"json", "json_object"}:
         got = next(iter(structured))
         raise ApiError(400, f"tools: expected a JSON schema at most beside them, got {got}", param="tools")
@@ -60,11 +63,24 @@ def grammar_of(served: Served, tools: Tools, reading: Reading, structured: Mappi
     return {"grammar": grammar, "whole": isinstance(reading.form, ChannelCalls)}
 
 
+def _check_input(tool: Tool, form: ToolFormat) -> None:
+    """Refuse a custom tool's grammar that the model's form of calls cannot hold. Raises ApiError."""
+    if tool.grammar is not None and tool.grammar.syntax not in form.holds:
+        can = " or ".join(["text", *(f"a {syntax} grammar" for syntax in form.holds)])
+        raise ApiError(
+            400,
+            f"tools: {tool.name}: format: expected {can}, which this model's form of calls can hold, got a "
+            f"{tool.grammar.syntax} grammar; describe the text in the tool's description, or give a function",
+            param="tools",
+        )
+
+
 def shown_tools(
     served: Served, messages: Sequence[Json], arguments: Json, tools: list[Json], callable_: bool
 ) -> tuple[list[Json], Json]:
     """Messages and variables for a chat template, with the tools in them: as its own variable, or, for a template that
     knows none, in the system message, with earlier calls as text. Raises InputError."""
+    tools = [as_function(tool) for tool in tools]
     if has_channels(served.engine.tokenizer.chat_template):
         messages, tools = one_call_each(messages), described(tools)
     if not callable_:

@@ -24,6 +24,7 @@ class JsonCalls:
     between: str = ""
     end: str = ""
     leads: bool = False
+    holds: Sequence[str] = ("regex",)  # by the schema of a text in JSON
     alone: bool = False  # one call is all that the model was taught
     gap: bool = False  # a blank may follow the opening
 

@@ -33,6 +33,7 @@ class PythonCalls:
     opening: str
     end: str
     leads: bool = False
+    holds: Sequence[str] = ()
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         """See `ToolFormat`."""

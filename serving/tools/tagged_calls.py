@@ -9,6 +9,7 @@ from typing import Any
 from ...runtime.asked.lark import ANY, literal, schema_term
 from ...runtime.text.tokenizer import EngineTokenizer
 from .asked import Tool
+from .custom import SYNTAXES
 from .written import WrittenCall
 
 
@@ -26,6 +27,7 @@ class TaggedCalls:
     after: str
     between: str
     leads: bool = False
+    holds: Sequence[str] = SYNTAXES
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         """See `ToolFormat`."""
@@ -56,6 +58,8 @@ class TaggedCalls:
     def _value(self, rule: str, schema: Any, tool: Tool, tokenizer: EngineTokenizer) -> list[str]:
         """Rules of a value and its end."""
         end = literal(self.value_end, tokenizer)
+        if tool.grammar is not None:
+            return [f"{rule}: {rule}_text {end}", f"{rule}_text: {tool.grammar.term}"]
         texts = _texts(schema)
         if texts:
             return [f"{rule}: ({' | '.join(literal(text, tokenizer) for text in texts)}) {end}"]

@@ -1,7 +1,7 @@
 """What a model wrote of its calls so far, and how their forms are alike."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,10 +11,12 @@ from .asked import Tool
 
 @dataclass(frozen=True)
 class WrittenCall:
-    """A call as far as it is written: the function's name, and the text of a JSON object, of its arguments."""
+    """A call as far as it is written: the function's name, and the text of a JSON object, of its arguments. custom:
+    whether it is a custom tool's, and the text is what that takes."""
 
     name: str
     arguments: str
+    custom: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class ToolFormat(Protocol):
     @property
     def leads(self) -> bool:
         """Whether that means a call only at the beginning of an answer."""
+
+    @property
+    def holds(self) -> Collection[str]:
+        """Syntaxes of the grammars that it can hold the text of a custom tool to."""
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         """A call, from the opening to the end."""

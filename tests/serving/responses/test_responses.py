@@ -1,6 +1,7 @@
 """The Responses API, through OpenAI's client, against the same chats."""
 
 import json
+import re
 from itertools import pairwise
 
 import openai
@@ -100,13 +101,21 @@ def stream(client, **asked):
             assert event.text == told[event.output_index]
         elif event.type == "response.function_call_arguments.done":
             assert event.arguments == told[event.output_index]
+        elif event.type == "response.custom_tool_call_input.done":
+            assert event.input == told[event.output_index]
         elif event.type == "response.output_item.done":
             assert event.item == response.output[event.output_index]
     for index, item in enumerate(response.output):
-        assert told[index] == (
-            item.arguments if item.type == "function_call" else item.content[0].text if item.content else ""
-        )
-    return response  # fmt: skip
+        assert told[index] == text_of(item)
+    return response
+
+
+def text_of(item):
+    if item.type == "function_call":
+        return item.arguments
+    if item.type == "custom_tool_call":
+        return item.input
+    return item.content[0].text if item.content else ""
 
 
 def test_streams(client):
@@ -138,6 +147,35 @@ def test_calls(client):
         {"role": "tool", "tool_call_id": call.call_id, "content": "noon"},
     ]
     chat = client.chat.completions.create(model="tiny", messages=messages, tools=[CHAT_NOW], max_tokens=1)
+    assert back.usage.input_tokens == chat.usage.prompt_tokens
+
+
+def test_custom_tools(client):
+    held = {"type": "grammar", "syntax": "regex", "definition": "[ab]{9}"}
+    tools = [{"type": "custom", "name": "run", "description": "runs it", "format": held}]
+    asked = {"input": "hello", "tools": tools, "max_output_tokens": 300, "parallel_tool_calls": False}
+    for choice in ("required", {"type": "custom", "name": "run"}):
+        for got in (
+            client.responses.create(**asked, **WARM, tool_choice=choice),
+            stream(client, **asked, **WARM, tool_choice=choice),
+        ):
+            [call] = got.output
+            assert call.type == "custom_tool_call" and call.name == "run" and re.fullmatch("[ab]{9}", call.input)
+    items = [
+        *user("hello"),
+        call.model_dump(),
+        {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "ok"},
+    ]
+    back = client.responses.create(**asked | {"input": items, "max_output_tokens": 1}, **WARM)
+    custom = {"id": call.call_id, "type": "custom", "custom": {"name": "run", "input": call.input}}
+    messages = [
+        *user("hello"),
+        {"role": "assistant", "tool_calls": [custom]},
+        {"role": "tool", "tool_call_id": call.call_id, "content": "ok"},
+    ]
+    grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[ab]{9}"}}
+    told = [{"type": "custom", "custom": {"name": "run", "description": "runs it", "format": grammar}}]
+    chat = client.chat.completions.create(model="tiny", messages=messages, tools=told, max_tokens=1)
     assert back.usage.input_tokens == chat.usage.prompt_tokens
 
 

@@ -27,6 +27,16 @@ WEATHER = {
 ODD = {"properties": {}, "unevaluatedItems": False}
 NOW = {"type": "function", "function": {"name": "now"}}
 WORDS = told(HERMES, [NOW])
+
+
+def custom_tool(form):
+    return {"type": "custom", "custom": {"name": "run", **({"format": form} if form else {})}}
+
+
+def grammar(syntax, definition):
+    return {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+
+
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 ASKED = {"model": "tiny", "messages": user("hello"), "max_tokens": 200, "temperature": 1.0, "seed": 3}
 # A model that thinks, and that is shown its tools.
@@ -172,6 +182,31 @@ def test_a_schema_of_text_beside_tools(client):
         assert (got.message.content == '"yes"') != bool(got.message.tool_calls)
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "custom", "custom": {"name": "run"}}])
+def test_a_custom_tool(choice, client, engines):
+    """Its call has the text, which its format holds; a stream has it in pieces; the model sees a function."""
+    asked = ASKED | {"tools": [custom_tool(grammar("regex", "[ab]{9}"))], "tool_choice": choice}
+    asked["parallel_tool_calls"] = False
+    got = client.chat.completions.create(**asked).choices[0]
+    [call] = got.message.tool_calls
+    assert call.type == "custom" and call.custom.name == "run" and re.fullmatch("[ab]{9}", call.custom.input)
+    assert got.finish_reason == ("tool_calls" if choice == "required" else "stop")
+    chunks = client.chat.completions.create(**asked, stream=True)
+    first, *more = [each for chunk in chunks for each in chunk.choices[0].delta.tool_calls or []]
+    assert first.type == "custom" and first.id and first.index == 0 and first.custom["name"] == "run"
+    assert all(each.type is None and "name" not in each.custom for each in more)
+    assert "".join(each.custom["input"] for each in [first, *more]) == call.custom.input
+    # Sent back, it is a call of that function.
+    result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
+    messages = [*user("hello"), {"role": "assistant", "tool_calls": [call.model_dump()]}, result]
+    sent = ASKED | {"model": "thinks", "messages": messages, "tools": [custom_tool(None)], "max_tokens": 1}
+    told = client.chat.completions.create(**sent)
+    function = {"name": "run", "arguments": {"input": call.custom.input}}
+    messages[1] = {"role": "assistant", "tool_calls": [{"id": call.id, "type": "function", "function": function}]}
+    shown = engines["thinks"].tokenizer.encode_messages(messages, {"tools": [{"function": {"name": "run"}}]})
+    assert told.usage.prompt_tokens == len(shown)
+
+
 def test_logprobs_of_calls(client):
     got = client.chat.completions.create(**ASKED, tools=[NOW], tool_choice="required", logprobs=True).choices[0]
     assert len(got.logprobs.content) > 10
@@ -185,7 +220,15 @@ def test_logprobs_of_calls(client):
         ({"tools": [NOW], "tool_choice": {"type": "any"}}, "tool_choice", "expected none, auto, required"),
         ({"tools": [NOW], "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "allowed_tools with"),
         ({"tools": [NOW, NOW]}, "tools", "names that differ"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "expected function"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "expected function or custom"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom", "name and perhaps format"),
+        ({"tools": [custom_tool({"type": "grammar"})]}, "tools[0].custom.format", "lark.* or .*regex"),
+        (
+            {"tools": [custom_tool(grammar("lark", "start: X"))]},
+            "tools",
+            "run: format: expected text or a regex grammar",
+        ),
+        ({"tools": [custom_tool(grammar("regex", "(a"))]}, "tools", "unclosed group"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "name and parameters"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "letters, digits"),
         (
