@@ -5,8 +5,8 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from .build_options import ENGINE, add_model_options, given_build
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..runtime.asked.sampling_params import SamplingParams
     from ..runtime.engine import Engine
     from ..runtime.stream import Stream
+    from ..serving.tools.conversation import Reading
+    from .chat_tools import ChatTools
 
 HELP = "talk to an engine, or a model, in the terminal"
 COMMANDS = """/reset  forget the conversation, but not the system message
@@ -36,6 +38,7 @@ EXAMPLES = f"""examples:
   specstep chat engines/smol
   specstep chat engines/qwen3 --system "Be brief." --template-arg enable_thinking=false
   specstep chat engines/smol --temperature 0.7 --top-p 0.9
+  specstep chat engines/qwen3 --tools tools.json # calls are printed, you type what they give
   specstep chat engines/smol < questions.txt  # a line is a turn
 
 in the conversation:
@@ -49,6 +52,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("engine", metavar="ENGINE", help=ENGINE)
     add_template_options(parser)
     add("--max-new-tokens", type=int, metavar="N", help="most tokens of an answer (default: up to the engine's limit)")
+    add(
+        "--tools", metavar="FILE", help="functions that the model may call, OpenAI's `tools` in JSON: its calls "
+        "are printed, and the next line that you type is the result (needs the extra `grammar`)"
+    )  # fmt: skip
     add("--stats", action="store_true", help="print the speed of each answer on standard error")
     add_device_option(parser)
     add_learning_options(parser)
@@ -58,6 +65,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     arguments, asked = given_arguments(options), given_sampling(options)
+    from .chat_tools import ChatTools, given_tools
+
+    tools = given_tools(options.tools)
     from ..model_engines import engine_of
     from ..runtime.engine import load
 
@@ -65,8 +75,10 @@ def run(options: argparse.Namespace) -> int:
         directory = engine_of(options.engine, report, given_build(options), device=options.device)
     with load(directory, device=options.device, **given_learning(options)) as engine:
         asked.tell(engine)
-        history = History(engine, options.system, arguments, options.max_new_tokens)
-        chat = Chat(engine, history, options.max_new_tokens, options.stats, asked.over(engine.recommended, None))
+        known = ChatTools(engine.tokenizer, tools)
+        history = History(engine, options.system, arguments, options.max_new_tokens, known.encode)
+        sampling = asked.over(engine.recommended, None)
+        chat = Chat(engine, history, options.max_new_tokens, options.stats, sampling, known)
         chat.request(history.prompt("hello")[1])  # what no turn could mend is refused now
         return chat.in_terminal() if sys.stdin.isatty() and sys.stdout.isatty() else chat.in_pipe()
 
@@ -81,20 +93,29 @@ class Chat:
         max_new_tokens: int | None,
         stats: bool,
         sampling: "SamplingParams | None" = None,
+        tools: "ChatTools | None" = None,
     ):
+        """tools: what the model may call, None for nothing."""
         self._engine, self._history = engine, history
         self._max_new_tokens, self._stats, self._sampling = max_new_tokens, stats, sampling
-        self._stream: Stream | None = None  # of the answer under way
+        from .chat_tools import ChatTools
 
-    def request(self, tokens: list[int]) -> "Request":
-        """A request for an answer. Raises InputError."""
-        return self._engine.request(tokens, self._max_new_tokens, sampling=self._sampling)
+        self._tools = tools or ChatTools(engine.tokenizer, [])
+        self._stream: Stream | None = None  # of the answer under way
+        self._ask: Callable[[str], str] = input  # for the result of a call
+
+    def request(self, tokens: list[int], reading: "Reading | None" = None) -> "Request":
+        """A request for an answer, which may have calls where it is read. Raises InputError."""
+        reading = reading or self._tools.reading(tokens)
+        sampling = self._tools.sampling(self._sampling, reading)
+        return self._engine.request(tokens, self._max_new_tokens, sampling=sampling)
 
     def in_pipe(self) -> int:
         """Answer the lines of standard input -> exit status: 2 where a line could not be answered."""
-        failed = False
+        failed, lines = False, iter(sys.stdin)
+        self._ask = lambda prompt: next(lines, "").strip()
         try:
-            for number, line in enumerate(sys.stdin):
+            for number, line in enumerate(lines):
                 said = (line if number else line.removeprefix(BOM)).strip()
                 if said == "/exit":
                     break
@@ -143,24 +164,44 @@ class Chat:
         return True
 
     def _answer(self, line: str) -> None:
-        """Stream the answer to a line, and keep as much of it as was shown."""
+        """Stream the answer to a line, with the results of what it calls, and keep as much of it as was shown."""
         messages, tokens, dropped = self._history.prompt(line)
-        if dropped:
-            longest = self._engine.spec.max_seq_len
-            complain(f"forgot the oldest turns ({dropped}): max_seq_len is {longest}")
-        request = self.request(tokens)
-        started, said = time.perf_counter(), ""
+        while True:
+            if dropped:
+                longest = self._engine.spec.max_seq_len
+                complain(f"forgot the oldest turns ({dropped}): max_seq_len is {longest}")
+            said = self._say(tokens)
+            calls = said.get("tool_calls")
+            if not calls:
+                self._history.answered(messages, said)
+                return
+            messages, tokens, dropped = self._history.fitting([*messages, said, *map(self._result, calls)])
+
+    def _say(self, tokens: list[int]) -> dict[str, Any]:
+        """Stream the answer to a prompt -> its message, as far as it was said."""
+        from .chat_tools import Printed
+
+        reading = self._tools.reading(tokens)
+        request = self.request(tokens, reading)
+        printed, started = Printed(reading), time.perf_counter()
         try:
-            self._stream = self._engine.submit(request)
+            self._stream = self._tools.stream(self._engine, request, reading)
             for piece in self._stream:
-                said += piece.text
-                say(piece.text, end="")
+                printed.push(piece.text)
+            printed.push("", last=True)
             say("")
-            self._history.answered(messages, said)
         finally:
             self._stream = None
         if self._stats:
             say(speed([request], time.perf_counter() - started), file=sys.stderr)
+        said = printed.message()
+        if "tool_calls" in said and request.finish_reason != "stop":  # it was cut: nobody can answer the call
+            return {"role": "assistant", "content": said["content"]} if said["content"] else {}
+        return said
+
+    def _result(self, call: dict[str, Any]) -> dict[str, Any]:
+        """The message with the result of a call, which the user gives."""
+        return {"role": "tool", "tool_call_id": call["id"], "content": self._ask(f"{call['function']['name']} -> ")}
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
@@ -60,10 +60,16 @@ class History:
     """
 
     def __init__(
-        self, engine: "Engine", system: str | None, arguments: dict[str, Any], max_new_tokens: int | None = None
+        self,
+        engine: "Engine",
+        system: str | None,
+        arguments: dict[str, Any],
+        max_new_tokens: int | None = None,
+        encode: "Callable[[Sequence[Message], dict[str, Any]], list[int]] | None" = None,
     ):
-        """arguments: variables of the chat template. Raises InputError for an engine without a tokenizer."""
-        self._tokenizer, self._arguments = engine.tokenizer, arguments
+        """arguments: variables of the chat template. encode: makes token ids of messages and of these, None: the
+        engine's tokenizer does. Raises InputError for an engine without a tokenizer."""
+        self._encode, self._arguments = encode or engine.tokenizer.encode_messages, arguments
         self._longest = engine.spec.max_seq_len
         self._room = min(max_new_tokens or self._longest, self._longest // 4)
         self._start: list[Message] = [{"role": "system", "content": system}] if system else []
@@ -74,22 +80,26 @@ class History:
         self.messages = self._start
 
     def prompt(self, text: str) -> tuple[list["Message"], list[int], int]:
-        """The messages with another one of the user, as far as they fit, their token ids, and how many turns had to be
-        left out. The last turn stays, whatever its length. Raises InputError for what the template refuses."""
-        messages: list[Message] = [*self.messages, {"role": "user", "content": text}]
+        """The messages with another one of the user, see `fitting`."""
+        return self.fitting([*self.messages, {"role": "user", "content": text}])
+
+    def fitting(self, messages: list["Message"]) -> tuple[list["Message"], list[int], int]:
+        """Messages as far as they fit, their token ids, and how many turns had to be left out. The last turn stays,
+        whatever its length. Raises InputError for what the template refuses."""
         dropped = 0
         while True:
-            tokens = self._tokenizer.encode_messages(messages, self._arguments)
+            tokens = self._encode(messages, self._arguments)
             second = _second_turn(messages)
             if len(tokens) + self._room <= self._longest or second is None:
                 return messages, tokens, dropped
             messages, dropped = [*self._start, *messages[second:]], dropped + 1
 
-    def answered(self, messages: Sequence["Message"], answer: str) -> None:
-        """Keep what `prompt` returned, with its answer. A question without any answer is forgotten: templates want
-        turns to alternate."""
+    def answered(self, messages: Sequence["Message"], answer: str | dict[str, Any]) -> None:
+        """Keep what `prompt` returned, with its answer, a text or a message. A question without any answer is
+        forgotten: templates want turns to alternate."""
         if answer:
-            self.messages = [*messages, {"role": "assistant", "content": answer}]
+            said: Message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+            self.messages = [*messages, said]
 
 
 def _second_turn(messages: Sequence["Message"]) -> int | None:

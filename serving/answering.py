@@ -14,9 +14,10 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from ..runtime.asked.request import Request
+from .api_error import BROKEN, error_body
 from .bridge import Answer, Grown
 from .drafts import Drafts
-from .errors import BROKEN, closing, error_body
+from .errors import closing
 from .forms import Form, Json
 from .metrics import Metrics
 from .places import Places

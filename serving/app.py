@@ -11,8 +11,9 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from ..runtime.engine import Engine
 from .answering import Call, ChunkStream, listed, whole
+from .api_error import ApiError
 from .bridge import Answer
-from .errors import ApiError, add_handlers
+from .errors import add_handlers
 from .fields import Asked, ChatRequest, CompletionRequest, TokenizeRequest
 from .forms import ChatForm, CompletionForm, Form
 from .guard import Guard

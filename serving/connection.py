@@ -15,7 +15,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from .errors import BUSY, INVALID, error_body
+from .api_error import BUSY, INVALID, error_body
 from .options import ServeOptions
 
 logger = logging.getLogger(__name__)

@@ -7,16 +7,15 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from ..errors import EngineError, InputError
+from .api_error import BROKEN, ApiError
 from .unsupported import reason
 
 logger = logging.getLogger(__name__)
-INVALID, BUSY, BROKEN = "invalid_request_error", "rate_limit_error", "server_error"
 TOO_LONG = "context_length_exceeded"
-LONGEST = 300  # characters of a message
 NAMES = {  # what the engine calls a field -> what a request does
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -25,32 +24,6 @@ NAMES = {  # what the engine calls a field -> what a request does
     "engine": None,
 }
 BRANCH = re.compile(r"^([A-Z].*|.*\[.*|str|int|float|bool|none)$")  # of a union: what pydantic puts into a path
-
-
-class ApiError(Exception):
-    """An answer that is an error."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        kind: str = INVALID,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ):
-        super().__init__(message)
-        self.status, self.headers = status, headers
-        self.body = error_body(message, kind, param, code)
-
-    def response(self) -> Response:
-        """As it is sent."""
-        return JSONResponse(self.body, self.status, self.headers)
-
-
-def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """The JSON of an error. Names that a client made up may be no Unicode, or long."""
-    return {"error": {"message": _sent(message), "type": kind, "param": param and _sent(param), "code": code}}
 
 
 def closing() -> ApiError:
@@ -134,8 +107,3 @@ def _path(place: Sequence[str | int]) -> str:
         elif at == 0 or not BRANCH.match(part):
             path += f".{part}" if path else part
     return path
-
-
-def _sent(text: str) -> str:
-    whole = text.encode("utf-8", "replace").decode()
-    return whole if len(whole) <= LONGEST else f"{whole[:LONGEST]}…"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import BUSY, ApiError
+from .api_error import BUSY, ApiError
 from .metrics import Metrics
 from .options import ServeOptions
 

@@ -27,7 +27,7 @@ class Replicas(BaseModel):
     in each of Ray's proxies, and then calls get status 503. prefix_cache: MiB in which each replica keeps keys and
     values of what it served. prefill_per_step: most prompt tokens that are prefilled between two steps. cpus, gpus:
     what a replica takes of its node. api_keys: or a text with commas between them, as `serve run` has it.
-    share_prefixes, stream_interval_ms: see `ServeOptions`.
+    share_prefixes, stream_interval_ms, tool_format: see `ServeOptions`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -44,6 +44,7 @@ class Replicas(BaseModel):
     gpus: float = Field(0, ge=0)
     api_keys: tuple[str, ...] = ()
     share_prefixes: bool = False
+    tool_format: str | None = None
 
     @field_validator("api_keys", mode="before")
     @classmethod
@@ -71,6 +72,7 @@ def app(args: Replicas) -> Application:
         max_queue=args.max_queue,
         share_prefixes=args.share_prefixes,
         stream_interval_ms=args.stream_interval_ms,
+        tool_format=args.tool_format,
     )
 
     def made() -> FastAPI:

@@ -6,14 +6,12 @@ from functools import cached_property
 
 from ..errors import EngineError
 from ..runtime.engine import Engine
-from ..runtime.text.channels import SHOWN, has_channels
-from ..runtime.text.reasoning import MARKS
 from ..runtime.text.token_text import TokenText
 from ..runtime.text.tokenizer import EngineTokenizer
-from .errors import BUSY, ApiError
+from .api_error import BUSY, ApiError
 from .places import Places, Queue, QueueFullError
-from .tools.formats import FORMATS, HARMONY, TemplateTools, template_tools
-from .tools.grammar import LEAD
+from .tools.conversation import shown_text
+from .tools.formats import FORMATS, TemplateTools, template_tools
 
 MOST_WAIT = 60  # seconds that Retry-After says at most
 
@@ -40,15 +38,15 @@ class Served:
         """How the model is told of tools, and writes calls. Raises InputError where nobody knows."""
         return template_tools(self.engine.tokenizer, FORMATS[self._tool_format] if self._tool_format else None)
 
+    @property
+    def tokenizer(self) -> EngineTokenizer:
+        """The engine's. Raises InputError for one that was built without."""
+        return self.engine.tokenizer
+
     @cached_property
     def shown_text(self) -> EngineTokenizer:
-        """The tokenizer of answers that are read: it shows the marks of reasoning, of calls and of channels."""
-        if has_channels(self.engine.tokenizer.chat_template):
-            return self.engine.tokenizer.showing(SHOWN)
-        forms = " ".join(form.write("f", {}) for form in FORMATS.values() if form is not HARMONY)
-        marks = {LEAD, *(mark for pair in MARKS for mark in pair)}
-        names = self.engine.tokenizer.special_names
-        return self.engine.tokenizer.showing({name for name in names if name and (name in marks or name in forms)})
+        """The tokenizer of answers that are read."""
+        return shown_text(self.tokenizer)
 
     @property
     def most_tokens(self) -> int:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 
 from ...errors import InputError
-from ..errors import ApiError, of_input
+from ..api_error import ApiError
+from ..errors import of_input
 from ..fields import ChatRequest, Data, DataList, Fields, Label, Metadata
 
 Json = dict[str, Any]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ApiError
+from ..api_error import ApiError
 from .custom import InputGrammar, grammar_of_format, input_schema
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -2,22 +2,34 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ...errors import InputError
-from ...runtime.text.channels import Channels, has_channels
-from ...runtime.text.reasoning import Reasoning, reasoning_of
-from ..errors import ApiError
-from ..served import Served
+from ...runtime.text.channels import SHOWN, Channels, has_channels
+from ...runtime.text.reasoning import MARKS, Reasoning, reasoning_of
+from ...runtime.text.tokenizer import EngineTokenizer
+from ..api_error import ApiError
 from .answer_reader import AnswerReader
 from .asked import Tool, Tools
 from .channel_calls import ChannelCalls, described, one_call_each
 from .custom import as_function
-from .formats import HARMONY, HERMES, told
-from .grammar import answer_grammar, schema_of
+from .formats import FORMATS, HARMONY, HERMES, TemplateTools, told
+from .grammar import LEAD, answer_grammar, schema_of
 from .written import ToolFormat
 
 Json = dict[str, Any]
+
+
+class Model(Protocol):
+    """A model that may be told of tools."""
+
+    @property
+    def tokenizer(self) -> EngineTokenizer:
+        """Its own."""
+
+    @property
+    def tools(self) -> TemplateTools:
+        """How it is told of tools, and writes calls. Raises InputError where nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +50,27 @@ class Reading:
         return "tool_calls" if called and reason == "stop" else reason
 
 
-def reading_of(served: Served, tools: Tools | None, prompt: Sequence[int]) -> Reading | None:
+def shown_text(text: EngineTokenizer) -> EngineTokenizer:
+    """The tokenizer of answers that are read: it shows the marks of reasoning, of calls and of channels."""
+    if has_channels(text.chat_template):
+        return text.showing(SHOWN)
+    forms = " ".join(form.write("f", {}) for form in FORMATS.values() if form is not HARMONY)
+    marks = {LEAD, *(mark for pair in MARKS for mark in pair)}
+    return text.showing({name for name in text.special_names if name and (name in marks or name in forms)})
+
+
+def reading_of(model: Model, tools: Tools | None, prompt: Sequence[int]) -> Reading | None:
     """None for answers that are text alone. Raises InputError."""
-    text = served.engine.tokenizer
+    text = model.tokenizer
     reasoning = reasoning_of(text, prompt)
     if isinstance(reasoning, Channels):
-        return Reading(None, tools, HARMONY if tools is None else served.tools.form)
+        return Reading(None, tools, HARMONY if tools is None else model.tools.form)
     if tools is None:
         return None if reasoning is None else Reading(reasoning, None, HERMES)
-    return Reading(reasoning, tools, served.tools.form)
+    return Reading(reasoning, tools, model.tools.form)
 
 
-def grammar_of(served: Served, tools: Tools, reading: Reading, structured: Mapping[str, Any] | None) -> Json:
+def grammar_of(model: Model, tools: Tools, reading: Reading, structured: Mapping[str, Any] | None) -> Json:
     """What holds an answer that may have calls, as `SamplingParams.structured` takes it. Raises ApiError."""
     for tool in tools.tools:
         _check_input(tool, reading.form)
@@ -58,7 +79,7 @@ def grammar_of(served: Served, tools: Tools, reading: Reading, structured: Mappi
         raise ApiError(400, f"tools: expected a JSON schema at most beside them, got {got}", param="tools")
     lenient = bool(structured and structured.get("lenient"))
     schema = schema_of(structured)
-    tokenizer = served.engine.tokenizer
+    tokenizer = model.tokenizer
     grammar = answer_grammar(tools, reading.form, reading.reasoning, tokenizer, schema, lenient)
     return {"grammar": grammar, "whole": isinstance(reading.form, ChannelCalls)}
 
@@ -76,21 +97,21 @@ def _check_input(tool: Tool, form: ToolFormat) -> None:
 
 
 def shown_tools(
-    served: Served, messages: Sequence[Json], arguments: Json, tools: list[Json], callable_: bool
+    model: Model, messages: Sequence[Json], arguments: Json, tools: list[Json], callable_: bool
 ) -> tuple[list[Json], Json]:
     """Messages and variables for a chat template, with the tools in them: as its own variable, or, for a template that
     knows none, in the system message, with earlier calls as text. Raises InputError."""
     tools = [as_function(tool) for tool in tools]
-    if has_channels(served.engine.tokenizer.chat_template):
+    if has_channels(model.tokenizer.chat_template):
         messages, tools = one_call_each(messages), described(tools)
     if not callable_:
         return list(messages), {"tools": tools, **arguments}
-    known = served.tools
+    known = model.tools
     shown = list(messages) if known.keeps else [_as_text(message, known.form) for message in messages]
     if known.lists:
         return shown, {"tools": tools, **arguments}
     words = told(known.form, tools)
-    role = "system" if shown[0]["role"] in ("system", "developer") else _first_role(served)
+    role = "system" if shown[0]["role"] in ("system", "developer") else _first_role(model)
     if shown[0]["role"] in ("system", "developer", role):
         first, rest = shown[0], shown[1:]
         shown = [{**first, "content": _joined(first["content"], words, first["role"] == "user")}, *rest]
@@ -99,10 +120,10 @@ def shown_tools(
     return shown, arguments
 
 
-def _first_role(served: Served) -> str:
+def _first_role(model: Model) -> str:
     """The role of a message that holds instructions: user for a template that refuses a system message."""
     try:
-        served.engine.tokenizer.render([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
+        model.tokenizer.render([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
     except InputError:
         return "user"
     return "system"

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -12,15 +13,22 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import specstep
-from models import tiny_tokenizer
+from models import CHANNEL_IDS, save_channel_model, tiny_tokenizer, token_of
 from specstep.cli import main
 from specstep.commands.chat import HINT, Chat
+from specstep.commands.chat_tools import ChatTools, Printed
 from specstep.commands.conversation import History
+from specstep.runtime.asked.sampling_params import SamplingParams
+from specstep.runtime.text import reasoning
 from specstep.runtime.text.tokenizer import EngineTokenizer
+from specstep.serving.tools.asked import tools_of
+from specstep.serving.tools.conversation import Reading
+from specstep.serving.tools.formats import HERMES
 
 SYSTEM = {"role": "system", "content": "be brief"}
 
@@ -181,6 +189,69 @@ def test_a_stopped_answer_stays_in_the_conversation_as_far_as_it_was_said(capsys
             signal.raise_signal(signal.SIGINT)
     assert conversation._history.messages == [user("hello"), assistant("half")]
     assert capsys.readouterr().out == "half\n"
+
+
+GPT_OSS = Path(__file__).parents[1] / "data/chat_templates/gpt_oss.jinja"
+WEATHER = {
+    "name": "get_weather",
+    "description": "of a city",
+    "parameters": {"type": "object", "properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"]},
+}
+TOOLS = [{"type": "function", "function": WEATHER}]
+
+
+def test_a_call_is_printed_and_its_result_asked_for(tmp_path, monkeypatch, capsys):
+    """A model of channels: thoughts and calls are apart, and the call stays in the conversation with its result."""
+    folder = save_channel_model(tmp_path / "model", GPT_OSS.read_text())
+    bias = {CHANNEL_IDS["<|end|>"]: 50.0, token_of(" "): 9.0, token_of("f"): -9.0}
+    once = iter([bias, {CHANNEL_IDS["<|end|>"]: 50.0, token_of("f"): 30.0}])
+    options = {"drafter": "ngram", "dtype": "float32", "max_seq_len": 1536, "prefill_chunk": 64}
+    with specstep.eager(str(folder), **options) as engine:
+        known = ChatTools(engine.tokenizer, TOOLS)
+        history = History(engine, None, {}, 400, known.encode)
+        conversation = Chat(engine, history, 400, False, None, known)
+        real = conversation.request
+
+        def request(tokens, reading):
+            conversation._sampling = SamplingParams(temperature=1.0, seed=1, logit_bias=next(once))
+            return real(tokens, reading)
+
+        monkeypatch.setattr(conversation, "request", request)
+        monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nmild\n"))
+        assert conversation.in_pipe() == 0
+    assert re.match(r'get_weather {\s*"unit"', capsys.readouterr().out)
+    question, call, result, *rest = history.messages
+    assert question == user("hello") and call["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert result == {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "mild"}
+    assert len(rest) == 1 and rest[0]["content"]
+
+
+def test_reasoning_text_and_calls_are_printed_apart(capsys):
+    tools = tools_of(TOOLS, None, None)
+    printed = Printed(Reading(reasoning.Reasoning("<think>", "</think>", True), tools, HERMES))
+    for piece in ("Hm", ".</think>", "Let me see: ", HERMES.write("get_weather", {"unit": "c"})):
+        printed.push(piece)
+    printed.push("", last=True)
+    assert capsys.readouterr().out == 'Hm.\n\nLet me see:\n\nget_weather {"unit": "c"}'
+    said = printed.message()
+    assert said["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": {"unit": "c"}}
+    assert (said["content"], said["reasoning_content"]) == ("Let me see:", "Hm.")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{", "expected JSON, got what is none"),
+        ("{}", "expected OpenAI's list of tools, got another form"),
+        ('[{"type": "web_search"}]', "tools[0].type: expected function or custom"),
+        (json.dumps(TOOLS), "expected at most 191 tokens"),
+    ],
+)
+def test_tools_that_cannot_be_told_are_refused_at_once(text, error, engine_folder, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "tools.json"
+    file.write_text(text)
+    status, out, err = chat(monkeypatch, capsys, ["hello"], engine_folder, "--tools", file)
+    assert (status, out) == (2, "") and error in err and len(err.splitlines()) == 1
 
 
 PROGRAM = """

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import save_file
+from specstep.runtime.text.channels import CALL, SHOWN
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -101,6 +102,25 @@ def pieces_tokenizer(without: str = "", seed: int = 0) -> PreTrainedTokenizerFas
     parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(parts)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+CHANNEL_IDS = {mark: 258 + number for number, mark in enumerate(SHOWN)}  # behind the bytes of `tiny_tokenizer`
+
+
+def save_channel_model(folder: Path, template: str) -> Path:
+    """Write a tiny model with gpt-oss' marks as special tokens, of which one ends a call."""
+    save_model(folder, max_position_embeddings=2048, eos_token_id=[1, CHANNEL_IDS[CALL]])
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": list(SHOWN)})
+    assert tokenizer.convert_tokens_to_ids(list(CHANNEL_IDS)) == list(CHANNEL_IDS.values())
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def token_of(char: str) -> int:
+    """The token of an ASCII character in `tiny_tokenizer`."""
+    return int(tiny_tokenizer().convert_tokens_to_ids("Ġ" if char == " " else char))
 
 
 def greedy(model: PreTrainedModel, prompt: list[int], new_tokens: int, stop_ids: list[int] | None = None) -> list[int]:

@@ -127,6 +127,47 @@ def test_accepted_drafts_are_tinted(browser):
     assert browser.value(colour) not in ("rgba(0, 0, 0, 0)", "transparent")
 
 
+def test_calls_are_shown_and_answered(browser):
+    """Deltas of our own making: the tiny model makes no call."""
+    arguments = '{"utc": true, "at": "<b>"}'
+    deltas = [
+        [{"index": 0, "id": "a", "type": "function", "function": {"name": "now", "arguments": ""}}],
+        [{"index": 0, "function": {"arguments": arguments}}],
+        [{"index": 1, "id": "b", "type": "custom", "custom": {"name": "run", "input": "x = "}}],
+        [{"index": 1, "custom": {"input": "1"}}],
+    ]
+    browser.value(f"""
+        window.kept = messages;
+        messages = [{{role: "user", content: "u"}}];
+        window.said = {{content: "So:", reasoning: "", calls: [], reason: "tool_calls"}};
+        for (const each of {json.dumps(deltas)}) grow(said.calls, each);
+        keep(messages, said); 0""")
+    shown = "[...document.querySelectorAll('.call')].map(e => e.textContent)"
+    assert browser.value(shown) == ['now{\n  "utc": true,\n  "at": "<b>"\n}', "runx = 1"]
+    placeholder = "document.getElementById('text').placeholder"
+    assert browser.value(placeholder) == "What does now give?"
+    calls = browser.value("messages[1].tool_calls")
+    assert calls[0] == {"id": "a", "type": "function", "function": {"name": "now", "arguments": arguments}}
+    assert calls[1] == {"id": "b", "type": "custom", "custom": {"name": "run", "input": "x = 1"}}
+    browser.value("document.getElementById('text').value = 'noon'; send(); 0")
+    assert browser.value("messages[2]") == {"role": "tool", "tool_call_id": "a", "content": "noon"}
+    assert browser.value(placeholder) == "What does run give?"
+    browser.value("messages = kept; open = []; ask(); 0")
+    assert browser.value(placeholder).startswith("Say something")
+
+
+def test_tools_go_with_the_question(browser):
+    done = int(browser.value("document.getElementById('turns').dataset.done"))
+    tools = json.dumps([{"type": "web_search"}])
+    browser.value(f"document.getElementById('tools').value = {json.dumps(tools)}; 0")
+    browser.value("document.getElementById('text').value = 'hi'; send(); 0")
+    wait_for_answers(browser, done + 1)
+    error = "document.querySelector('.error')"
+    assert "tools[0].type: expected function" in browser.value(f"{error}.textContent")
+    browser.value(f"document.getElementById('tools').value = ''; {error}.remove(); 0")
+    assert browser.value("messages.length") == 4
+
+
 def test_errors_are_shown_and_the_conversation_goes_on(browser):
     done = int(browser.value("document.getElementById('turns').dataset.done"))
     browser.value(f"document.getElementById('text').value = {json.dumps('x' * 400)}; send(); 0")

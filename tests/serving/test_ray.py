@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from fake_session import FakeSession
-from specstep.errors import EngineError
+from specstep.errors import EngineError, InputError
 from specstep.runtime.engine import Engine
 
 
@@ -29,6 +29,19 @@ def ray(monkeypatch):
     monkeypatch.delitem(sys.modules, "specstep.serving.ray", raising=False)
     yield importlib.import_module("specstep.serving.ray")
     sys.modules.pop("specstep.serving.ray", None)
+
+
+def test_the_form_of_calls(ray, monkeypatch, tmp_path):
+    told = []
+    engine = Engine(FakeSession(1), None)
+    monkeypatch.setattr(ray, "load", lambda *_, **__: engine)
+    monkeypatch.setattr(ray, "create_app", lambda engines, options: told.append(options.tool_format))
+    monkeypatch.setattr(ray, "read_manifest", lambda _: SimpleNamespace(spec=engine.spec))
+    ray.app(ray.Replicas(engine=str(tmp_path), tool_format="llama3"))
+    ray.app(ray.Replicas(engine=str(tmp_path)))
+    assert told == ["llama3", None]
+    with pytest.raises(InputError, match=r"tool-format: expected one of .*, got x"):
+        ray.app(ray.Replicas(engine=str(tmp_path), tool_format="x"))
 
 
 def test_a_replica_whose_engine_breaks_says_so(ray, monkeypatch, tmp_path):

@@ -8,9 +8,9 @@ import openai
 import pytest
 import specstep
 from jsonschema import validate
-from models import save_model, tiny_tokenizer
+from models import CHANNEL_IDS, save_channel_model, token_of
 from served import PATIENCE, joined, running, user
-from specstep.runtime.text.channels import CALL, CHANNEL, END, MESSAGE, SHOWN, START
+from specstep.runtime.text.channels import CHANNEL, END, MESSAGE, START
 from specstep.serving.app import create_app
 
 PARAMETERS = {
@@ -27,21 +27,12 @@ NOW = {"type": "function", "function": {"name": "now", "description": "the time"
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 ASKED = {"model": "channels", "messages": user("hello"), "max_tokens": 400, "temperature": 1.0}
 CHANNELS = (Path(__file__).parents[2] / "data/chat_templates/gpt_oss.jinja").read_text()
-FIRST_MARK = 258  # of SHOWN, in the tiny tokenizer
-IDS = {mark: FIRST_MARK + number for number, mark in enumerate(SHOWN)}
 
 
 @pytest.fixture(scope="module")
 def channels(tmp_path_factory):
     """A client of a model that answers in channels, whose marks are special tokens, and its engine."""
-    folder = save_model(
-        tmp_path_factory.mktemp("channels"), tokenizer=True, max_position_embeddings=2048, eos_token_id=[1, IDS[CALL]]
-    )
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": list(SHOWN)})
-    assert tokenizer.convert_tokens_to_ids(list(IDS)) == list(IDS.values())
-    tokenizer.chat_template = CHANNELS
-    tokenizer.save_pretrained(folder)
+    folder = save_channel_model(tmp_path_factory.mktemp("channels"), CHANNELS)
     options = {"drafter": "ngram", "dtype": "float32", "max_batch": 2, "max_seq_len": 1536, "prefill_chunk": 64}
     with specstep.eager(str(folder), **options) as engine:
         engine.learning = False
@@ -52,12 +43,12 @@ def channels(tmp_path_factory):
 
 
 HM = [CHANNEL, "analysis", MESSAGE, "Hm.", END, START, "assistant"]
-SHORT = {str(IDS[END]): 50.0}  # a thought that has no words
+SHORT = {str(CHANNEL_IDS[END]): 50.0}  # a thought that has no words
 
 
 def spoken(*parts):
     """A grammar of one answer, of marks and texts."""
-    terms = [f"<[{IDS[part]}]>" if part in IDS else json.dumps(part) for part in parts]
+    terms = [f"<[{CHANNEL_IDS[part]}]>" if part in CHANNEL_IDS else json.dumps(part) for part in parts]
     return {"structured_outputs": {"grammar": f"start: {' '.join(terms)}", "whole": True}}
 
 
@@ -79,7 +70,7 @@ def test_channels_are_read(function, channels):
 def test_a_form_of_text_holds_in_the_final_channel(channels):
     client, engine = channels
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["yes", "no"]}}}
-    asked = ASKED | {"response_format": form, "logit_bias": SHORT | {str(ord_of("f")): 9.0}}
+    asked = ASKED | {"response_format": form, "logit_bias": SHORT | {str(token_of("f")): 9.0}}
     for tools in ({}, {"tools": [NOW], "tool_choice": "none"}):
         for seed in range(2):
             got = client.chat.completions.create(**asked | tools | {"seed": seed}).choices[0]
@@ -92,7 +83,7 @@ def test_a_form_of_text_holds_in_the_final_channel(channels):
 @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop"), ("auto", "tool_calls")])
 def test_calls_in_channels(choice, reason, channels):
     client, _ = channels
-    bias = SHORT | {str(ord_of(" ")): 9.0, str(ord_of("f")): -9.0}
+    bias = SHORT | {str(token_of(" ")): 9.0, str(token_of("f")): -9.0}
     asked = ASKED | {"tools": [WEATHER, NOW], "tool_choice": choice, "logit_bias": bias}
     for seed in range(2):
         got = client.chat.completions.create(**asked | {"seed": seed}).choices[0]
@@ -130,8 +121,3 @@ def test_a_conversation_with_calls_in_channels(channels):
 
 def data_of(call):
     return {**call, "function": {**call["function"], "arguments": {}}}
-
-
-def ord_of(char):
-    """The token of a character."""
-    return tiny_tokenizer().convert_tokens_to_ids("Ġ" if char == " " else char)
