@@ -65,7 +65,8 @@ class ChatTools:
         """Token ids of a conversation, ready for the answer. Raises InputError."""
         if not self._asked:
             return self.tokenizer.encode_messages(messages, arguments)
-        return self.tokenizer.encode_messages(*shown_tools(self, messages, arguments, self._told, True))
+        plain = [dict(message) for message in messages]
+        return self.tokenizer.encode_messages(*shown_tools(self, plain, arguments, self._told, True))
 
     def reading(self, tokens: Sequence[int]) -> Reading | None:
         """How the answer to a prompt is read, None for one that is text."""
