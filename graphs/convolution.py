@@ -46,6 +46,8 @@ def replaced(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         """-> [B, C, T]"""
         if not isinstance(hidden_states, ConvolutionInputs):
+            # torch compares the dtypes of x and bias ahead of what `RaisedTo` sees; a copy comes through that.
+            bias = None if bias is None else bias.clone()
             return original(hidden_states, weight, bias, activation, **rest)
         if attention_pass is None:
             raise ValueError("it hands no keyword arguments on to its convolution; expected a model that does")

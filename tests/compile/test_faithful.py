@@ -15,7 +15,9 @@ from specstep.compile.build import make_config
 from specstep.compile.faithful import check_faithful
 from specstep.compile.raised import RaisedTo
 from specstep.compile.source import Source
+from specstep.graphs import convolution as convolution_module
 from specstep.graphs.attention import Pass
+from specstep.graphs.convolution import convolve
 from specstep.graphs.experts import EXPERTS_NAME, mix_experts
 from specstep.graphs.target import CausalLM
 from specstep.kernels.bits import chain_bits
@@ -24,9 +26,10 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 DTYPES = ["bfloat16", "float16", "float32"]
 WINDOWED = ["Qwen2", "Mistral", "Phi3", "Gemma2", "Gemma3Text", "GptOss"]
-NORMED = ["Qwen3", "Gemma3Text", "Qwen3Moe"]
+NORMED = ["Qwen3", "Gemma3Text", "Qwen3Moe"]  # by these names
 LATENT = ["DeepseekV3"]
-ROUTED = ["Qwen3Moe", "DeepseekV3", "GptOss"]
+ROUTED = ["Qwen3Moe", "DeepseekV3", "GptOss", "Lfm2Moe"]
+CONVOLVED = ["Lfm2", "Lfm2Moe"]
 
 
 @functools.cache
@@ -66,6 +69,34 @@ def slots_one_off(patch: pytest.MonkeyPatch) -> None:
     """The pass writes its keys one slot too late."""
     own = Pass.slots.fget
     patch.setattr(Pass, "slots", property(lambda self: own(self) + 1))
+
+
+def convolution(change: Callable[..., tuple[Any, ...]]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A mutation of what a convolution is given: change(weight, slots, known) -> the same, changed."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        whole = convolve
+
+        def mutated(inputs: Any, weight: torch.Tensor, bias: Any, where: Pass) -> torch.Tensor:
+            weight, slots, known = change(weight, *where.window_slots(weight.shape[1]))
+            other = Pass(where.lengths, where.depths, where.ancestors, where.key_depths, where.first_key)
+            other._windows = {weight.shape[1]: (slots, known)}
+            return whole(inputs, weight, bias, other)
+
+        patch.setattr(convolution_module, "convolve", mutated)
+
+    return apply
+
+
+def without_state(weight: torch.Tensor, slots: torch.Tensor, known: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As if nothing were known of the tokens ahead of a pass."""
+    return weight, slots, known & (slots >= slots[:, :1, -1:])
+
+
+def neighbours(weight: torch.Tensor, slots: torch.Tensor, known: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The slots ahead of a token's own, whoever has them."""
+    back = torch.arange(slots.shape[2] - 1, -1, -1)
+    return weight, (slots[:, :, -1:] - back).clamp(min=0), known
 
 
 def during_forward(change: Callable[[CausalLM, pytest.MonkeyPatch], None]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -166,6 +197,13 @@ MUTATIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str]]] = {
     "other rope base": (other_rope_base, [name for name in ARCHITECTURES if name != "GPT2"]),
     "positions one off": (positions_one_off, list(ARCHITECTURES)),
     "slots one off": (slots_one_off, list(ARCHITECTURES)),
+    "a tap one off": (convolution(lambda weight, *where: (weight.roll(1, 1), *where)), CONVOLVED),
+    "no oldest tap": (
+        convolution(lambda weight, *where: (weight * (torch.arange(weight.shape[1]) > 0), *where)),
+        CONVOLVED,
+    ),
+    "inputs not carried": (convolution(without_state), CONVOLVED),
+    "inputs of neighbours": (convolution(neighbours), CONVOLVED),
     "siblings see each other": (siblings_see_each_other, list(ARCHITECTURES)),
 }
 CASES = [

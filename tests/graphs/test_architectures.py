@@ -68,7 +68,6 @@ def test_frequencies_that_are_not_known_are_refused_by_name(tmp_path):
 OTHERS = {
     "Falcon": ({"alibi": False}, "computes attention in code of its own"),
     "Bloom": ({}, "computes attention in code of its own"),
-    "Lfm2": ({"layer_types": ["conv", "full_attention"]}, r"has layers of type \['conv'\]"),
     "Mamba": ({}, "has layers of type"),
     "Nemotron": ({"num_key_value_heads": 2}, "hands no keyword arguments on to its attention"),
     "Rwkv": ({}, "cannot be traced|code of its own"),

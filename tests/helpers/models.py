@@ -39,6 +39,7 @@ LATENT = {
     "v_head_dim": 10, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 2, "topk_group": 1,
     "first_k_dense_replace": 1, "moe_intermediate_size": 32, "n_shared_experts": 1,
 }  # fmt: skip
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"]}
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Llama": SMALL,
@@ -54,6 +55,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": SMALL | MIXTURE,
     "DeepseekV3": SMALL | LATENT,
     "GptOss": SMALL | WINDOWS | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Lfm2": SMALL | CONVOLUTIONS | {"conv_bias": True, "conv_L_cache": 4},
+    "Lfm2Moe": SMALL
+    | CONVOLUTIONS
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1},
 }
 
 
