@@ -22,7 +22,8 @@ class Scorer(nn.Module):
     nothing: `begin` is not called then, and nothing is kept of what `commit` returns.
     lookahead: how many tokens past its own a slot of its caches may depend on, 1 to 32, as a head's does that
     takes the embedding of the next token; the prefix cache keeps no slot whose tokens are not all known.
-    feature_layers: indices of the target's hidden states to get as features, side by side; i is the input of layer i.
+    feature_layers: indices of the target's hidden states to get as features, side by side; i is the input of layer i,
+    the number of layers the output of the last one, and the next index that behind the final norm.
     `keys` and `values` are the scorer's own cache layers, one [B, heads, S, size] for each, written in place. What
     `state` declares, `prefill` returns, and `begin` and `commit` return together, but for what is written in place.
     What else `commit` returns is for the `begin` that follows, and is not kept.
