@@ -36,7 +36,7 @@ class CausalLM(nn.Module):
         self.layers: int = model.config.get_text_config().num_hidden_layers
         if self.layers in feature_layers:
             capture_last_layer(model)
-        self.normed: list[Tensor] | None = capture_normed(model) if self.layers + 1 in feature_layers else None
+        self.normed = capture_normed(model) if self.layers + 1 in feature_layers else None
         register_attention()
         register_experts()
         model.set_attn_implementation(ATTENTION_NAME)
@@ -60,7 +60,7 @@ class CausalLM(nn.Module):
         out = self.model(**self._arguments(tokens, where, keys, values), output_hidden_states=inner)
         states = dict(enumerate(out.hidden_states)) if inner else {}
         if self.normed is not None:
-            states[self.layers + 1] = self.normed.pop()
+            states[self.layers + 1] = self.normed.take()
         features = [states[layer] for layer in self.feature_layers]
         return out.logits, torch.cat(features, -1) if features else None
 
@@ -105,27 +105,40 @@ def capture_last_layer(model: PreTrainedModel) -> None:
         )
 
 
-def capture_normed(model: PreTrainedModel) -> list[Tensor]:
-    """A list that holds, after each pass of a model, its hidden state behind the final norm, which transformers does
-    not return beside the logits. Raises UnsupportedModel for a model whose head gets anything else."""
+class Normed:
+    """Holds the hidden state behind a model's final norm after each of its passes. No list: the exporter would put
+    another one in its place."""
+
+    state: Tensor | None = None
+
+    def take(self) -> Tensor:
+        """It, once."""
+        state, self.state = self.state, None
+        assert state is not None
+        return state
+
+
+def capture_normed(model: PreTrainedModel) -> Normed:
+    """Have a model's head keep what it is given: transformers does not return it beside the logits. Raises
+    UnsupportedModel for a model whose head gets anything else than the hidden state behind the final norm."""
     if model.config._attn_implementation == ATTENTION_NAME:
         model.set_attn_implementation("eager")
-    given: list[Tensor] = []
+    normed = Normed()
 
     def keep(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        given[:] = arguments[:1]
+        normed.state = arguments[0]
 
     model.get_output_embeddings().register_forward_pre_hook(keep)
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
         model(input_ids=token, use_cache=False)
         expected = model.base_model(input_ids=token, use_cache=False).last_hidden_state
-    if not given or not torch.equal(given.pop(), expected):
+    if normed.state is None or not torch.equal(normed.take(), expected):
         raise UnsupportedModel(
             f"model: the hidden state behind the final norm of {type(model).__name__} cannot be captured: its head "
             "gets another one; expected a drafter that reads other hidden states"
         )
-    return given
+    return normed
 
 
 def check_config(model: PreTrainedModel) -> None:

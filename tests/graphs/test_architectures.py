@@ -60,7 +60,7 @@ def test_hidden_states_up_to_that_behind_the_final_norm_are_features(architectur
             norm = model.base_model.ln_f if architecture == "GPT2" else model.base_model.norm
             torch.testing.assert_close(norm(parts[1]), parts[2])
             assert (parts[1] - parts[2]).abs().max() > 0.01
-        assert target.normed == []
+        assert target.normed.state is None
 
 
 def test_a_head_that_gets_another_hidden_state_is_refused(monkeypatch):
