@@ -49,6 +49,8 @@ def check_declared(scorer: Scorer, layers: int) -> None:
             raise BuildError(
                 f"{name}: feature_layers: expected indices of the target's hidden states, 0 to {last}, got {got!r}"
             )
+        if part.most_depth is not None and (type(part.most_depth) is not int or part.most_depth < 1):
+            raise BuildError(f"{name}: most_depth: expected None or a number from 1 on, got {part.most_depth!r}")
         if type(part.lookahead) is not int or not 1 <= part.lookahead <= MOST_LOOKAHEAD:
             raise BuildError(f"{name}: lookahead: expected 1 to {MOST_LOOKAHEAD}, got {part.lookahead!r}")
 

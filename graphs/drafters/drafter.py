@@ -20,6 +20,7 @@ class Scorer(nn.Module):
     neural: whether scoring a level costs a pass over weights. pauses: whether a step may leave the scorer out; it then
     proposes nothing, does as little as it can, and catches up later: see `begin`. skippable: whether a step may draft
     nothing: `begin` is not called then, and nothing is kept of what `commit` returns.
+    most_depth: how many levels of a tree it can score, None for any number.
     lookahead: how many tokens past its own a slot of its caches may depend on, 1 to 32, as a head's does that
     takes the embedding of the next token; the prefix cache keeps no slot whose tokens are not all known.
     feature_layers: indices of the target's hidden states to get as features, side by side; i is the input of layer i,
@@ -32,6 +33,7 @@ class Scorer(nn.Module):
     neural = True
     pauses = False
     skippable = False
+    most_depth: int | None = None
     lookahead = 1
     feature_layers: tuple[int, ...] = ()
 

@@ -188,6 +188,7 @@ def late(self, state, keys, values, shape):
             {"feature_layers": (1, 5)},
             r"feature_layers: expected indices of the target's hidden states, 0 to 4, got \(1",
         ),
+        ({"most_depth": 0}, "most_depth: expected None or a number from 1 on, got 0"),
         ({"feature_layers": 3}, "feature_layers: expected indices of the target's hidden states, 0 to 4, got 3"),
         ({"feature_layers": None}, "feature_layers: expected indices of the target's hidden states, 0 to 4, got None"),
         (
