@@ -24,6 +24,8 @@ from ..source import Source, check_same_vocabulary, load_source
 from .eagle3_file import heads_beside, is_eagle3, load_eagle3, shipped_head
 from .eagle_file import is_eagle, load_eagle
 from .factory import call_factory, is_factory
+from .medusa_file import is_medusa, load_medusa
+from .mlp_speculator_file import is_mlp_speculator, load_mlp_speculator
 from .ngram_file import is_ngram_file, load_tables, shipped_tables
 from .validate import check_declared
 
@@ -31,6 +33,8 @@ NGRAM_TREE = DynamicTree(depth=7, top_k=4, nodes=7)
 # What is published: how it is known, and what loads it. The first that knows a path has it.
 PUBLISHED: tuple[tuple[Callable[[str], bool], Callable[[str, Source, EngineConfig], Scorer]], ...] = (
     (is_eagle3, load_eagle3),
+    (is_mlp_speculator, load_mlp_speculator),
+    (is_medusa, load_medusa),
     (is_eagle, load_eagle),
 )
 
