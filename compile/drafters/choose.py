@@ -26,6 +26,7 @@ from .eagle_file import is_eagle, load_eagle
 from .factory import call_factory, is_factory
 from .medusa_file import is_medusa, load_medusa
 from .mlp_speculator_file import is_mlp_speculator, load_mlp_speculator
+from .mtp_file import load_mtp
 from .ngram_file import is_ngram_file, load_tables, shipped_tables
 from .validate import check_declared
 
@@ -92,6 +93,7 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
     methods: dict[str, Callable[[], tuple[Scorer, TreeShape]]] = {
         "none": lambda: (NoDraft(), chain(0)),
         "ngram": lambda: (_ngram(target, config, None), NGRAM_TREE),
+        "mtp": lambda: _with_tree(load_mtp(target, config)),
     }
     if name in methods:
         return methods[name]()
