@@ -24,6 +24,7 @@ from ..source import Source, check_same_vocabulary, load_source
 from .eagle3_file import heads_beside, is_eagle3, load_eagle3, shipped_head
 from .eagle_file import is_eagle, load_eagle
 from .factory import call_factory, is_factory
+from .hydra_file import is_hydra, load_hydra
 from .medusa_file import is_medusa, load_medusa
 from .mlp_speculator_file import is_mlp_speculator, load_mlp_speculator
 from .mtp_file import load_mtp
@@ -36,6 +37,7 @@ PUBLISHED: tuple[tuple[Callable[[str], bool], Callable[[str, Source, EngineConfi
     (is_eagle3, load_eagle3),
     (is_mlp_speculator, load_mlp_speculator),
     (is_medusa, load_medusa),
+    (is_hydra, load_hydra),
     (is_eagle, load_eagle),
 )
 
