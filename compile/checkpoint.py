@@ -13,7 +13,7 @@ from ..progress import OnProgress
 HARMLESS = (
     r".*\.inv_freq",  # frequencies that follow from the config
     r".*\.attn\.(masked_)?bias",  # GPT-2's causal masks
-    r"(.*\.)?mtp\..*",  # a drafter of several tokens
+    r"(.*\.)?mtp(_\w+)?\..*",  # a drafter of several tokens
     r"(.*\.)?(vision_\w+|visual|audio_\w+|multi_modal_projector|mm_projector)(\..*)?",  # for images and sound
 )
 

@@ -69,8 +69,8 @@ class GivenCache:
     def update_conv_state(self, x: Tensor, layer_idx: int, *_: object, **__: object) -> Tensor:
         """x [B, C, T], the inputs of a convolution -> with the given ones ahead of them. In the place of keys and
         values are a half of the channels each, see `ConvolutionInputs`."""
-        parts = self.update(*x.transpose(1, 2)[:, None].chunk(2, 3), layer_idx)
-        return torch.cat(parts, 3)[:, 0].transpose(1, 2)
+        first, second = x.transpose(1, 2)[:, None].chunk(2, 3)
+        return torch.cat(self.update(first, second, layer_idx), 3)[:, 0].transpose(1, 2)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.given[layer_idx].keys.shape[2] if self.given else 0

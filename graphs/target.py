@@ -30,12 +30,14 @@ class CausalLM(nn.Module):
     """A causal LM that reads and writes the engine's KV tensors, those of its own layers."""
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int] = ()):
-        """`feature_layers`: indices of the hidden states that are returned as features: i is the input of layer i, the
-        number of layers is the output of the last one ahead of the final norm. Raises UnsupportedModel."""
+        """`feature_layers`: indices of the hidden states that are returned as features, see `Scorer.feature_layers`.
+        Raises UnsupportedModel."""
         super().__init__()
         check_config(model)
-        if model.config.get_text_config().num_hidden_layers in feature_layers:
+        self.layers: int = model.config.get_text_config().num_hidden_layers
+        if self.layers in feature_layers:
             capture_last_layer(model)
+        self.normed = capture_normed(model) if self.layers + 1 in feature_layers else None
         register_attention()
         register_experts()
         register_convolutions(model)
@@ -45,7 +47,6 @@ class CausalLM(nn.Module):
         self.cache_name = cache_name(model)
         self.feature_layers = tuple(feature_layers)
         self.config = model.config.get_text_config()
-        self.layers: int = self.config.num_hidden_layers
         self.windows = convolution_sizes(model)
         self.vocab_size: int = self.model.get_output_embeddings().weight.shape[0]
         bounds = (getattr(self.config, "max_position_embeddings", None), keep_short_frequencies(model))
@@ -60,8 +61,12 @@ class CausalLM(nn.Module):
         """
         for size in self.windows:  # ahead of the layers, which are all alike then
             where.window_slots(size)
-        out = self.model(**self._arguments(tokens, where, keys, values), output_hidden_states=bool(self.feature_layers))
-        features = [out.hidden_states[layer] for layer in self.feature_layers]
+        inner = any(layer <= self.layers for layer in self.feature_layers)
+        out = self.model(**self._arguments(tokens, where, keys, values), output_hidden_states=inner)
+        states = dict(enumerate(out.hidden_states)) if inner else {}
+        if self.normed is not None:
+            states[self.layers + 1] = self.normed.take()
+        features = [states[layer] for layer in self.feature_layers]
         return out.logits, torch.cat(features, -1) if features else None
 
     def _arguments(
@@ -103,6 +108,42 @@ def capture_last_layer(model: PreTrainedModel) -> None:
             f"model: the output of {type(model).__name__}'s last layer cannot be captured ahead of its final norm; "
             "expected a drafter that reads other hidden states"
         )
+
+
+class Normed:
+    """Holds the hidden state behind a model's final norm after each of its passes. No list: the exporter would put
+    another one in its place."""
+
+    state: Tensor | None = None
+
+    def take(self) -> Tensor:
+        """It, once."""
+        state, self.state = self.state, None
+        assert state is not None
+        return state
+
+
+def capture_normed(model: PreTrainedModel) -> Normed:
+    """Have a model's head keep what it is given: transformers does not return it beside the logits. Raises
+    UnsupportedModel for a model whose head gets anything else than the hidden state behind the final norm."""
+    if model.config._attn_implementation == ATTENTION_NAME:
+        model.set_attn_implementation("eager")
+    normed = Normed()
+
+    def keep(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        normed.state = arguments[0]
+
+    model.get_output_embeddings().register_forward_pre_hook(keep)
+    with torch.no_grad():
+        token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+        model(input_ids=token, use_cache=False)
+        expected = model.base_model(input_ids=token, use_cache=False).last_hidden_state
+    if normed.state is None or not torch.equal(normed.take(), expected):
+        raise UnsupportedModel(
+            f"model: the hidden state behind the final norm of {type(model).__name__} cannot be captured: its head "
+            "gets another one; expected a drafter that reads other hidden states"
+        )
+    return normed
 
 
 def check_config(model: PreTrainedModel) -> None:

@@ -154,6 +154,22 @@ def head_folder(once):
 
 
 @pytest.fixture(scope="session")
+def published_heads(once):
+    """Heads of other families for the tiny Llama, as the option --drafter takes them."""
+    from eagle_heads import eagle_tensors, save_authors
+    from models import tiny_model
+    from position_heads import medusa_tensors, mlp_tensors, save_medusa, save_mlp
+
+    def make(folder):
+        save_authors(folder / "eagle", eagle_tensors(tiny_model("Llama").get_input_embeddings().weight))
+        save_medusa(folder / "medusa", medusa_tensors(layers=1))
+        save_mlp(folder / "mlp", mlp_tensors())
+
+    folder = once("published", make)
+    return ",".join(str(folder / name) for name in ("eagle", "medusa", "mlp"))
+
+
+@pytest.fixture(scope="session")
 def onnx_head_folder(model_folder, head_folder, once):
     """An engine for ONNX Runtime: two rows, drafts of the head."""
     import specstep

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +23,12 @@ from ..config import EngineConfig
 from ..locate import is_model
 from ..source import Source, load_source
 from .eagle3_file import heads_beside, is_eagle3, load_eagle3, shipped_head
+from .eagle_file import is_eagle, load_eagle
 from .factory import call_factory, is_factory
+from .hydra_file import is_hydra, load_hydra
+from .medusa_file import is_medusa, load_medusa
+from .mlp_speculator_file import is_mlp_speculator, load_mlp_speculator
+from .mtp_file import load_mtp
 from .ngram_file import is_ngram_file, load_tables, shipped_tables
 from .pard_config import mask_token
 from .peagle_file import is_peagle, load_peagle
@@ -30,6 +36,15 @@ from .validate import check_declared
 from .vocabulary import tokens_between
 
 NGRAM_TREE = DynamicTree(depth=7, top_k=4, nodes=7)
+# What is published: how it is known, and what loads it. The first that knows a path has it.
+PUBLISHED: tuple[tuple[Callable[[str], bool], Callable[[str, Source, EngineConfig], Scorer]], ...] = (
+    (is_peagle, load_peagle),
+    (is_eagle3, load_eagle3),
+    (is_mlp_speculator, load_mlp_speculator),
+    (is_medusa, load_medusa),
+    (is_hydra, load_hydra),
+    (is_eagle, load_eagle),
+)
 
 
 def make_drafter(target: Source, config: EngineConfig, scorer: Scorer | None = None) -> Drafter:
@@ -37,9 +52,15 @@ def make_drafter(target: Source, config: EngineConfig, scorer: Scorer | None = N
     Raises BuildError."""
     chosen, default = adopt(scorer, target, config) if scorer is not None else _scorers(target, config)
     try:
-        return Drafter(chosen, _shape(config, default)).to(config.build_device)
+        shape = _shape(config, default, chosen.most_depth)
     except ValueError as error:
         raise BuildError(str(error)) from None
+    if chosen.most_depth is not None and shape.depth > chosen.most_depth:
+        raise BuildError(
+            f"depth: expected at most {chosen.most_depth}, which is how many levels {config.drafter} scores, got "
+            f"{shape.depth}"
+        )
+    return Drafter(chosen, shape).to(config.build_device)
 
 
 def _scorers(target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:
@@ -79,6 +100,7 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
     methods: dict[str, Callable[[], tuple[Scorer, TreeShape]]] = {
         "none": lambda: (NoDraft(), chain(0)),
         "ngram": lambda: (_ngram(target, config, None), NGRAM_TREE),
+        "mtp": lambda: _with_tree(load_mtp(target, config)),
     }
     if name in methods:
         return methods[name]()
@@ -86,16 +108,20 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
         return adopt(call_factory(name, target), target, config)
     if is_ngram_file(name):
         return _ngram(target, config, load_tables(name, target)), NGRAM_TREE
-    if is_peagle(name):
-        return load_peagle(name, target, config), DynamicTree(depth=8, top_k=4, nodes=12)
-    if is_eagle3(name):
-        return load_eagle3(name, target, config), DynamicTree(depth=4, top_k=4, nodes=12)
+    if load := next((load for is_one, load in PUBLISHED if is_one(name)), None):
+        return _with_tree(load(name, target, config))
     if is_model(name):
         return _draft_model(name, target, config)
     known = ", ".join((*methods, "default", "auto"))
     raise BuildError(
         f"drafter: expected {known}, a path to tables, a smaller model or a head, or module:factory, got {name!r}"
     )
+
+
+def _with_tree(scorer: Scorer) -> tuple[Scorer, TreeShape]:
+    """A head with the tree it grows by default, no deeper than it can score."""
+    depth = scorer.most_depth or (8 if scorer.all_at_once else 4)  # a pass for each level, or one for all
+    return scorer, DynamicTree(depth, top_k=4, nodes=min(12, sum(DynamicTree.level_sizes(depth, 4))))
 
 
 def _ngram(target: Source, config: EngineConfig, tables: NgramTables | None) -> Ngram:
@@ -123,13 +149,16 @@ def _draft_model(name: str, target: Source, config: EngineConfig) -> tuple[Score
     return DraftModel(model, layers, tokens), chain(4)
 
 
-def _shape(config: EngineConfig, default: TreeShape) -> TreeShape:
-    """The tree that the config asks for; what it leaves open comes from the drafter's default. Raises ValueError."""
+def _shape(config: EngineConfig, default: TreeShape, deepest: int | None) -> TreeShape:
+    """The tree that the config asks for; what it leaves open comes from the drafter's default, and from how deep the
+    drafter scores at most. Raises ValueError."""
     if config.drafter == "none" or config.nodes == 0:
         return chain(0)
     if config.depth == 0:
         raise ValueError("depth: expected at least 1, got 0; --nodes 0 or --drafter none drafts nothing")
-    kinds = {"chain": _chain, "static": _static, "dynamic": _dynamic}
+    kinds: dict[str, Callable[[EngineConfig, TreeShape], TreeShape]] = {
+        "chain": _chain, "static": _static, "dynamic": partial(_dynamic, deepest=deepest)
+    }  # fmt: skip
     kind = config.tree or ("static" if config.tree_choices else "dynamic" if default.top_k > 1 else "chain")
     if config.tree_choices and kind != "static":
         raise ValueError(f"tree_choices: expected with tree static, got tree {kind}")
@@ -169,9 +198,10 @@ def _read_choices(file: str) -> list[list[int]]:
     return choices
 
 
-def _dynamic(config: EngineConfig, default: TreeShape) -> TreeShape:
+def _dynamic(config: EngineConfig, default: TreeShape, deepest: int | None) -> TreeShape:
     nodes, top_k = config.nodes or default.nodes, config.top_k or max(default.top_k, 2)
-    return DynamicTree(config.depth or _depth(nodes, default), top_k, nodes)
+    depth = _depth(nodes, default)
+    return DynamicTree(config.depth or min(depth, deepest or depth), top_k, nodes)
 
 
 def _depth(nodes: int, default: TreeShape) -> int:

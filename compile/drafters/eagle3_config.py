@@ -37,36 +37,21 @@ FLAGS = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
 
 def read_config(path: Path, target_hidden: int, target_layers: int, vocabulary: int) -> Eagle3Config:
     """The config of a head for a target of these sizes. Raises BuildError."""
-    return config_of(path, json.loads(path.read_text()), target_hidden, target_layers, vocabulary)
+    return config_from(path, json.loads(path.read_text()), target_hidden, target_layers, vocabulary)
 
 
-def config_of(
+def config_from(
     path: Path, data: dict[str, Any], target_hidden: int, target_layers: int, vocabulary: int
 ) -> Eagle3Config:
     """The same of what the file holds. Raises BuildError."""
     if not isinstance(data.get("eagle_config") or {}, dict):
         raise BuildError(f"drafter: {path}: eagle_config: expected an object or null, got {data['eagle_config']!r}")
     inner = data.get("transformer_layer_config") or data
-    required = ("hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps")
-    missing = [field for field in required if field not in inner]
-    if missing:
-        raise BuildError(f"drafter: {path}: expected the fields {', '.join(missing)}, got none")
-    if inner.get("num_hidden_layers", 1) != 1:
-        raise BuildError(f"drafter: {path}: num_hidden_layers: expected 1, got {inner['num_hidden_layers']}")
-    expected = data.get("target_hidden_size") or (
-        target_hidden if "target_hidden_size" in data else inner["hidden_size"]
-    )
-    if expected != target_hidden:
-        raise BuildError(
-            f"drafter: {path}: expected a head for a target of hidden size {target_hidden}, got one for {expected}"
-        )
+    wide = data.get("target_hidden_size") or (target_hidden if "target_hidden_size" in data else None)
+    layer = layer_config(path, inner, target_hidden, wide)
     size = data.get("draft_vocab_size") or inner.get("vocab_size", vocabulary)
     if type(size) is not int or size < 1:
         raise BuildError(f"drafter: {path}: draft_vocab_size: expected a number of tokens, got {size!r}")
-    try:
-        layer = LlamaConfig(**{field: inner[field] for field in LAYER_FIELDS if inner.get(field) is not None})
-    except Exception as error:  # transformers raises anything, of its own classes, too
-        raise BuildError(f"drafter: {path}: expected the fields of a Llama layer, got {error!r}") from None
     return Eagle3Config(
         layer=layer,
         draft_vocab_size=size,
@@ -74,6 +59,28 @@ def config_of(
         feature_layers=aux_layers(path, data, target_layers),
         **_flags(path, data),
     )
+
+
+def layer_config(
+    path: Path | str, fields: dict[str, Any], target_hidden: int, head_for: int | None = None
+) -> LlamaConfig:
+    """The config of a head's one layer, of the fields of its config.json. head_for: the hidden size of the head's
+    target, its own by default. Raises BuildError."""
+    required = ("hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps")
+    missing = [field for field in required if field not in fields]
+    if missing:
+        raise BuildError(f"drafter: {path}: expected the fields {', '.join(missing)}, got none")
+    if fields.get("num_hidden_layers", 1) != 1:
+        raise BuildError(f"drafter: {path}: num_hidden_layers: expected 1, got {fields['num_hidden_layers']}")
+    expected = fields["hidden_size"] if head_for is None else head_for
+    if expected != target_hidden:
+        raise BuildError(
+            f"drafter: {path}: expected a head for a target of hidden size {target_hidden}, got one for {expected}"
+        )
+    try:
+        return LlamaConfig(**{field: fields[field] for field in LAYER_FIELDS if fields.get(field) is not None})
+    except Exception as error:  # transformers raises anything, of its own classes, too
+        raise BuildError(f"drafter: {path}: expected the fields of a Llama layer, got {error!r}") from None
 
 
 def aux_layers(path: Path, data: dict[str, Any], layers: int) -> tuple[int, ...]:

@@ -7,44 +7,39 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ...errors import BuildError
-from ...graphs.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Head
+from ...graphs.drafters.eagle3 import Eagle3Config, Eagle3Head
+from ...graphs.drafters.recurrent import Recurrent
 from ...user_cache import keep
 from ..config import EngineConfig
 from ..locate import gguf_file
 from ..source import Source
 from .eagle3_config import AUX_LAYERS, FLAGS, LAYER_FIELDS, read_config
 from .ngram_file import SHIPPED, tokenizer_hash
+from .published import FILES, config_of, fill, folder_of, read_tensors
 
 Head = TypeVar("Head", bound=Eagle3Head)
-FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def is_eagle3(name: str) -> bool:
     """Whether a path is an EAGLE-3 head: its config.json has a draft vocabulary or an Eagle3 architecture."""
-    path = head_folder(name) / "config.json"
-    try:
-        data = json.loads(path.read_text()) if path.is_file() else None  # a pipe would be waited for
-    except (OSError, ValueError):
-        return False
-    return isinstance(data, dict) and (
-        "draft_vocab_size" in data or "Eagle3" in "".join(data.get("architectures") or ())
-    )
+    data = config_of(name) or {}
+    return "draft_vocab_size" in data or "Eagle3" in "".join(data.get("architectures") or ())
 
 
-def load_eagle3(name: str, target: Source, config: EngineConfig) -> Eagle3:
+def load_eagle3(name: str, target: Source, config: EngineConfig) -> Recurrent:
     """A head from a directory, or from a weights file with config.json beside it -> its scorer, in the engine's
     dtype and on its device. Raises BuildError naming every field or tensor that does not fit."""
     head, own = read_head(name, target)
-    return Eagle3(*placed(head, own, target, config)).eval().requires_grad_(False)
+    return Recurrent(*placed(head, own, target, config)).eval().requires_grad_(False)
 
 
-def placed(head: Head, own: Tensor | None, target: Source, config: EngineConfig) -> tuple[Head, nn.Embedding]:
-    """A head, and the embeddings that it reads, in the engine's dtype and on its device."""
+def placed(head: Head, own: Tensor | None, target: Source, config: EngineConfig) -> tuple[Head, Any]:
+    """A head and the embeddings that it reads, its own or the target's, in the engine's dtype and on its device."""
     embed: Any = target.model.get_input_embeddings() if own is None else nn.Embedding.from_pretrained(own)
     head = head.to(device=config.build_device, dtype=getattr(torch, config.dtype))
     head.rotary = LlamaRotaryEmbedding(head.config.layer).to(config.build_device)  # its frequencies stay float32
@@ -62,8 +57,8 @@ def read_head_as(
     """The same of a head of some kind, whose config is read by `read`, as `read_config` does. Raises BuildError."""
     check_target(name, target)
     text, vocabulary = target.model.config.get_text_config(), target.model.get_input_embeddings().num_embeddings
-    config = read(head_folder(name) / "config.json", text.hidden_size, text.num_hidden_layers, vocabulary)
-    tensors = read_tensors(name)
+    config = read(folder_of(name) / "config.json", text.hidden_size, text.num_hidden_layers, vocabulary)
+    tensors = {_plain_name(key): value for key, value in read_tensors(name).items()}
     own = tensors.pop("embed_tokens.weight", None)
     width = (target.model.get_input_embeddings().weight if own is None else own).shape[1]
     size = config.layer.hidden_size
@@ -90,7 +85,7 @@ def describe_target(target: Source) -> dict[str, Any]:
 def check_target(name: str, target: Source) -> None:
     """Refuse a head of ours that was trained for another tokenizer or another size. Heads of others carry no such
     fields. Raises BuildError."""
-    said = json.loads((head_folder(name) / "config.json").read_text()).get("specstep") or {}
+    said = json.loads((folder_of(name) / "config.json").read_text()).get("specstep") or {}
     for field, expected in describe_target(target).items():
         got = said.get(field)
         if None not in (expected, got) and got != expected:
@@ -133,24 +128,6 @@ def _is_for(path: Path, target: Source) -> bool:
     return True
 
 
-def read_tensors(name: str) -> dict[str, Tensor]:
-    """The head's tensors under the names of `Eagle3Head`. Never unpickles code. Raises BuildError."""
-    given = Path(name).expanduser()
-    candidates = [given] if given.is_file() else [given / file for file in FILES]
-    path = next((path for path in candidates if path.is_file()), None)
-    if path is None:
-        raise BuildError(f"drafter: {name}: expected {' or '.join(FILES)}, got neither")
-    try:
-        tensors = (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
-    except Exception as error:  # both loaders raise anything
-        raise BuildError(f"drafter: {path}: expected readable tensors, got {type(error).__name__}: {error}") from None
-    return {_plain_name(key): value for key, value in tensors.items()}
-
-
 def _plain_name(name: str) -> str:
     return (
         name.removeprefix("model.").replace("layers.0.", "midlayer.", 1)
@@ -161,28 +138,15 @@ def _plain_name(name: str) -> str:
 
 def _fill(name: str, head: Eagle3Head, tensors: dict[str, Tensor], vocabulary: int) -> None:
     """Put the tensors into the head, all of them and no others."""
-    known = {key for key in tensors if key != "t2d"}  # t2d marks d2t's image once more
-    wanted = {key: value.shape for key, value in head.state_dict().items()}
-    if (
-        "d2t" not in tensors and head.config.draft_vocab_size == vocabulary
-    ):  # a head over the whole vocabulary needs no map
+    tensors.pop("t2d", None)  # marks d2t's image once more
+    if "d2t" not in tensors and head.config.draft_vocab_size == vocabulary:  # one over all tokens needs no map
         tensors["d2t"] = torch.zeros(vocabulary, dtype=torch.int64)
-        known.add("d2t")
-    problems = [f"missing {key}" for key in sorted(set(wanted) - known)]
-    problems += [f"unexpected {key}" for key in sorted(known - set(wanted))]
-    problems += [
-        f"{key}: expected {list(wanted[key])}, got {list(tensors[key].shape)}"
-        for key in sorted(known & set(wanted))
-        if tensors[key].shape != wanted[key]
-    ]
-    if problems:
-        raise BuildError(f"drafter: {name}: tensors do not fit: {'; '.join(problems)}")
+    fill(name, head, tensors)
     ids = tensors["d2t"] + torch.arange(head.config.draft_vocab_size)
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
         raise BuildError(
             f"drafter: {name}: d2t: expected target ids below {vocabulary}, got {int(ids.min())} to {int(ids.max())}"
         )
-    head.load_state_dict({key: tensors[key] for key in wanted})
 
 
 def save_eagle3(folder: Path, head: Eagle3Head, target: Source) -> None:
@@ -214,8 +178,3 @@ def save_eagle3(folder: Path, head: Eagle3Head, target: Source) -> None:
         keep(folder / FILES[0], save(tensors))
     except OSError as error:
         raise BuildError(f"{folder}: expected room for the head, got {error}") from None
-
-
-def head_folder(name: str) -> Path:
-    path = Path(name).expanduser()
-    return path.parent if path.is_file() else path

@@ -9,8 +9,9 @@ from ...errors import BuildError
 from ...graphs.drafters.peagle import PEagle, PEagleConfig, PEagleHead
 from ..config import EngineConfig
 from ..source import Source
-from .eagle3_config import config_of
-from .eagle3_file import head_folder, is_eagle3, placed, read_head_as
+from .eagle3_config import config_from
+from .eagle3_file import is_eagle3, placed, read_head_as
+from .published import config_of
 
 MASKS = ("mask_token_id", "pard_token", "ptd_token_id")  # the mask token's id, as each publisher calls it
 
@@ -19,7 +20,7 @@ def is_peagle(name: str) -> bool:
     """Whether a path is a P-EAGLE head: its config.json says so, or has a mask token beside a draft vocabulary."""
     if not is_eagle3(name):
         return False
-    data = json.loads((head_folder(name) / "config.json").read_text())
+    data = config_of(name) or {}
     return data.get("speculators_model_type") == "peagle" or any(data.get(field) is not None for field in MASKS)
 
 
@@ -53,5 +54,5 @@ def read_peagle(path: Path, target_hidden: int, target_layers: int, vocabulary: 
     first = {key: value for key, value in data.items() if key != "speculators_model_type"} | {"num_hidden_layers": 1}
     if nested:
         first["transformer_layer_config"] = nested | {"num_hidden_layers": 1}
-    head = config_of(path, first, target_hidden, target_layers, vocabulary)
+    head = config_from(path, first, target_hidden, target_layers, vocabulary)
     return PEagleConfig(**{f.name: getattr(head, f.name) for f in dataclasses.fields(head)}, layers=layers, mask=mask)

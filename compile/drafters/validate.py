@@ -44,11 +44,13 @@ def check_declared(scorer: Scorer, layers: int) -> None:
         name = f"drafter: {type(part).__name__}"
         if "_parameters" not in vars(part):
             raise BuildError(f"{name}: expected an __init__ that calls super().__init__() first, got one without")
-        got = part.feature_layers
-        if not isinstance(got, tuple | list) or not all(type(i) is int and 0 <= i <= layers for i in got):
+        got, last = part.feature_layers, layers + 1
+        if not isinstance(got, tuple | list) or not all(type(i) is int and 0 <= i <= last for i in got):
             raise BuildError(
-                f"{name}: feature_layers: expected indices of the target's hidden states, 0 to {layers}, got {got!r}"
+                f"{name}: feature_layers: expected indices of the target's hidden states, 0 to {last}, got {got!r}"
             )
+        if part.most_depth is not None and (type(part.most_depth) is not int or part.most_depth < 1):
+            raise BuildError(f"{name}: most_depth: expected None or a number from 1 on, got {part.most_depth!r}")
         if type(part.lookahead) is not int or not 1 <= part.lookahead <= MOST_LOOKAHEAD:
             raise BuildError(f"{name}: lookahead: expected 1 to {MOST_LOOKAHEAD}, got {part.lookahead!r}")
 

@@ -21,9 +21,11 @@ class Scorer(nn.Module):
     pass, so that a deeper one costs nothing. pauses: whether a step may leave the scorer out; it then
     proposes nothing, does as little as it can, and catches up later: see `begin`. skippable: whether a step may draft
     nothing: `begin` is not called then, and nothing is kept of what `commit` returns.
+    most_depth: how many levels of a tree it can score, None for any number.
     lookahead: how many tokens past its own a slot of its caches may depend on, 1 to 32, as a head's does that
     takes the embedding of the next token; the prefix cache keeps no slot whose tokens are not all known.
-    feature_layers: indices of the target's hidden states to get as features, side by side; i is the input of layer i.
+    feature_layers: indices of the target's hidden states to get as features, side by side; i is the input of layer i,
+    the number of layers the output of the last one, and the next index that behind the final norm.
     `keys` and `values` are the scorer's own cache layers, one [B, heads, S, size] for each, written in place. What
     `state` declares, `prefill` returns, and `begin` and `commit` return together, but for what is written in place.
     What else `commit` returns is for the `begin` that follows, and is not kept.
@@ -33,6 +35,7 @@ class Scorer(nn.Module):
     all_at_once = False
     pauses = False
     skippable = False
+    most_depth: int | None = None
     lookahead = 1
     feature_layers: tuple[int, ...] = ()
 

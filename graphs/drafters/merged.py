@@ -41,6 +41,8 @@ class Merged(Scorer):
         self.pauses = any(scorer.pauses for scorer in scorers)
         self.skippable = all(scorer.skippable for scorer in scorers)
         self.lookahead = max(scorer.lookahead for scorer in scorers)
+        depths = [scorer.most_depth for scorer in scorers]
+        self.most_depth = None if None in depths else max(depth for depth in depths if depth is not None)
         self.feature_layers = tuple(layer for scorer in scorers for layer in scorer.feature_layers)
 
     def cache_layers(self) -> list[CacheLayer]:

@@ -18,8 +18,9 @@ from ..target import CacheLayer, cache_name
 from ..tree import Candidates, Expand, TreeShape
 from .all_depths import begun, masks_behind, of_depths, with_masks
 from .drafter import owed_positions
-from .eagle3 import Eagle3, Eagle3Config, Eagle3Head
+from .eagle3 import Eagle3Config, Eagle3Head
 from .frontier import drafting
+from .recurrent import CatchingUp
 from .shared_noise import BestTokens
 
 
@@ -54,7 +55,7 @@ class PEagleHead(Eagle3Head):
         return self.norm(hidden), hidden
 
 
-class PEagle(Eagle3):
+class PEagle(CatchingUp):
     """Scores with a P-EAGLE head: one pass over the positions since the last, with masks behind the root."""
 
     all_at_once = True
@@ -67,9 +68,9 @@ class PEagle(Eagle3):
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
         best = BestTokens(state, shape.top_k, self.head.target_ids(), drafting(state))
-        self._remember(state["features"], state["lengths"] - state["moved"], state["recent"])
+        self.remember(state["features"], state["lengths"] - state["moved"], state["recent"])
         normed, lengths = self._all_depths(state, keys, values, shape)
-        levels = [best(depth) for depth in self.head.lm_head(normed).split(1, 1)]
+        levels = [best(depth) for depth in self.head.logits(normed).split(1, 1)]
         return *begun(levels, lengths > state["draft_lengths"]), {"draft_lengths": lengths}
 
     def _all_depths(
@@ -84,5 +85,5 @@ class PEagle(Eagle3):
         features = with_masks(recent.gather(1, place), last, self.head.mask_hidden, masks)
         where = chain_pass(start, tokens.shape[1], recent.shape[1] + masks, wanted)
         hidden = self.head.fuse(where.zeros_unless_wanted(features))
-        normed, _ = self._run(tokens, hidden, where, keys, values)
+        normed, _ = self.run(tokens, hidden, where, keys, values)
         return of_depths(normed, last, masks), lengths.where(wanted, state["draft_lengths"])

@@ -10,7 +10,8 @@ import transformers
 from gguf_cases import LONGROPE
 from models import ARCHITECTURES, greedy, save_model, tiny_model
 from specstep.graphs import attention
-from specstep.graphs.target import UnsupportedModel, check_config
+from specstep.graphs.attention import chain_pass
+from specstep.graphs.target import CausalLM, UnsupportedModel, cache_layers, capture_normed, check_config
 from transformers import AutoModelForCausalLM
 
 PROMPTS = [[5], [7, 8], [3, 9, 4] * 7, random.Random(0).choices(range(2, 300), k=45)]
@@ -36,6 +37,37 @@ def test_output_equals_transformers(architecture, tmp_path):
     for result in got:  # a first step has no tree
         right = result.stats["steps"] - 1
         assert result.stats["accepted"] == {"0": 1, "3": right}, "a perfect drafter is always right"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_hidden_states_up_to_that_behind_the_final_norm_are_features(architecture):
+    """Index 3 is what the norm of three layers takes, 4 what it makes of it, whatever is asked beside it."""
+    tokens = torch.tensor([[5, 6, 7, 40, 41, 42]])
+    expected = tiny_model(architecture).base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    for layers in ((4,), (0, 3, 4), (4, 4)):
+        model = tiny_model(architecture)
+        keys, values = (
+            [torch.zeros(1, layer.heads, 16, size) for layer in cache_layers(model) for size in [layer[part]]]
+            for part in (1, 2)
+        )
+        where = chain_pass(torch.zeros(1, dtype=torch.int64), 6, 6)
+        target = CausalLM(model, layers)
+        _, features = target(tokens, where, keys, values)
+        parts = features.split(48, -1)
+        torch.testing.assert_close(parts[-1], expected, atol=1e-5, rtol=1e-4)
+        if 3 in layers:
+            norm = model.base_model.ln_f if architecture == "GPT2" else model.base_model.norm
+            torch.testing.assert_close(norm(parts[1]), parts[2])
+            assert (parts[1] - parts[2]).abs().max() > 0.01
+        assert target.normed.state is None
+
+
+def test_a_head_that_gets_another_hidden_state_is_refused(monkeypatch):
+    model = tiny_model("Llama")
+    monkeypatch.setattr(model, "get_output_embeddings", torch.nn.Tanh)
+    with pytest.raises(UnsupportedModel, match="behind the final norm of LlamaForCausalLM cannot be captured"):
+        capture_normed(model)
 
 
 BY_LENGTH = {  # architecture, what changes its config, and the longest text whose frequencies are plain

@@ -57,10 +57,11 @@ def rungs(most, seed):
         ("model", {"tree": "static", "depth": 3, "top_k": 2, "nodes": 6}),
         ("eagle3", {"tree": "dynamic", "depth": 3, "top_k": 3, "nodes": 8}),
         ("ngram,eagle3", {"tree": "dynamic", "depth": 3, "top_k": 3, "nodes": 8}),
+        ("published", {"tree": "dynamic", "depth": 3, "top_k": 3, "nodes": 8}),
     ],
 )
-def test_every_rung_says_the_same(drafter, tree, model_folder, drafter_folder, tmp_path):
-    names = {"model": drafter_folder, "self": model_folder}
+def test_every_rung_says_the_same(drafter, tree, model_folder, drafter_folder, published_heads, tmp_path):
+    names = {"model": drafter_folder, "self": model_folder, "published": published_heads}
     if "eagle3" in drafter:
         names["eagle3"] = save_eagle3(tmp_path / "head")
     name = ",".join(str(names.get(part, part)) for part in drafter.split(","))
@@ -77,10 +78,12 @@ def test_every_rung_says_the_same(drafter, tree, model_folder, drafter_folder, t
 
 
 @pytest.mark.parametrize(
-    "drafter", ["eagle3", "model", "ngram,eagle3", "ngram,model", "self"], ids=lambda name: name.replace(",", "+")
+    "drafter",
+    ["eagle3", "model", "ngram,eagle3", "ngram,model", "self", "published"],
+    ids=lambda name: name.replace(",", "+"),
 )
-def test_a_drafter_that_pauses_catches_up(drafter, model_folder, drafter_folder, tmp_path):
-    names = {"model": drafter_folder, "self": model_folder}
+def test_a_drafter_that_pauses_catches_up(drafter, model_folder, drafter_folder, published_heads, tmp_path):
+    names = {"model": drafter_folder, "self": model_folder, "published": published_heads}
     if "eagle3" in drafter:
         names["eagle3"] = save_eagle3(tmp_path / "head")
     name = ",".join(str(names.get(part, part)) for part in drafter.split(","))

@@ -4,6 +4,7 @@ Penalties, bans and the rest see the tokens that were committed and a node's own
 would change the text.
 """
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -47,14 +48,15 @@ TREES: list[dict[str, Any]] = [
     {"tree": "chain", "nodes": 3},
     {"tree": "static", "nodes": 7, "depth": 3, "top_k": 3},
 ]
-KINDS = ["ngram", "small", "target", "head", "ngram,small,head"]
+KINDS = ["ngram", "small", "target", "head", "ngram,small,head", "published"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, published_heads):
     folder = tmp_path_factory.mktemp("sampled")
     save_model(folder / "target")
     save_eagle3(folder / "head")
+    (folder / "published").write_text(published_heads)
     save_model(folder / "small", seed=1, num_hidden_layers=2, hidden_size=32)
     return folder
 
@@ -118,6 +120,7 @@ def check(job, got, expected):
 
 def engine_for(folder, kind, tree):
     names = [name if name in ("none", "ngram") else str(folder / name) for name in kind.split(",")]
+    names = [Path(name).read_text() if name.endswith("published") else name for name in names]
     given = {"dtype": "float32", "max_batch": 4, "max_seq_len": 128, "prefill_chunk": 16} | tree
     return specstep.eager(str(folder / "target"), drafter=",".join(names), **given)
 

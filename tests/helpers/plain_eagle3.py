@@ -1,4 +1,4 @@
-"""An EAGLE-3 head recomputed from nothing, by the book."""
+"""Heads over the target's hidden states recomputed from nothing, by the book; and what an engine drafts with them."""
 
 import torch
 
@@ -10,11 +10,24 @@ def rms(x, weight, eps=1e-5):
 def plain_head(w, embedded, hidden):
     """The head over a whole sequence, by the book: embedded, hidden [T, 48] -> (normed, hidden) [T, 48]. Two KV
     heads of 12."""
-    count, name = len(hidden), "midlayer."
+    name = "midlayer."
     both = torch.cat(
         [rms(embedded, w[name + "input_layernorm.weight"]), rms(hidden, w[name + "hidden_norm.weight"])], -1
     )
-    q, k, v = ((both @ w[f"{name}self_attn.{part}_proj.weight"].T).view(count, -1, 12) for part in "qkv")
+    hidden = plain_layer(w, name, both, hidden)
+    return rms(hidden, w["norm.weight"]), hidden
+
+
+def plain_layer(w, name, x, residual):
+    """A Llama layer, whose tensors' names begin with `name`, over x [T, ..], which is added to residual [T, 48]. Two KV
+    heads of 12."""
+    count = len(x)
+    q, k, v = (
+        (x @ w[f"{name}self_attn.{part}_proj.weight"].T + w.get(f"{name}self_attn.{part}_proj.bias", 0.0)).view(
+            count, -1, 12
+        )
+        for part in "qkv"
+    )
     angle = torch.arange(count)[:, None] / 10000.0 ** (torch.arange(0, 12, 2) / 12)
     cos, sin = (part.repeat(1, 2)[:, None] for part in (angle.cos(), angle.sin()))
     q, k = (x * cos + torch.cat([-x[..., 6:], x[..., :6]], -1) * sin for x in (q, k))
@@ -22,11 +35,10 @@ def plain_head(w, embedded, hidden):
     scores = torch.einsum("qhd,khd->hqk", q, k) / 12**0.5
     scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)
     out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
-    hidden = hidden + out @ w[name + "self_attn.o_proj.weight"].T
+    hidden = residual + out @ w[name + "self_attn.o_proj.weight"].T
     x = rms(hidden, w[name + "post_attention_layernorm.weight"])
     gate = torch.nn.functional.silu(x @ w[name + "mlp.gate_proj.weight"].T) * (x @ w[name + "mlp.up_proj.weight"].T)
-    hidden = hidden + gate @ w[name + "mlp.down_proj.weight"].T
-    return rms(hidden, w["norm.weight"]), hidden
+    return hidden + gate @ w[name + "mlp.down_proj.weight"].T
 
 
 def hidden_states(model, tokens):
@@ -55,6 +67,11 @@ def plain_chain(w, model, tokens, length, layers=(0, 1, 2)):
         following.append(drafted[-1])
         hidden = torch.cat([hidden, out[-1:]])
     return drafted
+
+
+def last_hidden(model, tokens):
+    """The target's hidden state behind the final norm at each token but the last, which has none yet."""
+    return model.base_model(torch.tensor([tokens]), use_cache=False).last_hidden_state[0, :-1]
 
 
 def chains(engine, nodes):

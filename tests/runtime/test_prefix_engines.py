@@ -20,13 +20,19 @@ LOGPROB_ERROR, CACHE_ERROR = 2e-5, 5e-5
 
 
 @pytest.fixture(
-    scope="module", params=["none", "ngram", "draft model", "eagle3", "ngram,eagle3", "onnx", "onnx eagle3", "inductor"]
+    scope="module",
+    params=["none", "ngram", "draft model", "eagle3", "ngram,eagle3", "published", "onnx", "onnx eagle3", "inductor"],
 )
-def engines(request, model_folder, drafter_folder, head_folder):
+def engines(request, model_folder, drafter_folder, head_folder, published_heads):
     """An engine, and one with the same programs that keeps prefixes."""
     options = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
     head = str(head_folder)
-    names = {"draft model": str(drafter_folder), "eagle3": head, "ngram,eagle3": f"ngram,{head}"}
+    names = {
+        "draft model": str(drafter_folder),
+        "eagle3": head,
+        "ngram,eagle3": f"ngram,{head}",
+        "published": published_heads,
+    }
     folders = {"onnx": "onnx_folder", "onnx eagle3": "onnx_head_folder", "inductor": "engine_folder"}
     if request.param in folders:
         plain = specstep.load(request.getfixturevalue(folders[request.param]), nodes="all")

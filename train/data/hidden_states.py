@@ -39,7 +39,8 @@ def hidden_states(
         for row, index in enumerate(batch):
             ids[row, : len(sequences[index])] = torch.tensor(sequences[index])
         out = source.model.base_model(input_ids=ids.to(source.model.device), use_cache=False, output_hidden_states=True)
-        hidden = torch.cat([out.hidden_states[layer] for layer in layers], -1).to("cpu", torch.bfloat16)
+        states = [*out.hidden_states, out.last_hidden_state]
+        hidden = torch.cat([states[layer] for layer in layers], -1).to("cpu", torch.bfloat16)
         last = out.last_hidden_state.to("cpu", torch.bfloat16)
         for row, index in enumerate(batch):
             length = len(sequences[index])

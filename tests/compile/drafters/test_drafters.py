@@ -92,5 +92,5 @@ def test_a_head_beside_the_model_is_found(tmp_path):
     named = ["ngram", str(heads_beside(source)[0])]
     assert fitting_drafters(source) == named
     drafter = make_drafter(source, EngineConfig(drafter="auto", dtype="float32"))
-    assert [type(part).__name__ for part in drafter.scorer.scorers] == ["Ngram", "Eagle3"]
+    assert [type(part).__name__ for part in drafter.scorer.scorers] == ["Ngram", "Recurrent"]
     assert heads_beside(dataclasses.replace(source, name="owner/name")) == []

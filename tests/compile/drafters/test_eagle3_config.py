@@ -99,10 +99,10 @@ def test_the_last_layer_is_captured_ahead_of_the_final_norm_or_refused(monkeypat
         model = tiny_model(architecture)
         capture_last_layer(model)
         out = model.base_model(input_ids=torch.tensor([[5, 6, 7]]), use_cache=False, output_hidden_states=True)
-        norm = model.base_model.ln_f if architecture == "GPT2" else model.base_model.norm
+        norm = getattr(model.base_model, {"GPT2": "ln_f", "Lfm2": "embedding_norm"}.get(architecture[:4], "norm"))
         torch.testing.assert_close(norm(out.hidden_states[-1]), out.last_hidden_state)
     monkeypatch.setattr(type(model.base_model), "forward", lambda self, **_: Always())
-    with pytest.raises(UnsupportedModel, match=r"GptOss.*last layer cannot be captured ahead of its final norm"):
+    with pytest.raises(UnsupportedModel, match=rf"{architecture}.*last layer cannot be captured ahead of its final norm"):
         capture_last_layer(model)
 
 

@@ -185,11 +185,12 @@ def late(self, state, keys, values, shape):
         ({"cache_layers": lambda self: [(2, 0, 5)]}, r"cache_layers: expected a list of CacheLayer .*got \[\(2, 0, 5"),
         ({"cache_layers": lambda self: []}, r"prefill: .* IndexError: .*, at .*test_own_drafter.py:\d+: `keys\[0\]"),
         (
-            {"feature_layers": (1, 4)},
-            r"feature_layers: expected indices of the target's hidden states, 0 to 3, got \(1",
+            {"feature_layers": (1, 5)},
+            r"feature_layers: expected indices of the target's hidden states, 0 to 4, got \(1",
         ),
-        ({"feature_layers": 3}, "feature_layers: expected indices of the target's hidden states, 0 to 3, got 3"),
-        ({"feature_layers": None}, "feature_layers: expected indices of the target's hidden states, 0 to 3, got None"),
+        ({"most_depth": 0}, "most_depth: expected None or a number from 1 on, got 0"),
+        ({"feature_layers": 3}, "feature_layers: expected indices of the target's hidden states, 0 to 4, got 3"),
+        ({"feature_layers": None}, "feature_layers: expected indices of the target's hidden states, 0 to 4, got None"),
         (
             {"__init__": lambda self: None},
             r"expected an __init__ that calls super\(\).__init__\(\) first, got one without",

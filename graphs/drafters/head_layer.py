@@ -1,0 +1,51 @@
+"""The decoder layer of heads that read the target's hidden states, under the names of published checkpoints.
+
+Letters: B batch, T tokens, Q of them whose outputs are wanted, H the head's hidden size, W the width of its input.
+"""
+
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
+
+from ..attention import LayerCache, Pass, attend
+
+
+class Attention(nn.Module):
+    """Causal attention whose input may be wider than its output."""
+
+    def __init__(self, config: LlamaConfig, width: int, input_bias: bool):
+        """input_bias: whether queries, keys and values have biases."""
+        super().__init__()
+        self.size = config.head_dim
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = nn.Linear(width, heads * self.size, bias=input_bias)
+        self.k_proj = nn.Linear(width, kv_heads * self.size, bias=input_bias)
+        self.v_proj = nn.Linear(width, kv_heads * self.size, bias=input_bias)
+        self.o_proj = nn.Linear(heads * self.size, config.hidden_size, bias=config.attention_bias)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], where: Pass, cache: LayerCache) -> Tensor:
+        """x [B, T, W] -> [B, Q, H] of the wanted outputs; the keys and values of all tokens go to the cache's first
+        layer."""
+        query, key, value = (
+            project(x).unflatten(2, (-1, self.size)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = apply_rotary_pos_emb(query, key, *rotary)
+        keys, values = cache.update(key, value, 0)
+        out, _ = attend(self, query, keys, values, None, attention_pass=where)
+        return self.o_proj(out.flatten(2))
+
+
+class HeadLayer(nn.Module):
+    """A Llama layer whose input is normed by whoever calls it, if at all."""
+
+    def __init__(self, config: LlamaConfig, width: int, input_bias: bool):
+        super().__init__()
+        self.self_attn = Attention(config, width, input_bias)
+        self.mlp = LlamaMLP(config)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def run(self, x: Tensor, residual: Tensor, rotary: tuple[Tensor, Tensor], where: Pass, cache: LayerCache) -> Tensor:
+        """x [B, T, W], and what its attention is added to [B, Q, H] -> hidden [B, Q, H]."""
+        hidden = residual + self.self_attn(x, rotary, where, cache)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))

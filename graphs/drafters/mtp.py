@@ -1,0 +1,66 @@
+"""A module for multi-token prediction: the architecture's own decoder layer over an embedding and a hidden state.
+
+Source: DeepSeek-V3 (arXiv 2412.19437), section 2.2. One module is unrolled: what it makes, normed, is fed back. A
+published module takes the target's hidden state behind the final norm.
+Letters: B batch, T tokens, H hidden size.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import LayerCache, Pass
+from ..target import CacheLayer
+from .recurrent import RecurrentHead
+
+
+class MtpHead(RecurrentHead):
+    """enorm and hnorm of the embedding and the hidden state, a projection of both, a layer, and a norm behind it."""
+
+    def __init__(
+        self,
+        size: int,
+        norms: dict[str, nn.Module],
+        layer: nn.Module,
+        rotary: nn.Module,
+        lm_head: nn.Module,
+        feature_layer: int,
+        cache_layer: CacheLayer,
+        hidden_first: bool,
+        bias: bool,
+    ):
+        """norms: enorm, hnorm and norm, the last an identity where the publisher has none; layer: of the target's
+        class, the first of its cache; rotary, lm_head: the target's own; hidden_first: whether the projection takes the
+        hidden state ahead of the embedding."""
+        super().__init__()
+        self.enorm, self.hnorm, self.norm = norms["enorm"], norms["hnorm"], norms["norm"]
+        self.proj = nn.Linear(2 * size, size, bias=bias)
+        self.layer, self.rotary, self.lm_head = layer, rotary, lm_head
+        self.feature_layers, self.width, self.cache_layer = (feature_layer,), size, cache_layer
+        self.hidden_first = hidden_first
+        names = inspect.signature(layer.forward).parameters
+        self.cache_name = "cache" if "cache" in names else "past_key_values"
+
+    def forward(self, embedded: Tensor, hidden: Tensor, where: Pass, cache: LayerCache) -> tuple[Tensor, Tensor]:
+        both = [self.enorm(embedded), self.hnorm(hidden)]
+        x = where.zeros_unless_wanted(self.proj(torch.cat(both[::-1] if self.hidden_first else both, -1)))
+        whole = Pass(  # its residual has all tokens
+            where.lengths, where.depths, where.ancestors, where.key_depths, where.first_key, where.wanted
+        )
+        given: dict[str, Any] = {
+            "attention_mask": None,
+            "position_ids": where.positions,
+            "position_embeddings": self.rotary(x, where.positions),
+            "use_cache": True,
+            self.cache_name: cache,
+            "attention_pass": whole,
+        }
+        out = self.layer(x, **given)
+        normed = self.norm(where.outputs_of(out[0] if isinstance(out, tuple) else out))
+        return normed, normed
+
+    def logits(self, normed: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(normed)
+        return logits

@@ -1,0 +1,75 @@
+"""Modules for multi-token prediction in checkpoints: what is read, and what is refused by name."""
+
+import pytest
+import specstep
+import torch
+from models import save_model, tiny_model
+from mtp_modules import add_module, module_tensors
+from plain_eagle3 import chains
+
+OPTIONS = {"drafter": "mtp", "dtype": "float32", "max_seq_len": 96, "tree": "chain", "nodes": 3}
+
+
+@torch.no_grad()
+def test_copies_of_the_embeddings_and_the_head_are_the_targets_own(tmp_path):
+    """As DeepSeek writes them. Others are refused."""
+    model, drafted = tiny_model("Llama"), []
+    tables = {"embed_tokens": model.get_input_embeddings(), "shared_head.head": model.get_output_embeddings()}
+    copies = {f"model.layers.3.{name}.weight": table.weight.detach().clone() for name, table in tables.items()}
+    for more in ({}, copies):
+        folder = save_model(tmp_path / str(len(more)))
+        engine = specstep.eager(str(add_module(folder, "DeepSeek-V3", module_tensors(model), **more)), **OPTIONS)
+        drafted.append(chains(engine, [None] * 4))
+    assert drafted[0] == drafted[1]
+    for name in copies:
+        other = add_module(save_model(tmp_path / "x"), "DeepSeek-V3", module_tensors(model), **{name: copies[name] + 1})
+        with pytest.raises(specstep.BuildError, match=r"(embed_tokens|lm_head).weight: expected the target's own, got"):
+            specstep.eager(str(other), **OPTIONS)
+
+
+@torch.no_grad()
+def test_a_dense_module_of_a_mixture(tmp_path):
+    """Its layer is like the target's first, not like its last."""
+    model = tiny_model("DeepseekV3")
+    folder = save_model(tmp_path / "target", "DeepseekV3")
+    engine = specstep.eager(str(add_module(folder, "DeepSeek-V3", module_tensors(model, layer=0))), **OPTIONS)
+    assert engine.generate([5, 6, 7], 10, ignore_eos=True).stats["steps"] > 1
+
+
+@pytest.mark.parametrize(
+    ("layout", "damage", "message"),
+    [
+        ("DeepSeek-V3", lambda t: t.pop("proj.weight"), "expected a module for multi-token prediction in .*, got none"),
+        ("DeepSeek-V3", lambda t: t.pop("layer.mlp.up_proj.weight"), "missing layer.mlp.up_proj.weight"),
+        ("MiMo", lambda t: t.update({"layer.odd": torch.ones(1)}), "unexpected layer.odd"),
+        ("Qwen3-Next", lambda t: t.update({"proj.weight": torch.ones(48, 48)}), r"proj.weight: expected \[48, 96\]"),
+        ("MiMo", lambda t: t.update({"enorm.weight": torch.ones(9)}), r"enorm.weight: expected \[48\], got \[9\]"),
+    ],
+)
+def test_modules_that_do_not_fit_are_refused(layout, damage, message, tmp_path):
+    tensors = module_tensors(tiny_model("Llama"))
+    damage(tensors)
+    folder = add_module(save_model(tmp_path / "target"), layout, tensors)
+    with pytest.raises(specstep.BuildError, match=message):
+        specstep.eager(str(folder), **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("layout", "further"),
+    [
+        ("DeepSeek-V3", "model.layers.4.eh_proj.weight"),
+        ("MiMo", "model.mtp_layers.1.input_proj.weight"),
+        ("Qwen3-Next", "mtp.layers.1.mlp.up_proj.weight"),
+        ("Ernie", "model.mtp_block.1.mlp.up_proj.weight"),
+    ],
+)
+def test_several_modules_are_refused(layout, further, tmp_path):
+    tensors = module_tensors(tiny_model("Llama"))
+    folder = add_module(save_model(tmp_path / "target"), layout, tensors, **{further: torch.ones(1)})
+    with pytest.raises(specstep.BuildError, match=f"expected one module, got another, {further}"):
+        specstep.eager(str(folder), **OPTIONS)
+
+
+def test_a_target_without_a_module_is_refused(model_folder):
+    with pytest.raises(specstep.BuildError, match=r"mtp: expected a module .*, as DeepSeek-V3, GLM-4.5, MiMo, .* none"):
+        specstep.eager(str(model_folder), **OPTIONS)
