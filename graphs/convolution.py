@@ -7,6 +7,7 @@ chain, a tree and any chunk of a prompt: it is summed in one order, the oldest i
 Letters: B batch, T tokens in this pass, C channels, S cache slots, K inputs of an output.
 """
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,8 @@ def convolve(inputs: ConvolutionInputs, weight: Tensor, bias: Tensor | None, whe
 
 
 def replaced(original: Callable[..., Any]) -> Callable[..., Any]:
-    """transformers' function over cached inputs, and the original one for what others call it with."""
+    """transformers' function over cached inputs, and the original one, in plain torch, for all else."""
+    original = inspect.unwrap(original)  # without a search for faster kernels, which says that there are none
 
     def causal_conv1d(
         hidden_states: Any,

@@ -152,7 +152,9 @@ def check_config(model: PreTrainedModel) -> None:
     known = {"full_attention", "sliding_attention"} | ({"conv"} if has_convolutions(model) else set())
     odd = set(getattr(config, "layer_types", None) or ()) - known
     if odd:
-        raise UnsupportedModel(f"model: {name} has layers of type {sorted(odd)}; expected {sorted(known)} only")
+        raise UnsupportedModel(
+            f"model: {name} has layers of type {sorted(odd)}; expected {' or '.join(sorted(known))} only"
+        )
     for kind in rope_kinds(config):
         if kind.get("rope_type", "default") not in PLAIN_ROPE | BOUNDED_ROPE:
             raise UnsupportedModel(

@@ -11,7 +11,7 @@ from . import fields as of
 from .fields import Fields, has
 from .file import GgufFile
 from .metadata import Metadata
-from .rules import EXPERTS, GPT2, GPT_OSS, HALVES_OF_HEADS, ONE_LESS, SCORES, SHARED_EXPERT, Rule
+from .rules import CONVOLUTION, EXPERTS, GPT2, GPT_OSS, HALVES_OF_HEADS, ONE_LESS, SCORES, SHARED_EXPERT, Rule
 
 
 class Architecture(NamedTuple):
@@ -53,5 +53,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie4_5": Architecture("ernie4_5", of.ernie),
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),
     "gpt-oss": Architecture("gpt_oss", of.gpt_oss, GPT_OSS),
+    "lfm2": Architecture("lfm2", of.lfm2, (CONVOLUTION,)),
     "minimax-m2": Architecture("minimax_m2", of.minimax, (*EXPERTS, SCORES), partial=True),
 }

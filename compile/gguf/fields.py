@@ -249,3 +249,15 @@ def gpt_oss(metadata: Metadata, file: GgufFile) -> Fields:
 def minimax(metadata: Metadata, file: GgufFile) -> Fields:
     width = metadata.same("expert_feed_forward_length", metadata.same("feed_forward_length"))
     return experts(metadata, SIGMOID) | {"intermediate_size": width}
+
+
+def lfm2(metadata: Metadata, file: GgufFile) -> Fields:
+    """Layers without attention are short convolutions."""
+    attends = [f"blk.{layer}.attn_q.weight" in file.tensors for layer in range(metadata.need("block_count"))]
+    return {
+        "layer_types": ["full_attention" if each else "conv" for each in attends],
+        "conv_L_cache": metadata.need("shortconv.l_cache"),
+        "conv_bias": has(file, "shortconv.conv.bias"),
+        "norm_eps": metadata.need("attention.layer_norm_rms_epsilon"),
+        "block_auto_adjust_ff_dim": False,  # the file has what it is adjusted to
+    }

@@ -50,12 +50,14 @@ class Metadata:
         return value
 
     def same(self, key: str, default: Any = None) -> Any:
-        """The value of a key that may have one for each layer, where all are equal. Raises BuildError where not."""
+        """The value of a key that may have one for each layer, where all are equal, but for 0 of layers that have none
+        of what it says. Raises BuildError where not."""
         value = self.get(key, default)
         if isinstance(value, list):
-            if len(set(value)) != 1:
+            known = {each for each in value if each != 0}
+            if len(known) != 1:
                 raise BuildError(f"model: {self.name}: {key}: expected one value for all layers, got {value[:8]}")
-            return value[0]
+            return known.pop()
         return value
 
     def check_all_used(self) -> None:

@@ -61,7 +61,14 @@ LONGROPE = {
 } | ROPE  # fmt: skip
 LOCAL = {"rope_theta": 5000.0, "rope_type": "default"}
 
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 4, "block_auto_adjust_ff_dim": False}
+
 CASES = {
+    "lfm2": Case(
+        "lfm2", "Lfm2", CONVOLUTIONS | {"norm_eps": 1e-3, "rope_parameters": ROPE},
+        {"shortconv.l_cache": 4, "attention.head_count_kv": [0, 2, 0], "attention.layer_norm_rms_epsilon": 1e-3},
+        lambda model, name, tensor: tensor.squeeze(1) if name.endswith("shortconv.conv.weight") else tensor,
+    ),
     "llama": Case("llama", "Llama", {"rope_parameters": ROPE}, convert=interleaved),
     "llama with biases": Case("llama", "Llama", {"attention_bias": True, "mlp_bias": True}, convert=interleaved),
     "llama linear": Case(
