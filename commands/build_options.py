@@ -6,8 +6,8 @@ from typing import Any
 ENGINE = "engine directory, or a model as `build` takes it, whose engine is built on first use (`specstep cache`)"
 DRAFTERS = (
     "none, ngram, default, auto (what `specstep tune` chose here, else what fits the model: what the package has, a "
-    "head that lies beside it, n-grams that learn), mtp (a module in the model's own checkpoint), module:factory, or "
-    "paths of tables, a model, a published head; commas mix them"
+    "head that lies beside it, n-grams that learn), mtp (a module in the model's own checkpoint), early-exit:N (the "
+    "model's first N layers), module:factory, or paths of tables, a model, a published head; commas mix them"
 )
 NAMES = ("drafter", "adapter", "dtype", "weights", "max_batch", "max_seq_len")
 

@@ -24,6 +24,8 @@ from ..locate import is_model
 from ..source import Source, load_source
 from .eagle3_file import heads_beside, is_eagle3, load_eagle3, shipped_head
 from .eagle_file import is_eagle, load_eagle
+from .early_exit import NAME as EARLY_EXIT
+from .early_exit import load_early_exit
 from .factory import call_factory, is_factory
 from .hydra_file import is_hydra, load_hydra
 from .medusa_file import is_medusa, load_medusa
@@ -104,6 +106,8 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
     }
     if name in methods:
         return methods[name]()
+    if EARLY_EXIT.fullmatch(name):
+        return load_early_exit(name, target), chain(4)
     if is_factory(name):
         return adopt(call_factory(name, target), target, config)
     if is_ngram_file(name):
@@ -112,7 +116,7 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
         return _with_tree(load(name, target, config))
     if is_model(name):
         return _draft_model(name, target, config)
-    known = ", ".join((*methods, "default", "auto"))
+    known = ", ".join((*methods, "early-exit:N", "default", "auto"))
     raise BuildError(
         f"drafter: expected {known}, a path to tables, a smaller model or a head, or module:factory, got {name!r}"
     )
