@@ -176,6 +176,7 @@ def cache_layers(model: PreTrainedModel) -> list[CacheLayer]:
     check_config(model)
     if model.config._attn_implementation == ATTENTION_NAME:  # it is part of another graph, too
         model.set_attn_implementation("eager")
+    register_convolutions(model)
     recorder = _ShapeRecorder()
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)

@@ -157,11 +157,12 @@ def _kinds(graph: Graph) -> list[tuple[LayerKind, list[_Layer]]]:
 
 
 def _alone(graph: Graph, kinds: list[tuple[LayerKind, list[_Layer]]]) -> list[tuple[LayerKind, list[_Layer]]]:
-    """The kinds whose layers write to caches that nothing else writes to. A write that is no op of ours gives a cache
+    """The kinds whose layers write to caches that only ops of ours write to besides. Any other write gives a cache
     other strides, which the code of a layer does not know."""
+    others = [node for node in graph.nodes if getattr(node.target, "namespace", None) != NAMESPACE]
     while True:
         inside = {node for _, layers in kinds for layer in layers for node in layer.nodes}
-        outside = {base_of(value) for node in graph.nodes if node not in inside for value in written_arguments(node)}
+        outside = {base_of(value) for node in others if node not in inside for value in written_arguments(node)}
         kept = [(kind, layers) for kind, layers in kinds if not any(layer.writes(outside) for layer in layers)]
         if len(kept) == len(kinds):
             return kinds

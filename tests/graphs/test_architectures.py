@@ -8,7 +8,7 @@ import specstep
 import torch
 import transformers
 from gguf_cases import LONGROPE
-from models import ARCHITECTURES, greedy, save_model, tiny_model
+from models import ARCHITECTURES, final_norm, greedy, save_model, tiny_model
 from specstep.graphs import attention
 from specstep.graphs.attention import chain_pass
 from specstep.graphs.target import CausalLM, UnsupportedModel, cache_layers, capture_normed, check_config
@@ -57,8 +57,7 @@ def test_hidden_states_up_to_that_behind_the_final_norm_are_features(architectur
         parts = features.split(48, -1)
         torch.testing.assert_close(parts[-1], expected, atol=1e-5, rtol=1e-4)
         if 3 in layers:
-            norm = model.base_model.ln_f if architecture == "GPT2" else model.base_model.norm
-            torch.testing.assert_close(norm(parts[1]), parts[2])
+            torch.testing.assert_close(final_norm(model)(parts[1]), parts[2])
             assert (parts[1] - parts[2]).abs().max() > 0.01
         assert target.normed.state is None
 

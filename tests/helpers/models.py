@@ -73,6 +73,12 @@ def tiny_model(architecture: str, seed: int = 0, **changes: Any) -> PreTrainedMo
     return model
 
 
+def final_norm(model: PreTrainedModel) -> torch.nn.Module:
+    """What a tiny model does to its last hidden state ahead of its head."""
+    names = {"gpt2": "ln_f", "lfm2": "embedding_norm", "lfm2_moe": "embedding_norm"}
+    return getattr(model.base_model, names.get(model.config.model_type, "norm"))
+
+
 def save_model(
     folder: Path, architecture: str = "Llama", tokenizer: bool = False, seed: int = 0, **changes: Any
 ) -> Path:

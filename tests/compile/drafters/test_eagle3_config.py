@@ -5,7 +5,7 @@ import json
 import pytest
 import specstep
 import torch
-from models import ARCHITECTURES, save_eagle3, save_model, tiny_model
+from models import ARCHITECTURES, final_norm, save_eagle3, save_model, tiny_model
 from plain_eagle3 import chains, plain_chain
 from safetensors.torch import load_file
 from specstep.compile.drafters.eagle3_config import read_config
@@ -99,8 +99,7 @@ def test_the_last_layer_is_captured_ahead_of_the_final_norm_or_refused(monkeypat
         model = tiny_model(architecture)
         capture_last_layer(model)
         out = model.base_model(input_ids=torch.tensor([[5, 6, 7]]), use_cache=False, output_hidden_states=True)
-        norm = getattr(model.base_model, {"GPT2": "ln_f", "Lfm2": "embedding_norm"}.get(architecture[:4], "norm"))
-        torch.testing.assert_close(norm(out.hidden_states[-1]), out.last_hidden_state)
+        torch.testing.assert_close(final_norm(model)(out.hidden_states[-1]), out.last_hidden_state)
     monkeypatch.setattr(type(model.base_model), "forward", lambda self, **_: Always())
     with pytest.raises(UnsupportedModel, match=rf"{architecture}.*layer cannot be captured ahead of its final norm"):
         capture_last_layer(model)
