@@ -144,6 +144,7 @@ def test_heads_that_do_not_fit_are_refused(changes, message, folder, tmp_path):
         specstep.eager(str(folder / "target"), drafter=str(head), **OPTIONS)
 
 
+@pytest.mark.slow
 def test_an_engine_with_it(folder, tmp_path):
     specstep.build(str(folder / "target"), tmp_path / "engine", drafter=str(folder / "head"), max_batch=2, **OPTIONS)
     expected = [greedy(tiny_model("Llama"), prompt, 30, [1]) for prompt in PROMPTS]
