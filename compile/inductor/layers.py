@@ -132,7 +132,8 @@ def outline_layers(program: ExportedProgram, takes: Callable[[LayerKind], bool])
     takes: whether a kind can be one."""
     graph = program.graph
     _read_what_was_written(graph)
-    found = [(kind, layers) for kind, layers in _alone(graph, _kinds(graph)) if takes(kind)]
+    taken = [(kind, layers) for kind, layers in _alone(graph, _kinds(graph)) if takes(kind)]
+    found = _alone(graph, taken)  # those that are not write their caches themselves
     called: dict[Node, Node] = {}
     for kind, layers in found:
         for layer in layers:
