@@ -30,7 +30,7 @@ def test_the_table_says_why_a_file_differs_or_was_not_compared():
 @pytest.mark.parametrize("arguments", [["nothing"], ["llama.bin"]])
 def test_an_unknown_name_ends_in_one_line(arguments, capsys):
     assert gguf_reference.main(arguments) == 2
-    assert "name: expected a file, or one of llama, " in capsys.readouterr().err
+    assert "name: expected a file, or one of " in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,7 @@ def test_a_folder_with_other_things_is_not_replaced(model_folder, tmp_path):
         ({"nodes": -1}, "nodes: expected 0 to 256, got -1"),
         ({"max_batch": 0}, "max_batch: expected"),
         ({"max_seq_len": 1}, "max_seq_len: expected at least"),
-        ({"drafter": "magic"}, "drafter: expected none, ngram, mtp, default, auto, a path"),
+        ({"drafter": "magic"}, "drafter: expected none, ngram, mtp, early-exit:N, default, auto, a path"),
         ({"drafter": "ngram,none"}, "drafter: expected none alone, .*, got 'ngram,none'; leave none out to mix"),
         ({"drafter": "none,default"}, "drafter: expected none alone, .*, got 'none,default'"),
         ({"colour": "red"}, "options: expected some of"),
