@@ -96,14 +96,14 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
             f"max_seq_len: expected at most the model's {model.max_positions} positions, got {config.max_seq_len}"
         )
     check_drafter(drafter, model)
-    spec = _spec(target, drafter, layers, model.vocab_size, config)
+    spec = _spec(target, drafter, layers, model, config)
     choice = sampled_choice if config.forced_acceptance is None else forced_choice(config.forced_acceptance)
     files = [file for name in (target.name, *config.drafter.split(",")) if (file := quantized_file(name)) is not None]
     addresses = [{p.data_ptr() for p in module.parameters()} for module in (drafter.scorer, target.model)]
     precision = choose_precision(config, files, model.vocab_size, addresses[0] - addresses[1])
     prefill, step = Prefill(model, drafter.scorer, spec.prefill_chunk), SpeculativeStep(model, drafter, choice)
     modules: dict[str, nn.Module] = {"prefill": prefill, "step": step, "plain": PlainStep(model, drafter, choice)}
-    declared = row_state(1, 1, 1) | drafter.scorer.state(drafter.shape)
+    declared = row_state(1, 1, 1) | model.states | drafter.scorer.state(drafter.shape)
     in_place = {name for name, tensor in declared.items() if tensor.in_place}
     flat = {name: _flat(modules[name], program, spec, in_place) for name, program in spec.programs.items()}
     return Graphs(flat["prefill"], flat["step"], flat.get("plain"), spec, precision, config.gpu)
@@ -121,14 +121,14 @@ def _flat(module: nn.Module, program: ProgramSpec, spec: EngineSpec, in_place: s
 
 
 def _spec(
-    target: Source, drafter: Drafter, target_layers: list[CacheLayer], vocabulary: int, config: EngineConfig
+    target: Source, drafter: Drafter, target_layers: list[CacheLayer], model: CausalLM, config: EngineConfig
 ) -> EngineSpec:
     shape, layers = drafter.shape, target_layers + drafter.scorer.cache_layers()
     catch_up = most_catch_up(shape) if drafter.scorer.pauses else 0
     scratch = scratch_for(shape.nodes, shape.depth, shape.frontiers, catch_up)
     capacity = capacity_for(config.max_seq_len, scratch, SLOT_STEP)
     batch = config.max_batch
-    declared = row_state(capacity, shape.nodes, vocabulary)
+    declared = row_state(capacity, shape.nodes, model.vocab_size) | model.states
     own = drafter.scorer.state(shape)
     state = [_tensor(name, tensor, (batch,)) for name, tensor in (declared | own).items()]
     shared = [_tensor(name, tensor, ()) for name, tensor in drafter.scorer.shared().items()]
@@ -152,8 +152,9 @@ def _spec(
         scratch=scratch,
         catch_up=catch_up,
         drafter_tensors=drafters,
+        recurrent=tuple(name for name, tensor in (model.states | own).items() if tensor.in_place),
         prefill_chunk=min(config.prefill_chunk, config.max_seq_len),
-        vocab_size=vocabulary,
+        vocab_size=model.vocab_size,
         stop_ids=target.stop_ids,
         device=config.device,
         state=tuple(state),

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import BuildError
 from ..graphs.attention import ATTENTION_NAME, Pass, chain_pass
 from ..graphs.experts import EXPERTS_NAME
+from ..graphs.hybrid_cache import RECURRENT, WINDOW
 from ..graphs.target import CausalLM, reason
 from ..kernels.tree_layout.op import tree_layout
 from .assemble import Graphs
@@ -26,6 +27,9 @@ PATH, CHAIN = 32, 16  # tokens on each path of the tree, and of the chain behind
 SLOTS = 64  # filled at least
 SEEDS = 3  # of the tokens, for mixtures that do not say which experts a token takes
 LOUD = 2.0  # factor of the given keys and values, for soft caps; with 4, rounding alone is 5e-5 in SmolLM2-135M
+
+
+States = dict[str, Tensor]  # of recurrent layers, [1, ...] each
 
 
 class Layer(NamedTuple):
@@ -48,13 +52,17 @@ class Compared(NamedTuple):
 
 
 class GivenCache:
-    """A transformers cache that starts with given keys and values; what a pass adds is kept apart, in `added`."""
+    """A transformers cache that starts with given keys and values and given states of recurrent layers. What a pass
+    adds is kept apart: `added`, keys and values, and `after`, the states that it leaves."""
 
     is_compileable = False
 
-    def __init__(self, given: Sequence[Layer] = ()):
-        self.given = given
+    def __init__(self, given: Sequence[Layer] = (), layers: Sequence[int] = (), states: States | None = None):
+        """given: keys and values of `layers`, in their order; states: by their names, see `hybrid_cache`."""
+        self.given = dict(zip(layers, given, strict=True))
+        self.states = states or {}
         self.added: dict[int, Layer] = {}
+        self.after: States = {}
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         self.added[layer_idx] = Layer(key, value)
@@ -66,14 +74,23 @@ class GivenCache:
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         return None
 
-    def update_conv_state(self, x: Tensor, layer_idx: int, *_: object, **__: object) -> Tensor:
-        """x [B, C, T], the inputs of a convolution -> with the given ones ahead of them. In the place of keys and
-        values are a half of the channels each, see `ConvolutionInputs`."""
-        first, second = x.transpose(1, 2)[:, None].chunk(2, 3)
-        return torch.cat(self.update(first, second, layer_idx), 3)[:, 0].transpose(1, 2)
+    def update_conv_state(self, x: Tensor, layer_idx: int, *_: object, conv_kernel_size: int, **__: object) -> Tensor:
+        """x [1, C, T], the inputs of a convolution -> with the last ones before them."""
+        name = f"{WINDOW}{layer_idx}"
+        before = self.states.get(name, x.new_zeros(1, conv_kernel_size - 1, x.shape[1])).to(x.dtype)
+        whole = torch.cat([before.transpose(1, 2), x], 2)
+        self.after[name] = whole[:, :, x.shape[2] :].transpose(1, 2).contiguous()
+        return whole
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self.states.get(f"{RECURRENT}{layer_idx}")
+
+    def update_recurrent_state(self, state: Tensor, layer_idx: int, *_: object, **__: object) -> Tensor:
+        self.after[f"{RECURRENT}{layer_idx}"] = state
+        return state
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.given[layer_idx].keys.shape[2] if self.given else 0
+        return next(iter(self.given.values())).keys.shape[2] if self.given else 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return self.get_seq_length(layer_idx)
@@ -106,8 +123,8 @@ def _check(model: CausalLM, longest: int) -> None:
     unsaid = any("expert" in module for module, _ in model.named_modules()) and not mixtures(model)
     for seed in range(SEEDS if unsaid else 1):
         try:
-            tree, layers = _compare_tree(model, min(PATH, longest), seed)
-            filled, chain = _compare_chain(model, layers, longest, seed)
+            tree, layers, states = _compare_tree(model, min(PATH, longest), seed)
+            filled, chain = _compare_chain(model, layers, states, longest, seed)
         except Exception as error:  # modeling code raises anything
             raise BuildError(f"model: {name} cannot be traced: {reason(error)}") from error
         failed = [(compared, after) for compared, after in ((tree, 0), (chain, filled)) if compared.excess > 1]
@@ -120,10 +137,10 @@ def _check(model: CausalLM, longest: int) -> None:
     )
 
 
-def _compare_tree(model: CausalLM, length: int, seed: int) -> tuple[Compared, list[Layer]]:
+def _compare_tree(model: CausalLM, length: int, seed: int) -> tuple[Compared, list[Layer], States]:
     """The greater error of a tree of two branches behind a chain, from an empty cache: each path of `length` tokens is
     compared with transformers' pass over it alone. And the keys and values that transformers computed for the first
-    path."""
+    path, and the states that it leaves."""
     trunk = max(2, length * 4 // 9)
     count = 2 * length - trunk
     tokens = _tokens(model, count, seed)
@@ -132,7 +149,7 @@ def _compare_tree(model: CausalLM, length: int, seed: int) -> tuple[Compared, li
     caches = [GivenCache(), GivenCache()]
     passes = [_transformers_logits(model, tokens[:, path], cache) for path, cache in zip(paths, caches, strict=True)]
     expected, taken = [logits for logits, _ in passes], of_paths(paths, [taken for _, taken in passes], count)
-    layers = [caches[0].added[index] for index in range(model.layers)]
+    layers = [caches[0].added[index] for index in model.cached]
 
     ours = [_filled(layer, 0, 0, count) for layer in layers]
     root = trunk - 1  # of the tree; what comes before it is a chain
@@ -141,8 +158,9 @@ def _compare_tree(model: CausalLM, length: int, seed: int) -> tuple[Compared, li
         parents[0, path[1:]] = torch.tensor(path[:-1])
     parents = (parents[:, root:] - root).to(tokens.device)
     ancestors, depths = tree_layout(parents, torch.ones_like(parents, dtype=torch.bool))[:2]
-    before = chain_pass(_length(model, 0), root, root)
-    tree = Pass(_length(model, root), depths, ancestors, depths)
+    states = {name: torch.zeros_like(state) for name, state in caches[0].after.items()}
+    before = chain_pass(_length(model, 0), root, root, state=states, count=_length(model, root))
+    tree = Pass(_length(model, root), depths, ancestors, depths, parents=parents, state=states)
     parts = ((slice(root), before), (slice(root, None), tree))
     logits = [_engine_logits(model, tokens[:, p], where, ours, [t.at(p) for t in taken]) for p, where in parts]
     got = torch.cat(logits, 1)
@@ -150,10 +168,12 @@ def _compare_tree(model: CausalLM, length: int, seed: int) -> tuple[Compared, li
         _compare(model, got[:, path], wanted, tokens[:, path], (), took)
         for path, wanted, (_, took) in zip(paths, expected, passes, strict=True)
     ]
-    return max(compared, key=lambda one: one.excess), layers
+    return max(compared, key=lambda one: one.excess), layers, caches[0].after
 
 
-def _compare_chain(model: CausalLM, layers: list[Layer], longest: int, seed: int) -> tuple[int, Compared]:
+def _compare_chain(
+    model: CausalLM, layers: list[Layer], states: States, longest: int, seed: int
+) -> tuple[int, Compared]:
     """How many slots were filled ahead of a chain, past every window, and the error of its logits."""
     window = _window(model, longest)
     length = min(CHAIN, longest // 2)
@@ -162,20 +182,22 @@ def _compare_chain(model: CausalLM, layers: list[Layer], longest: int, seed: int
     ours = [_filled(layer, filled, hidden, length) for layer in layers]
     start = [Layer(layer.keys[:, :, :filled], layer.values[:, :, :filled]) for layer in ours]
     tokens = _tokens(model, length, seed)
-    expected, taken = _transformers_logits(model, tokens, GivenCache(start))
-    got = _engine_logits(model, tokens, chain_pass(_length(model, filled), length, length), ours, taken)
-    return filled, _compare(model, got, expected, tokens, start, taken)
+    given_before = start, model.cached, states
+    expected, taken = _transformers_logits(model, tokens, GivenCache(*given_before))
+    where = chain_pass(_length(model, filled), length, length, state=states)
+    got = _engine_logits(model, tokens, where, ours, taken)
+    return filled, _compare(model, got, expected, tokens, given_before, taken)
 
 
 def _compare(
-    model: CausalLM, got: Tensor, expected: Tensor, tokens: Tensor, start: Sequence[Layer], taken: Sequence[Taken]
+    model: CausalLM, got: Tensor, expected: Tensor, tokens: Tensor, before: Sequence[Any], taken: Sequence[Taken]
 ) -> Compared:
-    """Logits of ours and transformers' of tokens behind given keys and values."""
+    """Logits of ours and transformers' of tokens. before: what a `GivenCache` starts with."""
     error = _error(got, expected)
     if error <= TOLERANCE:
         return Compared(error, TOLERANCE)
     with RaisedTo(torch.float64), given(model.model, taken):
-        exact, _ = _transformers_logits(model, tokens, GivenCache(start))
+        exact, _ = _transformers_logits(model, tokens, GivenCache(*before))
     rounding = _error(expected.double(), exact)
     return Compared(error, max(TOLERANCE, min(ROUNDINGS * rounding, MOST)))
 

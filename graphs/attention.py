@@ -3,14 +3,13 @@
 Letters: B batch, T tokens in this pass, M tree keys, H heads, G query heads per KV head, S cache slots, D head size.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..kernels.bits import chain_bits, unpack_bits, word_count
+from ..kernels.bits import chain_bits, word_count
 from ..kernels.tree_attention.op import tree_attention
 
 ATTENTION_NAME = "specstep"
@@ -33,14 +32,25 @@ class Pass:
         first_key: int = 0,
         wanted: Tensor | None = None,
         outputs: Tensor | None = None,
+        parents: Tensor | None = None,
+        state: Mapping[str, Tensor] | None = None,
+        count: Tensor | None = None,
+        earlier: dict[str, Tensor] | None = None,
     ):
         """depths [B, T] int64; ancestors [B, T, W] int32, packed bits over M keys; key_depths [B, M] int64; the pass
         itself writes the keys `first_key .. first_key + T` of the M. wanted [1] bool: whether the pass is wanted in
         this step; by default it is, in every one. outputs [B, Q] int64: the tokens whose outputs are wanted, by default
-        all T; the others leave their keys and values."""
+        all T; the others leave their keys and values. For recurrent layers: parents [B, M] int64, the tree key that
+        each follows, less than its own number, -1 for those that follow the committed tokens, by default those of a
+        chain; state: what the layers keep of the rows, by the names of `hybrid_cache`; count [B] int64: how many tokens
+        of a chain are committed by the pass itself, where that is known ahead of it; earlier: what the passes over the
+        keys before `first_key` left for this one, see `with_earlier`."""
         self.lengths, self.depths, self.ancestors, self.key_depths = lengths, depths, ancestors, key_depths
         self.first_key, self.wanted, self.outputs = first_key, wanted, outputs
-        self._windows: dict[int, tuple[Tensor, Tensor]] = {}  # layers share them
+        self.parents, self.state, self.count = parents, state or {}, count
+        self.earlier = {} if earlier is None else earlier
+        self._windows: dict[int, Tensor] = {}  # layers share them
+        self._writes: list[Callable[[Tensor, Tensor], None]] = []
 
     @property
     def positions(self) -> Tensor:
@@ -53,17 +63,44 @@ class Pass:
         own = torch.arange(self.depths.shape[1], device=self.lengths.device) + self.first_key
         return self.lengths[:, None] + own
 
-    def window_slots(self, count: int) -> tuple[Tensor, Tensor]:
-        """The slots of the `count` tokens that end with each token on its path, the first of them the oldest, and
-        whether there are such: int64 and bool [B, T, count]."""
-        if count not in self._windows:
-            level = self.depths[:, :, None] - torch.arange(count - 1, -1, -1, device=self.lengths.device)
-            key = torch.arange(self.key_depths.shape[1], device=self.lengths.device)
-            seen = unpack_bits(self.ancestors, key.shape[0])[:, :, None]  # [B, T, 1, M]
-            found = seen & (self.key_depths[:, None, None] == level[..., None])
-            slots = self.lengths[:, None, None] + level.where(level < 0, (found * key).sum(-1))
-            self._windows[count] = slots.clamp(min=0), slots >= 0
-        return self._windows[count]
+    def window(self, size: int) -> Tensor:
+        """The `size` tokens that end with each token on its path, the first of them the oldest: int64 [B, T, size],
+        their numbers as tree keys; -1 is the last committed one, -2 the one before that."""
+        if size not in self._windows:
+            last = self.first_key + torch.arange(self.depths.shape[1], device=self.depths.device).expand_as(self.depths)
+            window = [last]
+            for _ in range(size - 1):
+                before = last - 1 if self.parents is None else self.parents.gather(1, last.clamp(min=0))
+                last = before.where(last >= 0, last - 1)
+                window.insert(0, last)
+            self._windows[size] = torch.stack(window, 2)
+        return self._windows[size]
+
+    def with_earlier(self, name: str, own: Tensor) -> Tensor:
+        """own [B, T, ...] of this pass's tokens -> [B, M, ...] of all tree keys so far. name: which of a model's
+        tensors it is, the same in each pass over the tree."""
+        if self.first_key:
+            own = torch.cat([self.earlier[name], own], 1)
+        self.earlier[name] = own
+        return own
+
+    def over(self, state: Mapping[str, Tensor]) -> "Pass":
+        """The same pass for another model, which keeps this of the rows."""
+        where = self.lengths, self.depths, self.ancestors, self.key_depths, self.first_key, self.wanted, self.outputs
+        return Pass(*where, self.parents, state, self.count)
+
+    def on_commit(self, write: Callable[[Tensor, Tensor], None]) -> None:
+        """Leave a write to the state of the rows, write(path [B, places], count [B]), until it is known which tokens
+        are committed: the first `count` of a path."""
+        if self.count is None:
+            self._writes.append(write)
+        else:
+            write(torch.arange(self.depths.shape[1], device=self.depths.device).expand_as(self.depths), self.count)
+
+    def commit(self, path: Tensor, count: Tensor) -> None:
+        """Do what was left. path [B, places] int64: tokens of this pass; count [B] int64: how many are committed."""
+        for write in self._writes:
+            write(path, count)
 
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float, sinks: Tensor | None
@@ -87,23 +124,22 @@ class Pass:
 
 
 def chain_pass(
-    lengths: Tensor, width: int, most: int, wanted: Tensor | None = None, outputs: Tensor | None = None
+    lengths: Tensor,
+    width: int,
+    most: int,
+    wanted: Tensor | None = None,
+    outputs: Tensor | None = None,
+    state: Mapping[str, Tensor] | None = None,
+    count: Tensor | None = None,
 ) -> Pass:
-    """A pass over `width` consecutive tokens, at most `most`, that follow the committed ones. wanted, outputs: see
-    `Pass`."""
+    """A pass over `width` consecutive tokens, at most `most`, that follow the committed ones. wanted, outputs, state,
+    count: see `Pass`."""
     batch = lengths.shape[0]
     depths = torch.arange(width, device=lengths.device).expand(batch, -1)
     # One bit to spare: a mask that is just full would be a case of its own to the exporter.
     bits = chain_bits(width, word_count(most + 1), lengths.device)
-    return Pass(lengths, depths, bits.expand(batch, -1, -1), depths, wanted=wanted, outputs=outputs)
-
-
-class ConvolutionInputs(NamedTuple):
-    """What a layer's convolution reads, in the place of its keys and values: a half of the channels each, [B, 1, S,
-    C / 2]."""
-
-    keys: Tensor
-    values: Tensor
+    bits = bits.expand(batch, -1, -1)
+    return Pass(lengths, depths, bits, depths, wanted=wanted, outputs=outputs, state=state, count=count)
 
 
 class LayerCache:
@@ -128,14 +164,6 @@ class LayerCache:
             new = new.where(new.abs() <= torch.finfo(new.dtype).max, 0.0)
             cache.index_put_((row, head, self.slots[:, None]), new)
         return caches
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """None: transformers then hands all tokens of a convolution to `update_conv_state`, one alone, too."""
-
-    def update_conv_state(self, x: Tensor, layer_idx: int, *_: object, **__: object) -> "ConvolutionInputs":
-        """x [B, C, T], the inputs of one layer's convolution -> those of all slots."""
-        first, second = x.transpose(1, 2)[:, None].chunk(2, 3)
-        return ConvolutionInputs(*self.update(first, second, layer_idx))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0

@@ -1,10 +1,9 @@
-"""Short causal convolutions of hybrid models (LFM2), each over the path of its token: the sequence and, in a tree, the
-token's own ancestors.
+"""Short causal convolutions of hybrid models, each over the path of its token: the sequence and, in a tree, the token's
+own ancestors.
 
-The inputs of a layer's convolution are cached as keys and values are, for each position: what rejected drafts leave is
-overwritten, rows move and prefixes are kept without a rule of their own. A token's output is the same to the bit in a
-chain, a tree and any chunk of a prompt: it is summed in one order, the oldest input first.
-Letters: B batch, T tokens in this pass, C channels, S cache slots, K inputs of an output.
+A row keeps the last inputs of each layer's convolution; what a pass adds is committed with its tokens. A token's output
+is the same to the bit in a chain, a tree and any chunk of a prompt: it is summed in one order, the oldest input first.
+Letters: B batch, T tokens in this pass, C channels, K inputs of an output.
 """
 
 import inspect
@@ -17,19 +16,23 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from .attention import ConvolutionInputs, Pass
+from ..kernels.shift.op import shift
+from .attention import Pass
+from .hybrid_cache import ConvolutionInputs
 
 NAME = "causal_conv1d_fn"  # what transformers' modeling code calls
 
 
 def convolve(inputs: ConvolutionInputs, weight: Tensor, bias: Tensor | None, where: Pass) -> Tensor:
     """weight [C, K], the last column that of the token itself; bias [C] -> float32 [B, T, C]. Ahead of a sequence are
-    zeros."""
-    slots, known = where.window_slots(weight.shape[1])
+    zeros. What the tokens leave is committed with them."""
+    kept, size = inputs.window.shape[1], weight.shape[1]
+    inputs_by_age = torch.cat([inputs.window, inputs.own], 1)
     out = torch.zeros((), device=weight.device)
-    for tap, (slot, there) in enumerate(zip(slots.unbind(2), known.unbind(2), strict=True)):
-        parts = [cache[:, 0].gather(1, slot[:, :, None].expand(-1, -1, cache.shape[3])) for cache in inputs]
-        out = out + torch.cat(parts, 2).where(there[:, :, None], 0.0).float() * weight[:, tap].float()
+    for tap, token in enumerate(where.window(size).unbind(2)):
+        x = inputs_by_age.gather(1, (token + kept)[:, :, None].expand(-1, -1, weight.shape[0]))
+        out = out + x.float() * weight[:, tap].float()
+    where.on_commit(lambda path, count: shift(inputs.window, inputs.own, path, count))
     return out if bias is None else out + bias.float()
 
 
@@ -55,7 +58,7 @@ def replaced(original: Callable[..., Any]) -> Callable[..., Any]:
             raise ValueError("it hands no keyword arguments on to its convolution; expected a model that does")
         out = convolve(hidden_states, weight, bias, attention_pass)
         out = out if activation is None else ACT2FN[activation](out)
-        return out.to(hidden_states.keys.dtype).transpose(1, 2)
+        return out.to(hidden_states.own.dtype).transpose(1, 2)
 
     return causal_conv1d
 

@@ -24,7 +24,7 @@ class Prefill(nn.Module):
     ) -> State:
         """tokens [1, T] int64, of which the first count [1] int64 are the row's next ones; state as in the step,
         its history already holding the whole prompt; keys, values [1, H_kv, S, D], written in place."""
-        where = chain_pass(state["lengths"], tokens.shape[1], self.chunk)
+        where = chain_pass(state["lengths"], tokens.shape[1], self.chunk, state=state, count=count)
         layers = self.target.layers
         _, features = self.target(tokens, where, keys[:layers], values[:layers])
         own = self.scorer.prefill(tokens, count, where, state, keys[layers:], values[layers:], features)

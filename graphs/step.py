@@ -55,7 +55,7 @@ class SpeculativeStep(nn.Module):
         drafted = drafted_tree(state)
         tree = first_nodes(drafted, nodes)
         ancestors, depths = (part.index_select(1, nodes) for part in self._layout(drafted))
-        where = Pass(state["lengths"], depths, ancestors, depths)
+        where = Pass(state["lengths"], depths, ancestors, depths, parents=tree.parents, state=state)
         logits, features = self.target(tree.tokens, where, keys[:layers], values[:layers])
         allowed = {"allowed": state["allowed"].index_select(1, nodes)}
         choice = self.choice(logits, tree, ancestors, depths, self.drafter.depth, state | allowed)
@@ -63,6 +63,7 @@ class SpeculativeStep(nn.Module):
         path, accepted = accept(*tree, ancestors, depths, choice, self.drafter.depth)
         compact([*keys[:layers], *values[:layers]], state["lengths"], path, accepted)
         report, after, moved = self._commit(Verified(tree, logits, features, choice), path, accepted, state)
+        where.commit(path, report.count)
         drafted, scores = self.drafter(moved, keys[layers:], values[layers:])
         return columns(report, (scores.exp() * SCORE_STEPS).round().long()), after | drafted
 
@@ -105,13 +106,14 @@ class PlainStep(SpeculativeStep):
         """As `SpeculativeStep.forward`, without the scorer's own state and layers."""
         state = near(state, keys[0].shape[2])
         tree = bare_root(drafted_tree(state).tokens[:, 0])
-        where = chain_pass(state["lengths"], 1, 1)
+        where = chain_pass(state["lengths"], 1, 1, state=state)
         logits, features = self.target(tree.tokens, where, keys, values)
         allowed = {"allowed": state["allowed"][:, :1]}
         choice = self.choice(logits, tree, where.ancestors, where.depths, 0, state | allowed)
 
         path = torch.zeros_like(tree.tokens).expand(-1, self.drafter.depth + 1)
         report, after, _ = self._commit(Verified(tree, logits, features, choice), path, path[:, 0], state)
+        where.commit(path[:, :1], report.count)
         return columns(report, torch.zeros_like(path[:, :1]).expand(-1, self.drafter.nodes)), after
 
 

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .attention import ATTENTION_NAME, LayerCache, Pass, register_attention
+from .attention import ATTENTION_NAME, Pass, register_attention
 from .convolution import convolution_sizes, has_convolutions, register_convolutions
 from .experts import EXPERTS_NAME, register_experts
+from .hybrid_cache import RECURRENT, WINDOW, HybridCache
+from .linear_attention import has_linear_attention, register_linear_attention
 from .rope import BOUNDED_ROPE, PLAIN_ROPE, keep_short_frequencies, rope_kinds
+from .state import StateTensor
 
 
 class UnsupportedModel(ValueError):
@@ -26,21 +29,30 @@ class CacheLayer(NamedTuple):
     value_size: int
 
 
+class Kept(NamedTuple):
+    """What a model keeps of a row. caches: keys and values, by the numbers of the layers that have them; states: state
+    tensors of recurrent layers, by their names, see `hybrid_cache`."""
+
+    caches: dict[int, CacheLayer]
+    states: dict[str, StateTensor]
+
+
 class CausalLM(nn.Module):
-    """A causal LM that reads and writes the engine's KV tensors, those of its own layers."""
+    """A causal LM that reads and writes the engine's KV tensors, those of its own layers, and leaves writes to states
+    of rows to the pass."""
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int] = ()):
         """`feature_layers`: indices of the hidden states that are returned as features, see `Scorer.feature_layers`.
         Raises UnsupportedModel."""
         super().__init__()
-        check_config(model)
-        self.layers: int = model.config.get_text_config().num_hidden_layers
-        if self.layers in feature_layers:
+        caches, self.states = kept_by(model)
+        self.cached = sorted(caches)  # the layers with keys and values
+        self.layers, self.depth = len(caches), int(model.config.get_text_config().num_hidden_layers)
+        if self.depth in feature_layers:
             capture_last_layer(model)
-        self.normed = capture_normed(model) if self.layers + 1 in feature_layers else None
+        self.normed = capture_normed(model) if self.depth + 1 in feature_layers else None
         register_attention()
         register_experts()
-        register_convolutions(model)
         model.set_attn_implementation(ATTENTION_NAME)
         model.set_experts_implementation(EXPERTS_NAME)
         self.model = model.eval().requires_grad_(False)
@@ -57,15 +69,15 @@ class CausalLM(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """tokens [B, T] int64 -> logits [B, T, V] and features [B, T, features * hidden] (None without feature layers).
 
-        The KV of the tokens is written in place at `where.slots`.
+        The KV of the tokens is written in place at `where.slots`; `where.commit` writes to states of rows.
         """
         for size in self.windows:  # ahead of the layers, which are all alike then
-            where.window_slots(size)
-        inner = any(layer <= self.layers for layer in self.feature_layers)
+            where.window(size)
+        inner = any(layer <= self.depth for layer in self.feature_layers)
         out = self.model(**self._arguments(tokens, where, keys, values), output_hidden_states=inner)
         states = dict(enumerate(out.hidden_states)) if inner else {}
         if self.normed is not None:
-            states[self.layers + 1] = self.normed.take()
+            states[self.depth + 1] = self.normed.take()
         features = [states[layer] for layer in self.feature_layers]
         return out.logits, torch.cat(features, -1) if features else None
 
@@ -77,7 +89,7 @@ class CausalLM(nn.Module):
             self.max_positions is not None
         ):  # nodes past a row's limit are never accepted, but must not read past a table
             positions = positions.clamp(max=self.max_positions - 1)
-        cache = LayerCache(keys, values, where.slots)
+        cache = HybridCache(keys, values, where, self.cached)
         given: dict[str, Any] = {"input_ids": tokens}
         if where.wanted is not None:  # zeros must enter ahead of the first layer
             given = {"inputs_embeds": where.zeros_unless_wanted(self.model.get_input_embeddings()(tokens))}
@@ -150,6 +162,7 @@ def check_config(model: PreTrainedModel) -> None:
     """Refuse what is known to be wrong under our attention. The build also compares logits (`compile.faithful`)."""
     config, name = model.config.get_text_config(), type(model).__name__
     known = {"full_attention", "sliding_attention"} | ({"conv"} if has_convolutions(model) else set())
+    known |= {"linear_attention"} if has_linear_attention(model) else set()
     odd = set(getattr(config, "layer_types", None) or ()) - known
     if odd:
         raise UnsupportedModel(
@@ -170,13 +183,14 @@ def check_config(model: PreTrainedModel) -> None:
         )
 
 
-def cache_layers(model: PreTrainedModel) -> list[CacheLayer]:
-    """Shapes of what layers cache, read off one real forward pass of one token, so no family needs a special case.
-    Raises UnsupportedModel where that pass fails, or where a layer keeps no keys and values."""
+def kept_by(model: PreTrainedModel) -> Kept:
+    """What the model keeps of a row, read off one real forward pass of one token, so no family needs a special case.
+    Raises UnsupportedModel where that pass fails, or where a layer keeps nothing."""
     check_config(model)
     if model.config._attn_implementation == ATTENTION_NAME:  # it is part of another graph, too
         model.set_attn_implementation("eager")
     register_convolutions(model)
+    register_linear_attention(model)
     recorder = _ShapeRecorder()
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
@@ -186,12 +200,20 @@ def cache_layers(model: PreTrainedModel) -> list[CacheLayer]:
         except Exception as error:  # modeling code raises anything
             raise UnsupportedModel(f"model: {type(model).__name__} cannot be traced: {reason(error)}") from error
     count = model.config.get_text_config().num_hidden_layers
-    if sorted(recorder.layers) != list(range(count)):
+    if sorted({*recorder.caches, *recorder.recurrent}) != list(range(count)):
         raise UnsupportedModel(
-            f"model: {type(model).__name__} keeps keys and values for {len(recorder.layers)} of its {count} layers; "
-            "expected them for all"
+            f"model: {type(model).__name__} keeps something of {len({*recorder.caches, *recorder.recurrent})} of its "
+            f"{count} layers; expected keys and values, or a state, for each"
         )
-    return [recorder.layers[index] for index in range(count)]
+    if not recorder.caches:
+        raise UnsupportedModel(f"model: no layer of {type(model).__name__} has keys and values; expected one at least")
+    return Kept(recorder.caches, recorder.states)
+
+
+def cache_layers(model: PreTrainedModel) -> list[CacheLayer]:
+    """Shapes of the keys and values that a model keeps, of those layers that do, see `kept_by`."""
+    caches = kept_by(model).caches
+    return [caches[layer] for layer in sorted(caches)]
 
 
 def reason(error: Exception) -> str:
@@ -206,19 +228,37 @@ class _ShapeRecorder:
     is_compileable = True
 
     def __init__(self) -> None:
-        self.layers: dict[int, CacheLayer] = {}
+        self.caches: dict[int, CacheLayer] = {}
+        self.recurrent: set[int] = set()  # layers with states
+        self.states: dict[str, StateTensor] = {}
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        self.layers[layer_idx] = CacheLayer(key.shape[1], key.shape[3], value.shape[3])
+        self.caches[layer_idx] = CacheLayer(key.shape[1], key.shape[3], value.shape[3])
         return key, value
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         return None
 
-    def update_conv_state(self, x: Tensor, layer_idx: int, *_: object, **__: object) -> Tensor:
-        half = -(-x.shape[1] // 2)
-        self.layers[layer_idx] = CacheLayer(1, half, x.shape[1] - half)
+    def update_conv_state(
+        self, x: Tensor, layer_idx: int, *_: object, conv_kernel_size: int | None = None, **__: object
+    ) -> Tensor:
+        if conv_kernel_size is None:
+            raise AttributeError("it does not say how many inputs its convolution has; expected conv_kernel_size")
+        self._add(f"{WINDOW}{layer_idx}", (conv_kernel_size - 1, x.shape[1]), x.dtype, layer_idx)
         return x
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        return None
+
+    def update_recurrent_state(self, state: Tensor, layer_idx: int, *_: object, **__: object) -> Tensor:
+        self._add(f"{RECURRENT}{layer_idx}", tuple(state.shape[1:]), torch.float32, layer_idx)
+        return state
+
+    def _add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, layer: int) -> None:
+        if name in self.states:
+            raise AttributeError(f"layer {layer} keeps two states of a kind; expected one")
+        self.states[name] = StateTensor(shape, dtype, in_place=True)
+        self.recurrent.add(layer)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0

@@ -102,6 +102,10 @@ def _tree_attention(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]))
 
 
+def _linear_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return value.new_empty(value.shape), value.new_empty(value.shape)
+
+
 NATIVE_OPS = {  # "*": optional, "+": a list, "#": an integer, "~": a float
     "packed_linear": NativeOp(("x", "weight", "bias*", "columns#"), 1, _packed_linear),
     "packed_expert_linear": NativeOp(("x", "weight", "experts", "columns#"), 1, _packed_expert_linear),
@@ -125,6 +129,11 @@ NATIVE_OPS = {  # "*": optional, "+": a list, "#": an integer, "~": a float
     "exact_sum": NativeOp(("x", "dim#"), 1, lambda x, dim: x.new_empty((*x.shape[:dim], 1, *x.shape[dim + 1 :]))),
     "exact_rms_norm": NativeOp(("x", "weight*", "epsilon~"), 1, _like),
     "exact_layer_norm": NativeOp(("x", "weight*", "bias*", "epsilon~"), 1, _like),
+    "linear_attention_native": NativeOp(
+        ("query", "key", "value", "decay", "beta*", "state", "parents*"), 2, _linear_attention
+    ),
+    "fold_native": NativeOp(("state", "key", "decay", "update", "path", "count"), 0, lambda *_: None),
+    "shift_native": NativeOp(("window", "inputs", "path", "count"), 0, lambda *_: None),
     "compact_native": NativeOp(("caches+", "lengths", "path", "accepted"), 0, lambda *_: None),
     "tree_attention_native": NativeOp(
         ("q", "k", "v", "lengths", "depths", "ancestors", "key_depths", "scale~", "window#", "softcap~", "sinks*"), 1,

@@ -27,12 +27,14 @@ def traced_op(
     cpu: Function | None = None,
     cuda: Function | None = None,
     check: Callable[..., None] | None = None,
+    fake: Function | None = None,
     mutates_args: Iterable[str] = (),
 ) -> CustomOpDef:
     """Register the op `name`, with the signature and the meaning of its reference.
 
     cpu, cuda: what runs on tensors of that device, by default the reference. check: called with the arguments before
-    all else, it raises ValueError where they do not fit together. mutates_args: names of the tensors that it writes.
+    all else, it raises ValueError where they do not fit together. fake: the op on tensors without data, where its body
+    is no graph for every size. mutates_args: names of the tensors that it writes.
     """
 
     def body(*args: Any) -> Any:
@@ -53,7 +55,7 @@ def traced_op(
 
     schema = torch.library.infer_schema(reference, mutates_args=mutates_args)
     op = torch.library.custom_op(name, eager, mutates_args=mutates_args, schema=schema)
-    op.register_fake(body)
+    op.register_fake(fake or body)
     op.register_torch_dispatch(FunctionalTensorMode, trace)
     return op
 

@@ -22,7 +22,7 @@ from .manifest_fields import DTYPE_BYTES
 from .manifest_rules import NEXT as NEXT  # in a program that writes nothing in place
 from .manifest_rules import check_manifest
 
-FORMAT_VERSION = 16
+FORMAT_VERSION = 17
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 SIZES = ("nodes", "catch_up")  # inputs of a step that hold 0, 1, ..., and say by their length how many
@@ -70,6 +70,7 @@ class EngineSpec:
     scratch: int  # slots past a row's length that a step writes
     catch_up: int  # most positions that a drafter which pauses processes in a step; 0: it does not pause
     drafter_tensors: tuple[str, ...]  # names of the state and caches that are the drafter's own
+    recurrent: tuple[str, ...]  # names of the state that recurrent layers keep: it cannot be cut back to fewer tokens
     prefill_chunk: int  # most prompt tokens per prefill call
     vocab_size: int  # of the target's logits
     stop_ids: tuple[int, ...]  # tokens that end an answer
@@ -155,7 +156,7 @@ def _spec(data: dict[str, Any]) -> EngineSpec:
         for name in ("prefill", "step", "plain")
         if data.get(name)
     }
-    lists = {name: tuple(data[name]) for name in ("stop_ids", "drafter_tensors")}
+    lists = {name: tuple(data[name]) for name in ("stop_ids", "drafter_tensors", "recurrent")}
     return EngineSpec(**(data | lists | tensors | programs))
 
 

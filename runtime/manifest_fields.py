@@ -101,6 +101,7 @@ SPEC = fields(
         "scratch": integer(1),
         "catch_up": integer(0),
         "drafter_tensors": list_of(text),
+        "recurrent": list_of(text),
         "prefill_chunk": integer(2),
         "vocab_size": integer(1, 2**31),
         "stop_ids": list_of(INTEGER, STOP_IDS),

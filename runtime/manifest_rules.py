@@ -109,9 +109,9 @@ def _check_tensors(spec: Data) -> None:
         if len(shape) != 4 or [shape[0], shape[2]] != [batch, capacity]:
             raise refusal(f"{tensor['name']}.shape", [batch, "H", capacity, "D"], shape)
         equal_to(spec["config"]["dtype"])(f"{tensor['name']}.dtype", tensor["dtype"])
-    odd = sorted({*spec["drafter_tensors"]} - {*every})
-    if odd:
-        raise refusal("drafter_tensors", "names of tensors", odd[0])
+    for name, known in (("drafter_tensors", {*every}), ("recurrent", {*found} - {*rows})):
+        if odd := sorted({*spec[name]} - known):
+            raise refusal(name, "names of tensors", odd[0])
 
 
 def _check_program(name: str, spec: Data, files: Data) -> None:

@@ -10,22 +10,14 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import NamedTuple
 
 from ..errors import InputError
+from .row_states import Block, RowStates, element_bytes
 from .session import Session
 
 BLOCK = 32
-BYTES = {"float32": 4}  # of an element of a cache, where it is not 2
 
 Key = tuple[int | str, tuple[int, ...]]  # the number of the block before, or the scope of a first one; its tokens
-
-
-class Block(NamedTuple):
-    """One block. number: given once; place: where it lies in the store, in blocks."""
-
-    number: int
-    place: int
 
 
 Chain = list[tuple[Key, Block]]  # the blocks that a row's tokens begin with, in order
@@ -42,13 +34,17 @@ class PrefixCache:
         """budget: most bytes. Raises InputError for fewer than a block takes."""
         self.session, self._lookahead = session, session.spec.lookahead
         elements = ((math.prod(tensor.shape[1:]) // tensor.shape[2], tensor.dtype) for tensor in session.spec.caches)
-        self.block_bytes = BLOCK * sum(size * BYTES.get(dtype, 2) for size, dtype in elements)
+        self.block_bytes = BLOCK * sum(size * element_bytes(dtype) for size, dtype in elements)
         places = budget // self.block_bytes
         if places < 1:
             raise InputError(
                 f"prefix_cache_bytes: expected 0, or at least {self.block_bytes}, which {BLOCK} tokens take, "
                 f"got {budget}"
             )
+        self._states = RowStates(session, budget - budget // 2) if session.spec.recurrent else None
+        if self._states is not None:
+            places = max(places // 2, 1)
+            session.chunk_end = self._end_of_block
         session.make_store(places * BLOCK)
         self._free = deque(range(places))
         self._blocks: dict[Key, Block] = {}
@@ -58,24 +54,42 @@ class PrefixCache:
 
     @property
     def used_bytes(self) -> int:
-        """What the blocks take that are kept now."""
-        return len(self._blocks) * self.block_bytes
+        """What the blocks and states take that are kept now."""
+        return len(self._blocks) * self.block_bytes + (self._states.used_bytes if self._states else 0)
 
     def recall(self, row: int, scope: str, prompt: Sequence[int]) -> int:
         """Fill the caches of a row that was begun with what is kept of its prompt -> how many of its tokens need no
         prefill. The last token is no part of a prefill, and one more is left to it: what else a drafter keeps."""
         found = self._find(scope, prompt, len(prompt), [])
+        if self._states is not None:
+            found = self._states.last(found[: (len(prompt) - 1) // BLOCK])
         cached = min(BLOCK * len(found), len(prompt) - 1) - self._lookahead
         if cached < 1:
             return 0
         self._touch(found)
         self.session.resume(row, cached, self._runs((block.place for _, block in found), 0))
+        if self._states is not None:
+            self._states.recall(row, found[-1][1])
         return cached
 
     def keep(self, row: int, scope: str, tokens: Sequence[int], count: int, known: Chain) -> Chain:
         """Keep what is new of a row -> its blocks. tokens: its first `count` are all that it has, its root included,
         which is the last; known: what this returned before for the same request, so that a long prompt is not compared
         from its start on with each of its chunks."""
+        found = self._add(row, scope, tokens, count, known)
+        length = self.session.lengths[row]
+        if self._states is not None and length and length == self._end_of_block(length):
+            at = (length + self._lookahead) // BLOCK
+            if at == len(found):
+                self._states.keep(row, found[-1][1])
+        return found
+
+    def _end_of_block(self, end: int) -> int:
+        """The last token up to `end` after which a block has all of its slots."""
+        return (end + self._lookahead) // BLOCK * BLOCK - self._lookahead
+
+    def _add(self, row: int, scope: str, tokens: Sequence[int], count: int, known: Chain) -> Chain:
+        """See `keep`."""
         found = self._find(scope, tokens, count, known)
         first = len(found)
         if first == count // BLOCK and first == len(known):
@@ -117,7 +131,10 @@ class PrefixCache:
         if len(places) < wanted:
             numbers = {block.number for _, block in needed}
             while len(places) < wanted and self._recent and next(iter(self._recent)) not in numbers:
-                places.append(self._blocks.pop(self._recent.popitem(last=False)[1]).place)
+                gone = self._blocks.pop(self._recent.popitem(last=False)[1])
+                places.append(gone.place)
+                if self._states is not None:
+                    self._states.forget(gone)
         return sorted(places)
 
     def _runs(self, places: Iterable[int], first: int) -> list[tuple[int, int, int]]:

@@ -44,6 +44,7 @@ class Session(Buffers):
         # 10 tokens, all processed: a cheap step makes 13, pending 3, processed 10; a whole one that adds 2 15, 0, 15.
         self._pending = [0] * spec.max_batch  # tokens of each row since a drafter that pauses took part
         self._processed = [0] * spec.max_batch  # tokens of each row, up to the first that such a drafter left out
+        self.chunk_end = lambda end: end  # where a chunk that may end at a token had better end, see `PrefixCache`
         self._written = [0] * spec.max_batch  # slots of each row that anything was written to since it was cleared
 
     @property
@@ -111,7 +112,10 @@ class Session(Buffers):
 
     def next_chunk(self, row: int, most: int) -> int:
         """How many tokens `fill` would prefill."""
-        return min(len(self._unfilled[row]) - 1 - self.lengths[row], most, self.spec.prefill_chunk)
+        start = self.lengths[row]
+        count = min(len(self._unfilled[row]) - 1 - start, most, self.spec.prefill_chunk)
+        better = self.chunk_end(start + count) - start
+        return better if better > 1 else count
 
     def fill(self, row: int, most: int) -> bool:
         """Prefill the next chunk of the row's prompt, of at most so many tokens (2 or more) -> whether the caches have

@@ -24,7 +24,7 @@ from ..export import export_program
 from ..lowered import Lowered
 from ..stages import stage_shares
 from ..writer import write_weights
-from .copies import copy_compacted
+from .copies import copy_committed
 from .ops import add_functions, translations
 
 OPSET = 18  # what the exporter writes without converting; ONNX Runtime and TensorRT read it
@@ -82,7 +82,7 @@ def lower(graphs: Graphs, directory: Path, report: OnProgress) -> Lowered:
 
 def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Model:
     """Translate and simplify, our ops still without their functions."""
-    copy_compacted(exported)
+    copy_committed(exported)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of optional packages
     with warnings.catch_warnings(action="ignore"):  # the exporter's about itself
         result = torch.onnx.export(

@@ -25,6 +25,15 @@ from ...kernels.compact.onnx import compact
 from ...kernels.compact.op import compacted as compacted_op
 from ...kernels.expert_linear.onnx import expert_linear, expert_linear_node
 from ...kernels.expert_linear.op import expert_linear as expert_linear_op
+from ...kernels.fold.onnx import fold
+from ...kernels.fold.op import folded as folded_op
+from ...kernels.linear_attention.onnx import (
+    linear_attention,
+    linear_attention_chain,
+    linear_attention_nodes,
+    spread_heads,
+)
+from ...kernels.linear_attention.op import linear_attention as linear_attention_op
 from ...kernels.ngram.onnx import ngram_nodes
 from ...kernels.ngram.op import ngram as ngram_op
 from ...kernels.noise_onnx import HELPERS as NOISE_HELPERS
@@ -32,6 +41,8 @@ from ...kernels.onnx_domain import OPS, write_node
 from ...kernels.rank.onnx import HELPERS as RANK_HELPERS
 from ...kernels.rank.onnx import rank
 from ...kernels.rank.op import rank as rank_op
+from ...kernels.shift.onnx import shift
+from ...kernels.shift.op import shifted as shifted_op
 from ...kernels.top_log_probs.onnx import top_log_probs, top_log_probs_node
 from ...kernels.top_log_probs.op import top_log_probs as top_log_probs_op
 from ...kernels.tree_attention.onnx import tree_attention, tree_attention_node
@@ -42,8 +53,18 @@ from ...kernels.tree_layout.op import tree_layout as tree_layout_op
 DOMAIN = OPS.domain
 INDEX_TYPES = (onnx_ir.DataType.INT64, onnx_ir.DataType.INT32)
 PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(OPS.version), "aot": 1}
-NODES = (tree_layout, tree_attention, accept, compact, expert_linear, choose, top_log_probs, rank)
-HELPERS = (pack_bits, unpack_bits, *NOISE_HELPERS, *CHOOSE_HELPERS, *RANK_HELPERS)  # that the nodes' functions call
+NODES = (
+    tree_layout, tree_attention, linear_attention, linear_attention_chain, accept, compact, fold, shift, expert_linear,
+    choose, top_log_probs, rank,
+)  # fmt: skip
+HELPERS = (
+    pack_bits,
+    unpack_bits,
+    spread_heads,
+    *NOISE_HELPERS,
+    *CHOOSE_HELPERS,
+    *RANK_HELPERS,
+)  # that the nodes' functions call
 
 
 def add_functions(model: onnx.ModelProto) -> None:
@@ -74,6 +95,9 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         tree_attention_op._opoverload: tree_attention_node,
         accept_op._opoverload: _node(accept),
         compacted_op._opoverload: _node(compact),
+        linear_attention_op._opoverload: linear_attention_nodes,
+        folded_op._opoverload: _node(fold),
+        shifted_op._opoverload: _node(shift),
         expert_linear_op._opoverload: expert_linear_node,
         choose_op._opoverload: _node(choose),
         top_log_probs_op._opoverload: top_log_probs_node,

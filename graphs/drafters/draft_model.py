@@ -17,6 +17,8 @@ from .frontier import FrontierPasses, drafting
 from .shared_noise import BestTokens
 from .vocabulary import CommonTokens, SameTokens
 
+DRAFT = "draft."  # ahead of the names of what its recurrent layers keep
+
 
 class DraftModel(Scorer):
     """Scores with a causal LM, of the target's tokenizer or another.
@@ -38,7 +40,13 @@ class DraftModel(Scorer):
         return self.layers
 
     def state(self, shape: TreeShape) -> dict[str, StateTensor]:
-        return {"draft_lengths": StateTensor((), torch.int64)}
+        return {"draft_lengths": StateTensor((), torch.int64)} | {
+            f"{DRAFT}{name}": tensor for name, tensor in self.model.states.items()
+        }
+
+    def kept(self, state: State) -> State:
+        """What the model's recurrent layers keep of the rows, by its own names."""
+        return {name: state[f"{DRAFT}{name}"] for name in self.model.states}
 
     def prefill(
         self,
@@ -50,14 +58,14 @@ class DraftModel(Scorer):
         values: Sequence[Tensor],
         features: Tensor | None,
     ) -> State:
-        self._logits(tokens, where, keys, values)
+        self._logits(tokens, where.over(self.kept(state)), keys, values)
         return {"draft_lengths": state["lengths"] + count}
 
     def begin(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
         wanted = drafting(state)
-        passes = FrontierPasses(state["lengths"] + 1, wanted)
+        passes = FrontierPasses(state["lengths"] + 1, wanted, self.kept(state))
         best = BestTokens(state, shape.top_k, self.tokens.ids, wanted)
 
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
@@ -77,7 +85,9 @@ class DraftModel(Scorer):
         lengths, wanted = state["lengths"] + 1, drafting(state)
         start, index, last = owed_positions(state, lengths)
         tokens, width = state["history"].gather(1, index), index.shape[1]
-        logits = self._logits(tokens, chain_pass(start, width, most, wanted), keys, values)
+        count = (lengths - start).where(wanted, 0)
+        where = chain_pass(start, width, most, wanted, state=self.kept(state), count=count)
+        logits = self._logits(tokens, where, keys, values)
         after = logits.gather(1, last[:, :, None].expand(-1, -1, logits.shape[2]))
         return after, lengths.where(wanted, state["draft_lengths"])
 

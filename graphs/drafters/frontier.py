@@ -1,6 +1,8 @@
 """What neural drafters share: what a step wants of them, the passes over one frontier after the other, and ids that
 they can embed."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -14,12 +16,13 @@ class FrontierPasses:
     drafted before, and themselves. Their keys go to the slots after the committed ones, level by level.
     """
 
-    def __init__(self, lengths: Tensor, wanted: Tensor | None = None):
-        """lengths [B]: tokens committed to the drafter's cache, the root's included; wanted: see `Pass`."""
-        self.lengths, self.wanted = lengths, wanted
+    def __init__(self, lengths: Tensor, wanted: Tensor | None = None, state: Mapping[str, Tensor] | None = None):
+        """lengths [B]: tokens committed to the drafter's cache, the root's included; wanted, state: see `Pass`."""
+        self.lengths, self.wanted, self.state = lengths, wanted, state
         self.ancestors = torch.zeros(lengths.shape[0], 1, 0, dtype=torch.bool, device=lengths.device)  # [B, F, M]
-        self.depths = lengths[:, None][:, :0]  # [B, M] of all nodes drafted so far
-        self.level = 0
+        self.depths = self.parents = lengths[:, None][:, :0]  # [B, M] of all nodes drafted so far
+        self.level, self.frontier = 0, -1  # the frontier that is extended: where it begins, -1 for the root alone
+        self.earlier: dict[str, Tensor] = {}
 
     def extend(self, parents: Tensor) -> Pass:
         """parents [B, F], indices in the previous frontier (the root alone at first) -> the pass over the new
@@ -31,8 +34,10 @@ class FrontierPasses:
         self.ancestors = torch.cat([inherited, own], 2)
         depths = torch.full_like(parents, self.level)
         self.depths = torch.cat([self.depths, depths], 1)
-        self.level += 1
-        return Pass(self.lengths, depths, pack_bits(self.ancestors), self.depths, drafted, self.wanted)
+        self.parents = torch.cat([self.parents, parents + self.frontier], 1)
+        self.level, self.frontier = self.level + 1, drafted
+        tree = {"parents": self.parents, "state": self.state, "earlier": self.earlier}
+        return Pass(self.lengths, depths, pack_bits(self.ancestors), self.depths, drafted, self.wanted, **tree)
 
 
 def drafting(state: State) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 NAMES = ("lengths", "history", "keys.0", "values.0")
 SPEC = EngineSpec(
     config={"nodes": 0}, max_batch=2, max_seq_len=128, capacity=256, slot_step=64, scratch=8, catch_up=0,
-    drafter_tensors=(), prefill_chunk=16,
+    drafter_tensors=(), recurrent=(), prefill_chunk=16,
     vocab_size=32, stop_ids=(), device="cpu",
     state=(TensorSpec("lengths", (2,), "int64"), TensorSpec("history", (2, 256), "int64")),
     shared=(),

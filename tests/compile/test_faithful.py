@@ -16,11 +16,14 @@ from specstep.compile.faithful import check_faithful
 from specstep.compile.raised import RaisedTo
 from specstep.compile.source import Source
 from specstep.graphs import convolution as convolution_module
+from specstep.graphs import hybrid_cache as hybrid_cache_module
+from specstep.graphs import linear_attention as linear_attention_module
 from specstep.graphs.attention import Pass
 from specstep.graphs.convolution import convolve
 from specstep.graphs.experts import EXPERTS_NAME, mix_experts
 from specstep.graphs.target import CausalLM
 from specstep.kernels.bits import chain_bits
+from specstep.kernels.linear_attention.op import linear_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -28,8 +31,9 @@ DTYPES = ["bfloat16", "float16", "float32"]
 WINDOWED = ["Qwen2", "Mistral", "Phi3", "Gemma2", "Gemma3Text", "GptOss"]
 NORMED = ["Qwen3", "Gemma3Text", "Qwen3Moe"]  # by these names
 LATENT = ["DeepseekV3"]
-ROUTED = ["Qwen3Moe", "DeepseekV3", "GptOss", "Lfm2Moe"]
-CONVOLVED = ["Lfm2", "Lfm2Moe"]
+ROUTED = ["Qwen3Moe", "DeepseekV3", "GptOss", "Lfm2Moe", "Qwen3Next"]
+LINEAR = ["Qwen3Next", "Qwen3_5Text", "OlmoHybrid"]
+CONVOLVED = ["Lfm2", "Lfm2Moe", *LINEAR]
 
 
 @functools.cache
@@ -72,31 +76,47 @@ def slots_one_off(patch: pytest.MonkeyPatch) -> None:
 
 
 def convolution(change: Callable[..., tuple[Any, ...]]) -> Callable[[pytest.MonkeyPatch], None]:
-    """A mutation of what a convolution is given: change(weight, slots, known) -> the same, changed."""
+    """A mutation of what a convolution is given: change(weight, tokens) -> the same, changed. tokens: `Pass.window`."""
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         whole = convolve
 
         def mutated(inputs: Any, weight: torch.Tensor, bias: Any, where: Pass) -> torch.Tensor:
-            weight, slots, known = change(weight, *where.window_slots(weight.shape[1]))
-            other = Pass(where.lengths, where.depths, where.ancestors, where.key_depths, where.first_key)
-            other._windows = {weight.shape[1]: (slots, known)}
-            return whole(inputs, weight, bias, other)
+            weight, tokens = change(weight, where.window(weight.shape[1]))
+            with pytest.MonkeyPatch.context() as inner:
+                inner.setattr(where, "_windows", {weight.shape[1]: tokens})
+                return whole(inputs, weight, bias, where)
 
         patch.setattr(convolution_module, "convolve", mutated)
 
     return apply
 
 
-def without_state(weight: torch.Tensor, slots: torch.Tensor, known: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """As if nothing were known of the tokens ahead of a pass."""
-    return weight, slots, known & (slots >= slots[:, :1, -1:])
+def neighbours(weight: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tokens ahead of a token's own, whoever they follow."""
+    back = torch.arange(tokens.shape[2] - 1, -1, -1)
+    return weight, tokens[:, :, -1:] - back
 
 
-def neighbours(weight: torch.Tensor, slots: torch.Tensor, known: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The slots ahead of a token's own, whoever has them."""
-    back = torch.arange(slots.shape[2] - 1, -1, -1)
-    return weight, (slots[:, :, -1:] - back).clamp(min=0), known
+def linear_attention_given(change: Callable[..., dict[str, Any]]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A mutation of what linear attention is given: change(given) -> what is other, by its name."""
+    names = "query", "key", "value", "decay", "beta", "state", "parents"
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        def mutated(*inputs: Any) -> Any:
+            given = dict(zip(names, inputs, strict=True))
+            return linear_attention(*(given | change(given)).values())
+
+        patch.setattr(linear_attention_module, "linear_attention", mutated)
+
+    return apply
+
+
+def no_commit(name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """What the tokens of a pass leave is not kept."""
+    return lambda patch: patch.setattr(
+        {"fold": hybrid_cache_module, "shift": convolution_module}[name], name, lambda *_: None
+    )
 
 
 def during_forward(change: Callable[[CausalLM, pytest.MonkeyPatch], None]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -197,13 +217,23 @@ MUTATIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str]]] = {
     "other rope base": (other_rope_base, [name for name in ARCHITECTURES if name != "GPT2"]),
     "positions one off": (positions_one_off, list(ARCHITECTURES)),
     "slots one off": (slots_one_off, list(ARCHITECTURES)),
-    "a tap one off": (convolution(lambda weight, *where: (weight.roll(1, 1), *where)), CONVOLVED),
+    "a tap one off": (convolution(lambda weight, tokens: (weight.roll(1, 1), tokens)), CONVOLVED),
     "no oldest tap": (
-        convolution(lambda weight, *where: (weight * (torch.arange(weight.shape[1]) > 0), *where)),
+        convolution(lambda weight, tokens: (weight * (torch.arange(weight.shape[1]) > 0), tokens)),
         CONVOLVED,
     ),
-    "inputs not carried": (convolution(without_state), CONVOLVED),
     "inputs of neighbours": (convolution(neighbours), CONVOLVED),
+    "inputs not kept": (no_commit("shift"), CONVOLVED),
+    "no decay": (linear_attention_given(lambda given: {"decay": torch.ones_like(given["decay"])}), LINEAR),
+    "no gate": (linear_attention_given(lambda given: {"beta": torch.ones_like(given["beta"])}), LINEAR),
+    "no correction": (
+        linear_attention_given(lambda given: {"value": given["value"] * given["beta"][..., None], "beta": None}),
+        LINEAR,
+    ),
+    "heads in other groups": (linear_attention_given(lambda given: {"key": given["key"].flip(2)}), LINEAR),
+    "states of neighbours": (linear_attention_given(lambda given: {"parents": None}), LINEAR),
+    "no state": (linear_attention_given(lambda given: {"state": torch.zeros_like(given["state"])}), LINEAR),
+    "states not kept": (no_commit("fold"), LINEAR),
     "siblings see each other": (siblings_see_each_other, list(ARCHITECTURES)),
 }
 CASES = [

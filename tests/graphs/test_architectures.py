@@ -51,8 +51,9 @@ def test_hidden_states_up_to_that_behind_the_final_norm_are_features(architectur
             [torch.zeros(1, layer.heads, 16, size) for layer in cache_layers(model) for size in [layer[part]]]
             for part in (1, 2)
         )
-        where = chain_pass(torch.zeros(1, dtype=torch.int64), 6, 6)
         target = CausalLM(model, layers)
+        state = {name: torch.zeros(1, *tensor.shape) for name, tensor in target.states.items()}
+        where = chain_pass(torch.zeros(1, dtype=torch.int64), 6, 6, state=state)
         _, features = target(tokens, where, keys, values)
         parts = features.split(48, -1)
         torch.testing.assert_close(parts[-1], expected, atol=1e-5, rtol=1e-4)

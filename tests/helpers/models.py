@@ -39,6 +39,10 @@ LATENT = {
     "v_head_dim": 10, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 2, "topk_group": 1,
     "first_k_dense_replace": 1, "moe_intermediate_size": 32, "n_shared_experts": 1,
 }  # fmt: skip
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 8, "head_dim": 16,
+}  # fmt: skip
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"]}
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -59,6 +63,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Lfm2Moe": SMALL
     | CONVOLUTIONS
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1},
+    "Qwen3Next": SMALL | MIXTURE | LINEAR | {"shared_expert_intermediate_size": 32},
+    "Qwen3_5Text": SMALL | LINEAR,
+    "OlmoHybrid": SMALL | LINEAR,
 }
 
 

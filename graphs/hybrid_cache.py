@@ -1,0 +1,71 @@
+"""What recurrent layers keep of a row while transformers' models are traced.
+
+Letters: B batch, T tokens in this pass, H heads, S cache slots, D head size, C channels, W inputs of a window.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..kernels.fold.op import fold
+from .attention import LayerCache, Pass
+
+WINDOW, RECURRENT = "window.", "recurrent."  # state tensors, each with the number of its layer
+
+
+class ConvolutionInputs(NamedTuple):
+    """What a layer's convolution reads: the inputs [B, M, C] of all tree keys so far, and the last ones of the
+    committed tokens [B, W, C]."""
+
+    own: Tensor
+    window: Tensor
+
+
+class RecurrentState(NamedTuple):
+    """The state of a recurrent layer [B, H, ...] after the committed tokens, by its name, and the pass that reads
+    it."""
+
+    name: str
+    tensor: Tensor
+    where: Pass
+
+
+class Written(NamedTuple):
+    """What a pass writes to a state of linear attention once its tokens are committed, see `kernels.fold`."""
+
+    key: Tensor
+    decay: Tensor
+    update: Tensor
+
+
+class HybridCache(LayerCache):
+    """A `LayerCache` of a model some of whose layers keep states instead of keys and values. Writes to these are left
+    to the pass, see `Pass.commit`."""
+
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], where: Pass, layers: Sequence[int]):
+        """layers: the numbers of those that have keys and values, in the order of these."""
+        super().__init__(keys, values, where.slots)
+        self.where, self.index = where, {layer: index for index, layer in enumerate(layers)}
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        return super().update(key, value, self.index[layer_idx])
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """None: transformers then hands all tokens of a convolution to `update_conv_state`, one alone, too."""
+
+    def update_conv_state(self, x: Tensor, layer_idx: int, *_: object, **__: object) -> ConvolutionInputs:
+        """x [B, C, T], the inputs of one layer's convolution -> those that it reads."""
+        window = self.where.state[f"{WINDOW}{layer_idx}"]
+        own = x.transpose(1, 2).to(window.dtype, memory_format=torch.contiguous_format, copy=True)
+        return ConvolutionInputs(self.where.with_earlier(f"{WINDOW}{layer_idx}", own), window)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> RecurrentState:
+        name = f"{RECURRENT}{layer_idx}"
+        return RecurrentState(name, self.where.state[name], self.where)
+
+    def update_recurrent_state(self, written: Written, layer_idx: int, *_: object, **__: object) -> None:
+        """Have the pass write to a layer's state what its tokens leave there, once they are committed."""
+        state = self.where.state[f"{RECURRENT}{layer_idx}"]
+        self.where.on_commit(lambda path, count: fold(state, *written, path, count))

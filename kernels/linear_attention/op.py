@@ -1,0 +1,43 @@
+"""`specstep::linear_attention`. See `reference.linear_attention`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..native import has_library
+from ..registration import traced_op
+from . import reference
+
+
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor,
+    parents: Tensor | None,
+) -> None:  # fmt: skip
+    heads, size = value.shape[2], key.shape[3]
+    if query.shape[2:] != key.shape[2:] or heads % key.shape[2] != 0:
+        raise ValueError(
+            f"key: expected heads of which the {heads} value heads are a multiple, and queries like keys, got "
+            f"{tuple(key.shape[2:])} and queries {tuple(query.shape[2:])}"
+        )
+    if decay.shape[2] != heads or decay.shape[3] not in (1, size):
+        raise ValueError(f"decay: expected {heads} heads of 1 or {size} factors, got {tuple(decay.shape[2:])}")
+    if tuple(state.shape[1:]) != (heads, size, value.shape[3]):
+        raise ValueError(f"state: expected {(heads, size, value.shape[3])} for a row, got {tuple(state.shape[1:])}")
+    if any(x is not None and x.dtype != torch.float32 for x in (query, key, value, decay, beta, state)):
+        raise ValueError("query, key, value, decay, beta, state: expected float32")
+
+
+def _fake(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return value.new_empty(value.shape), value.new_empty(value.shape)
+
+
+def _cpu(*arguments: Any) -> Any:
+    if not has_library():
+        return reference.linear_attention(*arguments)
+    return torch.ops.specstep.linear_attention_native(*arguments)
+
+
+linear_attention = traced_op(
+    "specstep::linear_attention", reference.linear_attention, cpu=_cpu, check=_check, fake=_fake
+)

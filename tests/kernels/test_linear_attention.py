@@ -1,0 +1,133 @@
+"""Linear attention over trees, and the commits of its path and of a short convolution's."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specstep.kernels.fold.op import fold, folded
+from specstep.kernels.linear_attention import reference
+from specstep.kernels.linear_attention.op import linear_attention
+from specstep.kernels.shift.op import shift, shifted
+from torch import Tensor
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
+
+
+def inputs(batch: int, tokens: int, groups: int, heads: int, n: int, p: int, wide: bool, delta: bool) -> list[Any]:
+    torch.manual_seed(batch + 7 * tokens + 31 * heads + 101 * n)
+    query, key = torch.nn.functional.normalize(torch.randn(2, batch, tokens, groups, n), dim=-1)
+    value = torch.randn(batch, tokens, heads, p)
+    decay = torch.rand(batch, tokens, heads, n if wide else 1)
+    beta = torch.rand(batch, tokens, heads) if delta else None
+    return [query, key, value, decay, beta, torch.randn(batch, heads, n, p)]
+
+
+def tree(batch: int, tokens: int) -> Tensor:
+    """Random parents: what follows the committed tokens may be several."""
+    return torch.stack([(torch.rand(batch) * (t + 1)).long() - 1 for t in range(tokens)], 1)
+
+
+def path_to(parents: Tensor, row: int, token: int) -> list[int]:
+    path = [token]
+    while int(parents[row, path[0]]) >= 0:
+        path.insert(0, int(parents[row, path[0]]))
+    return path
+
+
+sizes = given(
+    st.integers(1, 3), st.integers(1, 9), st.sampled_from([(1, 1), (1, 3), (2, 4)]),
+    st.sampled_from([(1, 1), (3, 5), (16, 8), (32, 32)]), st.booleans(), st.booleans(),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60)
+@sizes
+def test_equals_the_reference(batch, tokens, heads, size, wide, delta):
+    given, parents = inputs(batch, tokens, *heads, *size, wide, delta), tree(batch, tokens)
+    for place in (parents, None):
+        for got, expected in zip(
+            linear_attention(*given, place), reference.linear_attention(*given, place), strict=True
+        ):
+            torch.testing.assert_close(got, expected)
+
+
+@settings(deadline=None, max_examples=60)
+@sizes
+def test_a_node_has_the_bits_of_its_chain_and_so_has_the_state_it_leaves(batch, tokens, heads, size, wide, delta):
+    given, parents = inputs(batch, tokens, *heads, *size, wide, delta), tree(batch, tokens)
+    out, written = linear_attention(*given, parents)
+    state = given[5]
+    for row in range(batch):
+        for token in range(tokens):
+            path = path_to(parents, row, token)
+            alone = [None if x is None else x[row : row + 1, path].contiguous() for x in given[:5]]
+            chain, u = linear_attention(*alone, state[row : row + 1], None)
+            assert torch.equal(chain[0, -1], out[row, token])
+            # Token by token, as plain decoding goes, and all of the path at once.
+            plain, whole = state[row : row + 1].clone(), state.clone()
+            for step in range(len(path)):
+                one = [None if x is None else x[:, step : step + 1] for x in alone]
+                last, u = linear_attention(*one, plain, None)
+                fold(plain, one[1], one[3], u, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64))
+            assert torch.equal(last[0, 0], out[row, token])
+            padded = torch.tensor([path + [0] * (tokens - len(path))]).expand(batch, -1)
+            counts = torch.zeros(batch, dtype=torch.int64)
+            counts[row] = len(path)
+            fold(whole, given[1], given[3], written, padded, counts)
+            assert torch.equal(whole[row], plain[0])
+            others = [other for other in range(batch) if other != row]
+            assert torch.equal(whole[others], state[others])
+            torch.testing.assert_close(folded(state, given[1], given[3], written, padded, counts), whole)
+
+
+def test_equals_transformers():
+    query, key, value, decay, beta, state = inputs(2, 12, 2, 4, 16, 8, False, True)
+    got, _ = linear_attention(query * 16**-0.5, key, value, decay, beta, state, None)
+    expected, _ = torch_recurrent_gated_delta_rule(query, key, value, decay[..., 0].log(), beta, initial_state=state)
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_value_that_is_not_finite_stays_in_its_branch():
+    given = inputs(1, 3, 1, 2, 4, 4, False, True)
+    parents = torch.tensor([[-1, 0, 0]])
+    clean, _ = linear_attention(*given, parents)
+    given[2][:, 1] = torch.inf
+    out, written = linear_attention(*given, parents)
+    assert torch.equal(out[:, [0, 2]], clean[:, [0, 2]]) and not out[:, 1].isfinite().any()
+    state = given[5].clone()
+    fold(state, given[1], given[3], written, torch.tensor([[0, 2]]), torch.tensor([2]))
+    assert state.isfinite().all()
+
+
+@pytest.mark.parametrize("parents", [[[0]], [[-2]], [[-1, 1]]])
+def test_parents_that_are_none_are_refused(parents):
+    given = inputs(1, len(parents[0]), 1, 1, 2, 2, False, False)
+    with pytest.raises(ValueError, match="parents: expected -1 to t - 1"):
+        linear_attention(*given, torch.tensor(parents))
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    given = inputs(1, 2, 2, 4, 4, 4, False, True)
+    for place, message in ((0, "key: expected heads"), (3, "decay: expected 4 heads"), (5, "state: expected")):
+        wrong = list(given)
+        wrong[place] = wrong[place][:, :, :1] if place != 5 else wrong[place][:, :1]
+        with pytest.raises(ValueError, match=message):
+            linear_attention(*wrong, None)
+    with pytest.raises(ValueError, match="expected float32"):
+        linear_attention(given[0].double(), *given[1:], None)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 3), st.integers(1, 6), st.integers(1, 4), st.integers(1, 5), st.data())
+def test_a_window_moves_along_the_path(batch, tokens, size, channels, data):
+    window = torch.arange(batch * size * channels, dtype=torch.bfloat16).view(batch, size, channels)
+    given = 1000 + torch.arange(batch * tokens * channels, dtype=torch.bfloat16).view(batch, tokens, channels)
+    counts = data.draw(st.lists(st.integers(0, tokens), min_size=batch, max_size=batch))
+    path = torch.stack([torch.randperm(tokens).sort().values for _ in range(batch)])
+    expected = []
+    for row, count in enumerate(counts):
+        expected.append(torch.cat([window[row], given[row, path[row, :count]]])[-size:])
+    new = shifted(window, given, path, torch.tensor(counts))
+    shift(window, given, path, torch.tensor(counts))
+    assert torch.equal(window, torch.stack(expected)) and torch.equal(new, window)
