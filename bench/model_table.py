@@ -52,11 +52,21 @@ MISSING = {  # where the default is None
     "num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1, "topk_group": 1, "n_group": 1,
 }  # fmt: skip
 HYBRID = {"layer_types": ["conv", "full_attention", "conv"]}
+LINEAR = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 ALSO: dict[str, dict[str, Any]] = {  # what a class wants besides
     "nemotron": {"num_key_value_heads": 2}, "mamba2": {"num_heads": 8},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
     "gemma3n_text": {"num_kv_shared_layers": 1}, "lfm2": HYBRID, "lfm2_moe": HYBRID, "lfm3": HYBRID,
     "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": 2},
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "olmo_hybrid",
+         "lara_mini", "kimi_linear"), LINEAR
+    ),
+    "granitemoehybrid": LINEAR | {"mamba_n_heads": 8, "mamba_n_groups": 2},
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8},
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 64, "mamba_d_head": 8},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "moe"], "mamba_num_heads": 8,
+                   "mamba_head_dim": 16, "moe_shared_expert_intermediate_size": 32},
 }  # fmt: skip
 DECODERS = {"is_decoder": True, "is_encoder_decoder": False, "add_cross_attention": False, "alibi": False}
 

@@ -15,6 +15,7 @@ from ..errors import BuildError
 from ..graphs.attention import ATTENTION_NAME, Pass, chain_pass
 from ..graphs.experts import EXPERTS_NAME
 from ..graphs.hybrid_cache import RECURRENT, WINDOW
+from ..graphs.linear_attention import as_kept
 from ..graphs.target import CausalLM, reason
 from ..kernels.tree_layout.op import tree_layout
 from .assemble import Graphs
@@ -158,7 +159,7 @@ def _compare_tree(model: CausalLM, length: int, seed: int) -> tuple[Compared, li
         parents[0, path[1:]] = torch.tensor(path[:-1])
     parents = (parents[:, root:] - root).to(tokens.device)
     ancestors, depths = tree_layout(parents, torch.ones_like(parents, dtype=torch.bool))[:2]
-    states = {name: torch.zeros_like(state) for name, state in caches[0].after.items()}
+    states = {name: torch.zeros_like(state) for name, state in _as_kept(model, caches[0].after).items()}
     before = chain_pass(_length(model, 0), root, root, state=states, count=_length(model, root))
     tree = Pass(_length(model, root), depths, ancestors, depths, parents=parents, state=states)
     parts = ((slice(root), before), (slice(root, None), tree))
@@ -184,9 +185,14 @@ def _compare_chain(
     tokens = _tokens(model, length, seed)
     given_before = start, model.cached, states
     expected, taken = _transformers_logits(model, tokens, GivenCache(*given_before))
-    where = chain_pass(_length(model, filled), length, length, state=states)
+    where = chain_pass(_length(model, filled), length, length, state=_as_kept(model, states))
     got = _engine_logits(model, tokens, where, ours, taken)
     return filled, _compare(model, got, expected, tokens, given_before, taken)
+
+
+def _as_kept(model: CausalLM, states: States) -> States:
+    """States that transformers computed, as rows keep them."""
+    return {name: as_kept(model.model, x) if name.startswith(RECURRENT) else x for name, x in states.items()}
 
 
 def _compare(
@@ -235,7 +241,10 @@ def _transformers_logits(model: CausalLM, tokens: Tensor, cache: GivenCache) -> 
     module.set_experts_implementation("eager")
     try:
         with noted(module) as taken:
-            return module(input_ids=tokens, use_cache=True, **{model.cache_name: cache}).logits, taken
+            # As `generate` gives them: not every model counts what its cache holds.
+            positions = (cache.get_seq_length() + torch.arange(tokens.shape[1], device=tokens.device))[None]
+            given = {"position_ids": positions, model.cache_name: cache}
+            return module(input_ids=tokens, use_cache=True, **given).logits, taken
     finally:
         module.set_attn_implementation(ATTENTION_NAME)
         module.set_experts_implementation(EXPERTS_NAME)

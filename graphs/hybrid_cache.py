@@ -61,9 +61,10 @@ class HybridCache(LayerCache):
         own = x.transpose(1, 2).to(window.dtype, memory_format=torch.contiguous_format, copy=True)
         return ConvolutionInputs(self.where.with_earlier(f"{WINDOW}{layer_idx}", own), window)
 
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> RecurrentState:
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """None, as above: what reads the state next finds it in the pass."""
         name = f"{RECURRENT}{layer_idx}"
-        return RecurrentState(name, self.where.state[name], self.where)
+        self.where.reading = RecurrentState(name, self.where.state[name], self.where)
 
     def update_recurrent_state(self, written: Written, layer_idx: int, *_: object, **__: object) -> None:
         """Have the pass write to a layer's state what its tokens leave there, once they are committed."""

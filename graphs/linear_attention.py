@@ -14,37 +14,72 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..kernels.linear_attention.op import linear_attention
+from .attention import Pass
 from .hybrid_cache import RecurrentState, Written
 
 EPSILON = 1e-6  # of transformers' `l2norm`
 
 
 def gated_delta_rule(original: Callable[..., Any]) -> Callable[..., Any]:
-    """transformers' function over a row's state, and the original one for all else."""
+    """The gated delta rule of transformers over a row's state, and the original one for all else."""
     original = inspect.unwrap(original)  # without a search for faster kernels, which says that there are none
 
-    def rule(
+    def rule(*given: Any, attention_pass: Pass | None = None, **rest: Any) -> Any:
+        if attention_pass is None:
+            return original(*given, **rest)
+        return ours(attention_pass.reading, *given, **rest)
+
+    def ours(
+        state: RecurrentState,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         g: Tensor,
         beta: Tensor,
-        initial_state: Any = None,
         use_qk_l2norm_in_kernel: bool = False,
-        **rest: Any,
-    ) -> Any:
+        **_: Any,
+    ) -> tuple[Tensor, Written]:
         """query, key [B, T, G, N], value [B, T, H, P], g, beta [B, T, H] -> [B, T, H, P], and what to write."""
-        if not isinstance(initial_state, RecurrentState):
-            given = {"initial_state": initial_state, "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
-            return original(query, key, value, g=g, beta=beta, **given, **rest)
         query, key = query.float(), key.float()
         if use_qk_l2norm_in_kernel:
             query, key = normalized(query), normalized(key)
         query, decay = query * query.shape[3] ** -0.5, g.float().exp()[..., None]
-        out, written = attend_linearly(initial_state, query, key, value.float(), decay, beta.float())
+        out, written = attend_linearly(state, query, key, value.float(), decay, beta.float())
         return out.to(value.dtype), written
 
     return rule
+
+
+def mamba2_scan(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Mamba-2's recurrence in transformers over a row's state, and the original one for all else."""
+    original = inspect.unwrap(original)
+
+    def scan(*given: Any, attention_pass: Pass | None = None, **rest: Any) -> Any:
+        if attention_pass is None:
+            return original(*given, **rest)
+        return ours(attention_pass.reading, *given, **rest)
+
+    def ours(
+        state: RecurrentState,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        **_: Any,
+    ) -> tuple[Tensor, Written]:
+        """x [B, T, H, P], dt [B, T, H], A [H], B, C [B, T, G, N], D [H] -> float32 [B, T, H, P], and what to write."""
+        dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
+        dt = (torch.nn.functional.softplus(dt) if dt_softplus else dt).clamp(*dt_limit).float()
+        decay, value = (A.float() * dt).exp()[..., None], x.float() * dt[..., None]
+        out, written = attend_linearly(state, C.float(), B.float(), value, decay, None)
+        return out if D is None else out + D[:, None] * x.float(), written
+
+    return scan
 
 
 def attend_linearly(
@@ -66,7 +101,9 @@ def normalized(x: Tensor) -> Tensor:
 REPLACED = {  # what transformers' modeling code calls
     "torch_chunk_gated_delta_rule": gated_delta_rule,
     "torch_recurrent_gated_delta_rule": gated_delta_rule,
+    "mamba2_chunk_scan": mamba2_scan,
 }
+TRANSPOSED = "mamba2_chunk_scan"  # whose states transformers keeps as [B, H, P, N]
 
 
 def has_linear_attention(model: PreTrainedModel) -> bool:
@@ -81,3 +118,8 @@ def register_linear_attention(model: PreTrainedModel) -> None:
         function = getattr(module, name, None)
         if function is not None and function.__module__ != __name__:
             setattr(module, name, replaced(function))
+
+
+def as_kept(model: PreTrainedModel, state: Tensor) -> Tensor:
+    """transformers' state of a recurrent layer -> [B, H, N, P], as rows keep it."""
+    return state.transpose(2, 3).contiguous() if hasattr(sys.modules[type(model).__module__], TRANSPOSED) else state

@@ -12,9 +12,11 @@ from .attention import ATTENTION_NAME, Pass, register_attention
 from .convolution import convolution_sizes, has_convolutions, register_convolutions
 from .experts import EXPERTS_NAME, register_experts
 from .hybrid_cache import RECURRENT, WINDOW, HybridCache
-from .linear_attention import has_linear_attention, register_linear_attention
+from .linear_attention import as_kept, has_linear_attention, register_linear_attention
 from .rope import BOUNDED_ROPE, PLAIN_ROPE, keep_short_frequencies, rope_kinds
 from .state import StateTensor
+
+FEED_FORWARD = ("mlp", "moe")  # layers of hybrid models that keep nothing
 
 
 class UnsupportedModel(ValueError):
@@ -162,7 +164,7 @@ def check_config(model: PreTrainedModel) -> None:
     """Refuse what is known to be wrong under our attention. The build also compares logits (`compile.faithful`)."""
     config, name = model.config.get_text_config(), type(model).__name__
     known = {"full_attention", "sliding_attention"} | ({"conv"} if has_convolutions(model) else set())
-    known |= {"linear_attention"} if has_linear_attention(model) else set()
+    known |= {"linear_attention", "hybrid", *FEED_FORWARD} if has_linear_attention(model) else set()
     odd = set(getattr(config, "layer_types", None) or ()) - known
     if odd:
         raise UnsupportedModel(
@@ -191,7 +193,7 @@ def kept_by(model: PreTrainedModel) -> Kept:
         model.set_attn_implementation("eager")
     register_convolutions(model)
     register_linear_attention(model)
-    recorder = _ShapeRecorder()
+    recorder = _ShapeRecorder(model)
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
         try:
@@ -200,10 +202,13 @@ def kept_by(model: PreTrainedModel) -> Kept:
         except Exception as error:  # modeling code raises anything
             raise UnsupportedModel(f"model: {type(model).__name__} cannot be traced: {reason(error)}") from error
     count = model.config.get_text_config().num_hidden_layers
-    if sorted({*recorder.caches, *recorder.recurrent}) != list(range(count)):
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or [""] * count
+    keep_nothing = {layer for layer, kind in enumerate(kinds) if kind in FEED_FORWARD}
+    found = {*recorder.caches, *recorder.recurrent}
+    if sorted(found | keep_nothing) != list(range(count)):
         raise UnsupportedModel(
-            f"model: {type(model).__name__} keeps something of {len({*recorder.caches, *recorder.recurrent})} of its "
-            f"{count} layers; expected keys and values, or a state, for each"
+            f"model: {type(model).__name__} keeps something of {len(found)} of its {count} layers; expected keys and "
+            "values, or a state, for each that attends"
         )
     if not recorder.caches:
         raise UnsupportedModel(f"model: no layer of {type(model).__name__} has keys and values; expected one at least")
@@ -227,7 +232,8 @@ class _ShapeRecorder:
 
     is_compileable = True
 
-    def __init__(self) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
         self.caches: dict[int, CacheLayer] = {}
         self.recurrent: set[int] = set()  # layers with states
         self.states: dict[str, StateTensor] = {}
@@ -251,7 +257,7 @@ class _ShapeRecorder:
         return None
 
     def update_recurrent_state(self, state: Tensor, layer_idx: int, *_: object, **__: object) -> Tensor:
-        self._add(f"{RECURRENT}{layer_idx}", tuple(state.shape[1:]), torch.float32, layer_idx)
+        self._add(f"{RECURRENT}{layer_idx}", tuple(as_kept(self.model, state).shape[1:]), torch.float32, layer_idx)
         return state
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, layer: int) -> None:

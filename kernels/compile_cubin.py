@@ -59,7 +59,7 @@ def cases() -> Iterator[Case]:
             shapes = plugin.sized(model.inputs[plugin.name], model.attributes)
             case = plugin.case(model.dtype, shapes, model.attributes)
             yield replace(case, name=f"{case.name} {model}" if has_dtype else f"{case.name} T={model.nodes}")
-    yield from (_compact_case(), _ngram_case())
+    yield from (_compact_case(), _ngram_case(), *_linear_attention_cases())
 
 
 def _compact_case() -> Case:
@@ -69,6 +69,24 @@ def _compact_case() -> Case:
     pointers |= {f"cache_{i}": "*fp16" for i in range(CACHES_PER_LAUNCH)}
     constants = {"CACHES": CACHES_PER_LAUNCH, "D": 128, "BLOCK_P": 16, "BLOCK_D": 128, "stride_d": 1}
     return Case(f"compact float16 D=128 x{CACHES_PER_LAUNCH}", compact_kernel, pointers, constants)
+
+
+def _linear_attention_cases() -> Iterator[Case]:
+    from .fold.triton import fold_kernel
+    from .linear_attention.blocks import blocks
+    from .linear_attention.triton import linear_attention_kernel
+
+    integers = dict.fromkeys(("parents", "path", "count"), "*i64")
+    for n, p, decays, beta in ((128, 128, 1, "*fp32"), (128, 64, 1, None)):  # Qwen3.5's sizes, and Granite 4's
+        sizes = blocks(n, p)
+        options = {"num_warps": sizes.pop("num_warps")}
+        constants = {"N": n, "P": p, "DECAYS": decays} | sizes
+        floats = dict.fromkeys(["query", "key", "value", "decay", "state", "states", "out", "update"], "*fp32")
+        extra = {"beta": None} if beta is None else {}
+        pointers = floats | integers | ({} if beta is None else {"beta": beta})
+        name = f"N={n} P={p}"
+        yield Case(f"linear_attention {name}", linear_attention_kernel, pointers, constants | extra, options)
+        yield Case(f"fold {name}", fold_kernel, pointers, constants, options)
 
 
 def _ngram_case() -> Case:

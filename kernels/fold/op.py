@@ -17,9 +17,17 @@ def _cpu(*arguments: Any) -> None:
         reference.fold(*arguments)
 
 
+def _triton(*arguments: Any) -> None:
+    from . import triton
+
+    triton.fold(*arguments)
+
+
 def _fake(state: Tensor, *_: Any) -> Tensor:
     return state.new_empty(state.shape)
 
 
-fold = traced_op("specstep::fold", reference.fold, cpu=_cpu, fake=lambda *_: None, mutates_args=("state",))
+fold = traced_op(
+    "specstep::fold", reference.fold, cpu=_cpu, cuda=_triton, fake=lambda *_: None, mutates_args=("state",)
+)
 folded = traced_op("specstep::folded", reference.folded, fake=_fake)

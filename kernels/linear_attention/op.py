@@ -38,6 +38,12 @@ def _cpu(*arguments: Any) -> Any:
     return torch.ops.specstep.linear_attention_native(*arguments)
 
 
+def _triton(*arguments: Any) -> Any:
+    from . import triton
+
+    return triton.linear_attention(*arguments)
+
+
 linear_attention = traced_op(
-    "specstep::linear_attention", reference.linear_attention, cpu=_cpu, check=_check, fake=_fake
+    "specstep::linear_attention", reference.linear_attention, cpu=_cpu, cuda=_triton, check=_check, fake=_fake
 )

@@ -20,6 +20,8 @@ NEW_TOKENS = 40
 
 def reference(architecture: str) -> list[list[int]]:
     model = tiny_model(architecture)
+    # transformers 5.24's pass over one token of Nemotron-H is off by 1e-2 from its pass over all of them.
+    model.generation_config.use_cache = architecture != "NemotronH"
     return [greedy(model, prompt, NEW_TOKENS, stop_ids=[1]) for prompt in PROMPTS]
 
 

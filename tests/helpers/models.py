@@ -43,6 +43,7 @@ LINEAR = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 8, "head_dim": 16,
 }  # fmt: skip
+MAMBA = {"mamba_chunk_size": 8, "mamba_d_conv": 4, "mamba_expand": 2}
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"]}
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -66,6 +67,37 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Qwen3Next": SMALL | MIXTURE | LINEAR | {"shared_expert_intermediate_size": 32},
     "Qwen3_5Text": SMALL | LINEAR,
     "OlmoHybrid": SMALL | LINEAR,
+    "GraniteMoeHybrid": SMALL
+    | MAMBA
+    | {
+        "layer_types": LINEAR["layer_types"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 32,
+        "mamba_n_heads": 12,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 10,
+    },
+    "Bamba": SMALL | MAMBA | {"attn_layer_indices": [1], "mamba_n_heads": 12, "mamba_n_groups": 2, "mamba_d_state": 10},
+    "FalconH1": SMALL
+    | MAMBA
+    | {"mamba_n_heads": 12, "mamba_d_ssm": 96, "mamba_d_state": 10, "mamba_d_head": 8, "head_dim": 16},
+    "NemotronH": SMALL
+    | {
+        "layers_block_type": ["linear_attention", "full_attention", "moe"],
+        "mamba_num_heads": 12,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "ssm_state_size": 10,
+        "chunk_size": 8,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 32,
+        "head_dim": 16,
+        "n_group": 1,
+        "topk_group": 1,
+    },
 }
 
 
@@ -82,7 +114,10 @@ def tiny_model(architecture: str, seed: int = 0, **changes: Any) -> PreTrainedMo
 
 def final_norm(model: PreTrainedModel) -> torch.nn.Module:
     """What a tiny model does to its last hidden state ahead of its head."""
-    names = {"gpt2": "ln_f", "lfm2": "embedding_norm", "lfm2_moe": "embedding_norm"}
+    names = {
+        "gpt2": "ln_f", "lfm2": "embedding_norm", "lfm2_moe": "embedding_norm", "bamba": "final_layernorm",
+        "falcon_h1": "final_layernorm", "nemotron_h": "norm_f",
+    }  # fmt: skip
     return getattr(model.base_model, names.get(model.config.model_type, "norm"))
 
 

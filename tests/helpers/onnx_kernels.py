@@ -29,6 +29,22 @@ def compact(caches: list[Tensor], *where: Tensor) -> None:
             cache.copy_(run("compact", [cache, *where], {}, [cache.dtype])[0])
 
 
+def linear_attention(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, *rest: Any) -> list[Tensor]:
+    beta, state, parents = rest
+    scale = torch.ones(value.shape[:3]) if beta is None else beta
+    given = [query, key, value, decay, scale, torch.tensor(float(beta is not None)), state]
+    name = "linear_attention" if parents is not None else "linear_attention_chain"
+    return run(name, [*given, *([] if parents is None else [parents])], {}, [torch.float32, torch.float32])
+
+
+def fold(state: Tensor, *inputs: Tensor) -> None:
+    state.copy_(run("fold", [state, *inputs], {}, [state.dtype])[0])
+
+
+def shift(window: Tensor, *inputs: Tensor) -> None:
+    window.copy_(run("shift", [window, *inputs], {}, [window.dtype])[0])
+
+
 def tree_attention(*inputs: Any) -> Tensor:
     *tensors, scale, window, softcap, sinks = inputs
     sinks = torch.full((tensors[0].shape[1],), -torch.inf) if sinks is None else sinks

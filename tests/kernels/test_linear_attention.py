@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specstep.kernels.fold.op import fold, folded
+from specstep.kernels.fold.op import fold
+from specstep.kernels.fold.reference import folded
 from specstep.kernels.linear_attention import reference
 from specstep.kernels.linear_attention.op import linear_attention
 from specstep.kernels.shift.op import shift, shifted
@@ -41,44 +42,56 @@ sizes = given(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @sizes
-def test_equals_the_reference(batch, tokens, heads, size, wide, delta):
+def test_equals_the_reference(backend, batch, tokens, heads, size, wide, delta):
     given, parents = inputs(batch, tokens, *heads, *size, wide, delta), tree(batch, tokens)
     for place in (parents, None):
-        for got, expected in zip(
-            linear_attention(*given, place), reference.linear_attention(*given, place), strict=True
-        ):
-            torch.testing.assert_close(got, expected)
+        expected = reference.linear_attention(*given, place)
+        for got, wanted in zip(on(backend, "linear_attention", *given, place), expected, strict=True):
+            torch.testing.assert_close(got, wanted)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @sizes
-def test_a_node_has_the_bits_of_its_chain_and_so_has_the_state_it_leaves(batch, tokens, heads, size, wide, delta):
+def test_a_node_is_its_chain_and_so_is_the_state_that_it_leaves(backend, batch, tokens, heads, size, wide, delta):
+    """To the bit, but for ONNX Runtime, whose sums depend on what is beside them."""
+    same = torch.testing.assert_close if backend.name in ("onnx", "reference") else exactly
     given, parents = inputs(batch, tokens, *heads, *size, wide, delta), tree(batch, tokens)
-    out, written = linear_attention(*given, parents)
-    state = given[5]
-    for row in range(batch):
-        for token in range(tokens):
-            path = path_to(parents, row, token)
-            alone = [None if x is None else x[row : row + 1, path].contiguous() for x in given[:5]]
-            chain, u = linear_attention(*alone, state[row : row + 1], None)
-            assert torch.equal(chain[0, -1], out[row, token])
-            # Token by token, as plain decoding goes, and all of the path at once.
-            plain, whole = state[row : row + 1].clone(), state.clone()
-            for step in range(len(path)):
-                one = [None if x is None else x[:, step : step + 1] for x in alone]
-                last, u = linear_attention(*one, plain, None)
-                fold(plain, one[1], one[3], u, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64))
-            assert torch.equal(last[0, 0], out[row, token])
-            padded = torch.tensor([path + [0] * (tokens - len(path))]).expand(batch, -1)
-            counts = torch.zeros(batch, dtype=torch.int64)
-            counts[row] = len(path)
-            fold(whole, given[1], given[3], written, padded, counts)
-            assert torch.equal(whole[row], plain[0])
-            others = [other for other in range(batch) if other != row]
-            assert torch.equal(whole[others], state[others])
-            torch.testing.assert_close(folded(state, given[1], given[3], written, padded, counts), whole)
+    out, written = on(backend, "linear_attention", *given, parents)
+    row, token, state = batch - 1, tokens - 1, given[5]
+    path = path_to(parents, row, token)
+    alone = [None if x is None else x[row : row + 1, path].contiguous() for x in given[:5]]
+    chain, _ = on(backend, "linear_attention", *alone, state[row : row + 1], None)
+    same(chain[0, -1], out[row, token])
+    # Token by token, as plain decoding goes, and all of the path at once.
+    plain, whole = state[row : row + 1].clone(), state.clone()
+    for step in range(len(path)):
+        one = [None if x is None else x[:, step : step + 1].contiguous() for x in alone]
+        last, u = on(backend, "linear_attention", *one, plain, None)
+        on(backend, "fold", plain, one[1], one[3], u, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1).long())
+    same(last[0, 0], out[row, token])
+    padded = torch.tensor([path + [0] * (tokens - len(path))]).expand(batch, -1)
+    counts = torch.zeros(batch, dtype=torch.int64)
+    counts[row] = len(path)
+    on(backend, "fold", whole, given[1], given[3], written, padded, counts)
+    same(whole[row], plain[0])
+    assert torch.equal(whole[:row], state[:row])
+    torch.testing.assert_close(folded(state, given[1], given[3], written, padded, counts), whole)
+
+
+def exactly(got: Tensor, expected: Tensor) -> None:
+    assert torch.equal(got, expected)
+
+
+def on(backend: Any, kernel: str, *inputs: Any) -> Any:
+    """What a backend computes of CPU tensors; the first is written where the kernel writes."""
+    moved = [x if x is None else x.to(backend.device) for x in inputs]
+    result = backend.op(kernel)(*moved)
+    if result is None:
+        inputs[0].copy_(moved[0])
+        return None
+    return [x.cpu() for x in result]
 
 
 def test_equals_transformers():

@@ -237,6 +237,15 @@ def test_a_write_that_is_no_plugin_is_refused() -> None:
         use_plugins(cache_model(write="Sum"))
 
 
+def test_models_with_recurrent_layers_are_refused(tmp_path):
+    model = save_model(tmp_path / "model", "Lfm2")
+    with pytest.raises(
+        specstep.BuildError, match="backend: expected inductor or onnx for a model with recurrent layers"
+    ):
+        build(str(model), str(tmp_path / "engine"), **OPTIONS)
+    assert not (tmp_path / "engine").exists()
+
+
 def test_a_wrong_namespace_is_refused(tmp_path: Path) -> None:
     model = cache_model()
     use_plugins(model)
