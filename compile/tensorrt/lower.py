@@ -26,8 +26,8 @@ def lower(graphs: Graphs, directory: Path, report: OnProgress) -> Lowered:
     spec = graphs.spec
     if spec.recurrent:  # TensorRT for RTX 1.2 ends the process over the ONNX functions of our ops
         raise BuildError(
-            f"backend: expected inductor or onnx for a model with recurrent layers, got {spec.config['backend']}, which "
-            "has no kernels for their states"
+            f"backend: expected inductor or onnx for a model with recurrent layers, got {spec.config['backend']}, "
+            "which has no kernels for their states"
         )
     target = make_target(spec.config)
     version = f"{target.backend} {load_library(target.backend).__version__}"
