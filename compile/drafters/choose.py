@@ -22,6 +22,7 @@ from ...graphs.tree import DynamicTree, TreeShape, chain
 from ..config import EngineConfig
 from ..locate import is_model
 from ..source import Source, load_source
+from .block_file import is_block, load_block
 from .eagle3_file import heads_beside, is_eagle3, load_eagle3, shipped_head
 from .eagle_file import is_eagle, load_eagle
 from .early_exit import NAME as EARLY_EXIT
@@ -40,6 +41,7 @@ from .vocabulary import tokens_between
 NGRAM_TREE = DynamicTree(depth=7, top_k=4, nodes=7)
 # What is published: how it is known, and what loads it. The first that knows a path has it.
 PUBLISHED: tuple[tuple[Callable[[str], bool], Callable[[str, Source, EngineConfig], Scorer]], ...] = (
+    (is_block, load_block),
     (is_peagle, load_peagle),
     (is_eagle3, load_eagle3),
     (is_mlp_speculator, load_mlp_speculator),
@@ -125,7 +127,8 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
 def _with_tree(scorer: Scorer) -> tuple[Scorer, TreeShape]:
     """A head with the tree it grows by default, no deeper than it can score."""
     depth = scorer.most_depth or (8 if scorer.all_at_once else 4)  # a pass for each level, or one for all
-    return scorer, DynamicTree(depth, top_k=4, nodes=min(12, sum(DynamicTree.level_sizes(depth, 4))))
+    nodes = max(depth, min(12, sum(DynamicTree.level_sizes(depth, 4))))
+    return scorer, DynamicTree(depth, top_k=4, nodes=nodes)
 
 
 def _ngram(target: Source, config: EngineConfig, tables: NgramTables | None) -> Ngram:

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ...errors import BuildError
 from ...graphs.drafters.eagle3 import Eagle3Config, Eagle3Head
-from ...graphs.drafters.recurrent import Recurrent
+from ...graphs.drafters.recurrent import Recurrent, RecurrentHead
 from ...user_cache import keep
 from ..config import EngineConfig
 from ..locate import gguf_file
@@ -23,6 +23,7 @@ from .ngram_file import SHIPPED, tokenizer_hash
 from .published import FILES, config_of, fill, folder_of, read_tensors
 
 Head = TypeVar("Head", bound=Eagle3Head)
+Placed = TypeVar("Placed", bound=RecurrentHead)
 
 
 def is_eagle3(name: str) -> bool:
@@ -38,12 +39,13 @@ def load_eagle3(name: str, target: Source, config: EngineConfig) -> Recurrent:
     return Recurrent(*placed(head, own, target, config)).eval().requires_grad_(False)
 
 
-def placed(head: Head, own: Tensor | None, target: Source, config: EngineConfig) -> tuple[Head, Any]:
-    """A head and the embeddings that it reads, its own or the target's, in the engine's dtype and on its device."""
+def placed(head: Placed, own: Tensor | None, target: Source, config: EngineConfig) -> tuple[Placed, Any]:
+    """A head with an `fc` and the embeddings that it reads, its own or the target's, in the engine's dtype and on its
+    device."""
     embed: Any = target.model.get_input_embeddings() if own is None else nn.Embedding.from_pretrained(own)
-    head = head.to(device=config.build_device, dtype=getattr(torch, config.dtype))
-    head.rotary = LlamaRotaryEmbedding(head.config.layer).to(config.build_device)  # its frequencies stay float32
-    return head, embed.to(head.fc.weight)
+    moved: Any = head.to(device=config.build_device, dtype=getattr(torch, config.dtype))
+    moved.rotary = LlamaRotaryEmbedding(moved.config.layer).to(config.build_device)  # its frequencies stay float32
+    return moved, embed.to(moved.fc.weight)
 
 
 def read_head(name: str, target: Source) -> tuple[Eagle3Head, Tensor | None]:

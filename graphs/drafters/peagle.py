@@ -71,7 +71,7 @@ class PEagle(CatchingUp):
         self.remember(state["features"], state["lengths"] - state["moved"], state["recent"])
         normed, lengths = self._all_depths(state, keys, values, shape)
         levels = [best(depth) for depth in self.head.logits(normed).split(1, 1)]
-        return *begun(levels, lengths > state["draft_lengths"]), {"draft_lengths": lengths}
+        return *begun(levels, lengths > state["draft_lengths"], shape.top_k), {"draft_lengths": lengths}
 
     def _all_depths(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
@@ -81,8 +81,7 @@ class PEagle(CatchingUp):
         lengths, recent, wanted, masks = state["lengths"], state["recent"], drafting(state), masks_behind(shape)
         start, index, last = owed_positions(state, lengths)
         tokens = with_masks(state["history"].gather(1, index + 1), last, self.head.config.mask, masks)
-        place = (index % recent.shape[1])[:, :, None].expand(-1, -1, recent.shape[2])
-        features = with_masks(recent.gather(1, place), last, self.head.mask_hidden, masks)
+        features = with_masks(self.recalled(recent, index), last, self.head.mask_hidden, masks)
         where = chain_pass(start, tokens.shape[1], recent.shape[1] + masks, wanted)
         hidden = self.head.fuse(where.zeros_unless_wanted(features))
         normed, _ = self.run(tokens, hidden, where, keys, values)

@@ -84,3 +84,11 @@ def chains(engine, nodes):
         found.append((tokens, engine.session.tree(0).tokens[1:]))
         tokens = tokens + engine.session.step(count)[0].tokens
     return found
+
+
+def paths_of(tree):
+    """The tokens from below the root down to each node."""
+    paths = {0: ()}
+    for node in range(1, len(tree.tokens)):
+        paths[node] = (*paths[tree.parents[node]], tree.tokens[node])
+    return {path for path in paths.values() if path}

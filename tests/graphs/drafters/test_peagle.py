@@ -131,7 +131,7 @@ def test_every_name_of_the_mask_token_is_known(folder, tmp_path):
         ({"mask_token_id": 320}, "mask token: expected an id from 0 to 319, got 320"),
         ({"mask_token_id": "x"}, "mask_token_id or pard_token or ptd_token_id: expected the mask token's id, got 'x'"),
         ({"mask_token_id": None}, "expected the mask token's id, got None"),
-        ({"speculators_model_type": "dspark"}, "expected peagle beside a mask token, got dspark"),
+        ({"speculators_model_type": "eagle3"}, "expected peagle beside a mask token, got eagle3"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: expected at least 1, got 0"),
         ({"num_hidden_layers": 2}, "unexpected layers.2.input_layernorm.weight"),
         ({"layer_types": ["sliding_attention"]}, "layer_types: expected full_attention alone, got sliding_attention"),

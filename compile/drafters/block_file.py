@@ -1,0 +1,69 @@
+"""Block drafters as they are published: DFlash, JetSpec and DSpark, by their authors or by speculators."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import BuildError
+from ...graphs.drafters.block import BlockConfig, BlockDrafter, BlockHead
+from ...graphs.drafters.markov import MARKOVS
+from ..config import EngineConfig
+from ..source import Source
+from .block_config import is_block_config, read_block_config
+from .eagle3_file import placed
+from .published import config_of, fill, linear, read_tensors
+
+# What drafting does not need: a guess of how much will be accepted, and copies of what the target has.
+UNUSED = ("confidence_head.", "verifier_norm.", "verifier_lm_head.", "t2d")
+
+
+def is_block(name: str) -> bool:
+    """Whether a path is a block drafter: its config.json says so."""
+    return is_block_config(config_of(name) or {})
+
+
+def load_block(name: str, target: Source, config: EngineConfig) -> BlockDrafter:
+    """A drafter from a directory, or from a weights file with config.json beside it -> its scorer, in the engine's
+    dtype and on its device. Raises BuildError naming every field or tensor that does not fit."""
+    model: Any = target.model
+    text, vocabulary = model.config.get_text_config(), model.get_input_embeddings().weight.shape[0]
+    block, correction = read_block_config(name, config_of(name) or {}, text.hidden_size, text.num_hidden_layers)
+    tensors = {key.removeprefix("model."): value for key, value in read_tensors(name).items()}
+    tensors = {key: value for key, value in tensors.items() if not key.startswith(UNUSED)}
+    embed, head = tensors.pop("embed_tokens.weight", None), tensors.pop("lm_head.weight", None)
+    _check_tables(name, block, model, embed, head, tensors.get("d2t"))
+    lm_head = model.get_output_embeddings() if head is None else linear(head)
+    markov = None
+    if correction.rank:
+        sizes = (vocabulary, lm_head.weight.shape[0], correction.rank, block.layer.hidden_size)
+        rows = tensors.get("markov_head.markov_w1.weight")
+        markov = MARKOVS[correction.kind](sizes[0] if rows is None else rows.shape[0], *sizes[1:])
+    made = BlockHead(block, lm_head, markov, d2t="d2t" in tensors)
+    fill(name, made, tensors, without=["lm_head."])
+    return BlockDrafter(*placed(made, embed, target, config)).eval().requires_grad_(False)
+
+
+def _check_tables(
+    name: str, block: BlockConfig, model: Any, embed: Tensor | None, head: Tensor | None, d2t: Tensor | None
+) -> None:
+    """Refuse embeddings, a head and ids that do not fit. Raises BuildError."""
+    size, targets = block.layer.hidden_size, model.get_output_embeddings().weight.shape[0]
+    table: Tensor = model.get_input_embeddings().weight if embed is None else embed
+    if table.shape[1:] != (size,):
+        raise BuildError(f"drafter: {name}: embeddings: expected {size} columns, got {list(table.shape)}")
+    if block.mask_token >= len(table):
+        raise BuildError(
+            f"drafter: {name}: config.json: mask_token_id: expected an id from 0 to {len(table) - 1}, got "
+            f"{block.mask_token}"
+        )
+    rows = (targets if head is None else len(head)) if d2t is None else len(d2t)
+    if (d2t is not None and head is None) or (head is not None and head.shape != (rows, size)):
+        got = "none" if head is None else str(list(head.shape))
+        raise BuildError(f"drafter: {name}: lm_head.weight: expected {[rows, size]}, got {got}")
+    if rows > targets:
+        raise BuildError(f"drafter: {name}: lm_head.weight: expected at most the target's {targets} tokens, got {rows}")
+    if d2t is not None:
+        ids = d2t + torch.arange(rows)
+        if int(ids.min()) < 0 or int(ids.max()) >= targets:
+            raise BuildError(f"drafter: {name}: d2t: expected target ids below {targets}, got up to {int(ids.max())}")

@@ -1,0 +1,250 @@
+"""Block drafters: a few layers that say a block of tokens in one pass, over what the target made of the text.
+
+Source: DFlash (arXiv 2602.06036); JetSpec, whose block is causal; DSpark (arXiv 2607.05147), whose first slot says the
+first token. The keys and values of each layer at a committed position are made of the target's features there, and of
+nothing else. A block is the root and masks: its slots attend to the committed positions and to each other, and nothing
+of it is kept.
+Letters: B batch, C positions to catch up, Q slots of a block, D greatest depth, H the drafter's hidden size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from ...kernels.bits import chain_bits, word_count
+from ..attention import LayerCache, Pass
+from ..state import State
+from ..target import CacheLayer
+from ..tree import Candidates, Expand, TreeShape
+from .all_depths import begun
+from .drafter import owed_positions
+from .frontier import drafting, embeddable, no_candidates
+from .markov import Markov
+from .recurrent import CatchingUp, RecurrentHead
+from .shared_noise import BestTokens
+
+Rotary = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class LayerMask:
+    """What a layer's slots see: the slots up to their own or all of the block, and of the text all or, of what comes
+    less than `window` positions ahead of them, 0 for all."""
+
+    causal: bool
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """The architecture of a drafter. `layer` is the config of each layer, as a Llama layer."""
+
+    layer: LlamaConfig
+    feature_layers: tuple[int, ...]  # indices of the target's hidden states that are the features
+    target_hidden_size: int
+    masks: tuple[LayerMask, ...]  # of each layer
+    block_size: int
+    mask_token: int
+    from_anchor: bool  # whether slot k says what follows the k-th token behind the root, else the k-th token itself
+
+    @property
+    def most_depth(self) -> int:
+        """How many tokens a block says."""
+        return self.block_size if self.from_anchor else self.block_size - 1
+
+
+class BlockAttention(nn.Module):
+    """Attention of a block's slots to the committed positions and to each other, with norms on queries and keys."""
+
+    def __init__(self, config: LlamaConfig, mask: LayerMask):
+        super().__init__()
+        self.size, self.mask = config.head_dim, mask
+        heads, kv_heads, bias = config.num_attention_heads, config.num_key_value_heads, config.attention_bias
+        self.q_proj = nn.Linear(config.hidden_size, heads * self.size, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_heads * self.size, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_heads * self.size, bias=bias)
+        self.o_proj = nn.Linear(heads * self.size, config.hidden_size, bias=bias)
+        self.q_norm = LlamaRMSNorm(self.size, config.rms_norm_eps)
+        self.k_norm = LlamaRMSNorm(self.size, config.rms_norm_eps)
+
+    def keys_and_values(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """x [B, T, H] -> [B, H_kv, T, size] of both."""
+        key, value = (project(x).unflatten(2, (-1, self.size)) for project in (self.k_proj, self.v_proj))
+        return rotated(self.k_norm(key), rotary), value.transpose(1, 2)
+
+    def forward(self, x: Tensor, rotary: Rotary, where: Pass, keys: Tensor, values: Tensor) -> Tensor:
+        """x [B, Q, H], a layer's cache that holds the keys and values of the block, too -> [B, Q, H]."""
+        query = rotated(self.q_norm(self.q_proj(x).unflatten(2, (-1, self.size))), rotary)
+        out = where.attention(query, keys, values, self.size**-0.5, self.mask.window, 0.0, None)
+        return self.o_proj(out.flatten(2))
+
+
+def rotated(x: Tensor, rotary: Rotary) -> Tensor:
+    """x [B, T, heads, size] -> [B, heads, T, size], turned by its positions."""
+    x = x.transpose(1, 2)
+    return apply_rotary_pos_emb(x, x, *rotary)[0]
+
+
+class BlockLayer(nn.Module):
+    """A layer as Qwen3's. What comes of the target's features is not normed at its input."""
+
+    def __init__(self, config: LlamaConfig, mask: LayerMask):
+        super().__init__()
+        self.self_attn = BlockAttention(config, mask)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class BlockHead(RecurrentHead):
+    """The trained part, named as in published checkpoints."""
+
+    def __init__(self, config: BlockConfig, lm_head: Any, correction: Markov | None = None, d2t: bool = False):
+        """lm_head: hidden states -> logits, the target's own head unless the checkpoint brings another; correction:
+        what the token ahead adds to the logits; d2t: whether the drafter has other tokens than the target, see
+        `target_ids`."""
+        super().__init__()
+        layer = config.layer
+        size, eps = layer.hidden_size, layer.rms_norm_eps
+        self.config, self.feature_layers = config, config.feature_layers
+        self.width = len(config.feature_layers) * config.target_hidden_size
+        self.cache_layer = CacheLayer(layer.num_key_value_heads, layer.head_dim, layer.head_dim)
+        self.fc, self.hidden_norm = nn.Linear(self.width, size, bias=False), LlamaRMSNorm(size, eps)
+        self.layers = nn.ModuleList(BlockLayer(layer, mask) for mask in config.masks)
+        self.norm = LlamaRMSNorm(size, eps)
+        self.lm_head, self.markov_head = lm_head, correction
+        self.d2t: Tensor | None
+        draft_tokens = lm_head.weight.shape[0] if d2t else 0
+        self.register_buffer("d2t", torch.zeros(draft_tokens, dtype=torch.int64) if d2t else None)
+        self.rotary = LlamaRotaryEmbedding(layer)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        return self.hidden_norm(self.fc(features))
+
+    def target_ids(self) -> Tensor | None:
+        return None if self.d2t is None else self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(normed)
+        return logits
+
+    def keep(self, context: Tensor, positions: Tensor, cache: LayerCache) -> None:
+        """Write what the layers make of committed positions [B, C]; context [B, C, H], as `fuse` gives it."""
+        rotary = self.rotary(context, positions)
+        for index, layer in enumerate(self._layers()):
+            cache.update(*layer.self_attn.keys_and_values(context, rotary), index)
+
+    def block(self, embedded: Tensor, masks: dict[bool, Pass], cache: LayerCache) -> Tensor:
+        """embedded [B, Q, H], a block; masks: the passes of causal layers and of others -> normed [B, Q, H]."""
+        x, rotary = embedded, self.rotary(embedded, masks[False].positions)
+        for index, layer in enumerate(self._layers()):
+            normed, attention = layer.input_layernorm(x), layer.self_attn
+            caches = cache.update(*attention.keys_and_values(normed, rotary), index)
+            x = x + attention(normed, rotary, masks[attention.mask.causal], *caches)
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return self.norm(x)
+
+    def _layers(self) -> list[Any]:
+        return list(self.layers)
+
+
+class BlockDrafter(CatchingUp):
+    """Scores with a block: one pass a step, over the features of the positions since the last and a block that is as
+    long as the tree is deep."""
+
+    all_at_once = True
+    head: BlockHead
+
+    def __init__(self, head: BlockHead, embed: nn.Embedding):
+        super().__init__(head, embed)
+        self.most_depth = head.config.most_depth
+
+    def cache_layers(self) -> list[CacheLayer]:
+        return super().cache_layers() * len(self.head.layers)
+
+    def prefill(
+        self,
+        tokens: Tensor,
+        count: Tensor,
+        where: Pass,
+        state: State,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        features: Tensor | None,
+    ) -> State:
+        assert features is not None
+        self.head.keep(self.head.fuse(features), where.positions, LayerCache(keys, values, where.slots))
+        return {"draft_lengths": state["lengths"] + count}
+
+    def begin(
+        self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
+    ) -> tuple[Candidates, Expand, State]:
+        wanted = drafting(state)
+        best = BestTokens(state, shape.top_k, self.head.target_ids(), wanted)
+        self.remember(state["features"], state["lengths"] - state["moved"], state["recent"])
+        normed = self._block(state, keys, values, max(1, min(shape.depth, self.head.config.most_depth)))
+        lengths = state["lengths"].where(wanted, state["draft_lengths"])
+        known, logits = lengths > state["draft_lengths"], self.head.logits(normed).split(1, 1)
+        if self.head.markov_head is None:
+            children, expand = begun([best(depth) for depth in logits], known, shape.top_k)
+        else:
+            root = state["history"].gather(1, state["lengths"][:, None])
+            expand = corrected(self.head.markov_head, best, normed.split(1, 1), logits, shape.top_k)
+            children = expand(root, torch.zeros_like(root))
+            children = Candidates(children.tokens, children.log_probs.where(known[:, None, None], float("-inf")))
+        return children, expand, {"draft_lengths": lengths}
+
+    def _block(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], depth: int) -> Tensor:
+        """Process the features since `draft_lengths`, of the last positions where they are more than the step says, and
+        a block -> the normed hidden states [B, D, H] of the slots that say a depth each."""
+        config, lengths, wanted = self.head.config, state["lengths"], drafting(state)
+        slots = depth if config.from_anchor else depth + 1
+        masks = {causal: block_pass(lengths, slots, causal, wanted) for causal in (False, True)}
+        where = masks[False]
+
+        _, index, _ = owed_positions(state, lengths)  # of those that are not there yet, the block takes the places
+        context = self.head.fuse(where.zeros_unless_wanted(self.recalled(state["recent"], index)))
+        self.head.keep(context, index, LayerCache(keys, values, index))
+
+        root = state["history"].gather(1, lengths[:, None])
+        tokens = root.where(where.depths == 0, config.mask_token)
+        embedded = where.zeros_unless_wanted(self.embed(embeddable(tokens, self.embed.num_embeddings)))
+        return self.head.block(embedded, masks, LayerCache(keys, values, where.slots))[:, slots - depth :]
+
+
+def block_pass(lengths: Tensor, slots: int, causal: bool, wanted: Tensor) -> Pass:
+    """A pass over a block behind the committed tokens, each of whose slots sees those up to itself or all."""
+    depths = torch.arange(slots, device=lengths.device).expand(lengths.shape[0], -1)
+    words = word_count(slots)
+    chain = chain_bits(slots, words, lengths.device)
+    bits = chain if causal else chain[-1:].expand(slots, words)
+    return Pass(lengths, depths, bits.expand(lengths.shape[0], -1, -1), depths, wanted=wanted)
+
+
+def corrected(
+    correction: Markov, best: BestTokens, hidden: Sequence[Tensor], logits: Sequence[Tensor], top_k: int
+) -> Expand:
+    """What scores one frontier after the other, the root's first, from the hidden state [B, 1, H] and the logits [B, 1,
+    V] of each depth. Deeper levels get no candidates."""
+    level, memory = 0, torch.zeros_like(hidden[0][:, :, :1]).expand(-1, -1, correction.memory)
+
+    def expand(tokens: Tensor, parents: Tensor) -> Candidates:
+        nonlocal level, memory
+        if level >= len(logits):
+            return no_candidates(tokens, top_k)
+        inherited = memory.gather(1, parents[:, :, None].expand(-1, -1, memory.shape[2]))
+        added, memory = correction(tokens, hidden[level], inherited)
+        level += 1
+        return best(logits[level - 1] + added)
+
+    return expand
