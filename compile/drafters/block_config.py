@@ -71,6 +71,7 @@ class _ZLab:
             self.wide(),
         )
         from_anchor = self.from_anchor()
+        correction = self.correction(from_anchor)
         block = BlockConfig(
             layer=config,
             feature_layers=self.feature_layers(),
@@ -79,8 +80,9 @@ class _ZLab:
             block_size=self.number("block_size", self.data.get("block_size"), 1 if from_anchor else 2),
             mask_token=self.number("mask_token_id", self.own().get("mask_token_id"), 0),
             from_anchor=from_anchor,
+            shift_unsaid="sample_from_anchor" not in self.data and correction.kind != "rnn",
         )
-        return block, self.correction(from_anchor)
+        return block, correction
 
     def inner(self) -> dict[str, Any]:
         """The fields of the layers."""
@@ -136,6 +138,10 @@ class _ZLab:
         return sliding or bool(self.own().get("causal_head"))
 
     def from_anchor(self) -> bool:
+        """What slot k says, see `BlockConfig`; where the publisher leaves it open, the drafts of a text decide."""
+        return bool(self.data.get("sample_from_anchor", self.usual_shift()))
+
+    def usual_shift(self) -> bool:
         return False
 
     def correction(self, from_anchor: bool) -> Correction:
@@ -169,7 +175,7 @@ class _DeepSpec(_ZLab):
             raise _refused(self.name, "layer_types", "full_attention alone", "sliding_attention")
         return False
 
-    def from_anchor(self) -> bool:
+    def usual_shift(self) -> bool:
         return True
 
 
@@ -203,8 +209,8 @@ class _Speculators(_ZLab):
             raise _refused(self.name, "sliding_window_non_causal", "true or false; add what it is", both_ways)
         return not both_ways
 
-    def from_anchor(self) -> bool:
-        return bool(self.data.get("sample_from_anchor", self.data["speculators_model_type"] == "dspark"))
+    def usual_shift(self) -> bool:
+        return self.data["speculators_model_type"] == "dspark"
 
     def correction(self, from_anchor: bool) -> Correction:
         if self.data["speculators_model_type"] == "dflash":

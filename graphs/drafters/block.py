@@ -8,7 +8,7 @@ Letters: B batch, C positions to catch up, Q slots of a block, D greatest depth,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from ...kernels.bits import chain_bits, word_count
-from ..attention import LayerCache, Pass
+from ..attention import LayerCache, Pass, chain_pass
 from ..state import State
 from ..target import CacheLayer
 from ..tree import Candidates, Expand, TreeShape
@@ -56,6 +56,7 @@ class BlockConfig:
     block_size: int
     mask_token: int
     from_anchor: bool  # whether slot k says what follows the k-th token behind the root, else the k-th token itself
+    shift_unsaid: bool = False  # whether the publisher does not say which of the two
 
     @property
     def most_depth(self) -> int:
@@ -138,9 +139,9 @@ class BlockHead(RecurrentHead):
         logits: Tensor = self.lm_head(normed)
         return logits
 
-    def keep(self, context: Tensor, positions: Tensor, cache: LayerCache) -> None:
-        """Write what the layers make of committed positions [B, C]; context [B, C, H], as `fuse` gives it."""
-        rotary = self.rotary(context, positions)
+    def keep(self, context: Tensor, where: Pass, cache: LayerCache) -> None:
+        """Write what the layers make of committed positions; context [B, C, H], as `fuse` gives it."""
+        rotary = self.rotary(context, where.positions)
         for index, layer in enumerate(self._layers()):
             cache.update(*layer.self_attn.keys_and_values(context, rotary), index)
 
@@ -169,6 +170,13 @@ class BlockDrafter(CatchingUp):
         super().__init__(head, embed)
         self.most_depth = head.config.most_depth
 
+    def read_otherwise(self) -> str | None:
+        config = self.head.config
+        if not config.shift_unsaid:
+            return None
+        self.head.config = replace(config, from_anchor=not config.from_anchor)
+        return f"sample_from_anchor {str(not config.from_anchor).lower()}"
+
     def cache_layers(self) -> list[CacheLayer]:
         return super().cache_layers() * len(self.head.layers)
 
@@ -183,7 +191,7 @@ class BlockDrafter(CatchingUp):
         features: Tensor | None,
     ) -> State:
         assert features is not None
-        self.head.keep(self.head.fuse(features), where.positions, LayerCache(keys, values, where.slots))
+        self.head.keep(self.head.fuse(features), where, LayerCache(keys, values, where.slots))
         return {"draft_lengths": state["lengths"] + count}
 
     def begin(
@@ -208,14 +216,14 @@ class BlockDrafter(CatchingUp):
         """Process the features since `draft_lengths`, of the last positions where they are more than the step says, and
         a block -> the normed hidden states [B, D, H] of the slots that say a depth each."""
         config, lengths, wanted = self.head.config, state["lengths"], drafting(state)
+        start, index, _ = owed_positions(state, lengths)  # of those that are not there yet, the block takes the places
+        owed = chain_pass(start, index.shape[1], state["recent"].shape[1], wanted)
+        context = self.head.fuse(owed.zeros_unless_wanted(self.recalled(state["recent"], index)))
+        self.head.keep(context, owed, LayerCache(keys, values, owed.slots))
+
         slots = depth if config.from_anchor else depth + 1
         masks = {causal: block_pass(lengths, slots, causal, wanted) for causal in (False, True)}
         where = masks[False]
-
-        _, index, _ = owed_positions(state, lengths)  # of those that are not there yet, the block takes the places
-        context = self.head.fuse(where.zeros_unless_wanted(self.recalled(state["recent"], index)))
-        self.head.keep(context, index, LayerCache(keys, values, index))
-
         root = state["history"].gather(1, lengths[:, None])
         tokens = root.where(where.depths == 0, config.mask_token)
         embedded = where.zeros_unless_wanted(self.embed(embeddable(tokens, self.embed.num_embeddings)))

@@ -104,6 +104,12 @@ def save_block(folder, config, tensors):
     return folder
 
 
+def idle_tensors(config, **own):
+    """Tensors of a drafter whose layers add nothing, but for its own ones."""
+    tensors = {name: torch.full_like(tensor, "norm" in name) for name, tensor in block_tensors(config).items()}
+    return tensors | own
+
+
 def turned(x):
     """Rotary embeddings of x [T, heads, HEAD] at positions 0 to T - 1."""
     angle = torch.arange(len(x))[:, None] / 10000.0 ** (torch.arange(0, HEAD, 2) / HEAD)

@@ -4,9 +4,9 @@ import pytest
 import specstep
 import torch
 from block_drafters import (
-    LAYER,
     PUBLISHED,
     block_tensors,
+    idle_tensors,
     names,
     plain_block,
     plain_log_probs,
@@ -105,14 +105,6 @@ def test_sampled_texts_are_those_of_plain_decoding(name, folder):
     assert texts[0] == texts[1]
 
 
-def of_the_cycle(config, **own):
-    """A drafter of `save_cycle` whose layers add nothing, but for its own tensors."""
-    config = config | {"transformer_layer_config": LAYER} if "transformer_layer_config" in config else config
-    tensors = {name: tensor * 0 for name, tensor in block_tensors(config).items()}
-    tensors |= {name: torch.ones_like(tensor) for name, tensor in tensors.items() if "norm" in name}
-    return tensors | own
-
-
 @pytest.mark.parametrize("off", [0, 1])
 def test_a_correction_that_knows_the_answer_is_always_right(off, tmp_path):
     """One that takes the token ahead for another is never."""
@@ -120,7 +112,7 @@ def test_a_correction_that_knows_the_answer_is_always_right(off, tmp_path):
     bigrams = {"markov_head.markov_w1.weight": torch.eye(TOKENS, SIZE)}
     bigrams["markov_head.markov_w2.weight"] = to_axis(1 + off)[:TOKENS].clone() * 100
     folder = save_cycle(tmp_path / "cycle")
-    head = save_block(tmp_path / "head", config, of_the_cycle(config, **bigrams))
+    head = save_block(tmp_path / "head", config, idle_tensors(config, **bigrams))
     engine = specstep.eager(str(folder), drafter=str(head), tree="chain", nodes=4, **OPTIONS)
     assert accepted(engine) == [{4: 5}, {0: 24}][off]
 
@@ -131,8 +123,9 @@ def test_features_of_the_last_position_say_what_follows_the_root(off, tmp_path):
     layer = {"head_dim": 12, "num_key_value_heads": 4, "num_hidden_layers": 1, "block_size": 2, "sliding_window": 3}
     own = {"mask_token_id": 0, "target_layer_ids": [2]}
     config = PUBLISHED["z-lab"][0] | layer | {"layer_types": ["sliding_attention"], "dflash_config": own}
+    config["sample_from_anchor"] = False  # else the build would find the reading in which the wrong one is right
     part = "layers.0.self_attn."
-    w = of_the_cycle(config)
+    w = idle_tensors(config)
     w = {name: tensor for name, tensor in w.items() if not name.startswith("layers.1.")}
     w |= {f"{part}{name}_proj.weight": torch.zeros(SIZE, SIZE) for name in "qk"}
     w |= {f"{part}{name}_norm.weight": torch.ones(12) for name in "qk"}
