@@ -1,5 +1,6 @@
 """EAGLE-3 heads as they are published: config.json and one weights file, under either of the names in use."""
 
+import dataclasses
 import glob
 import json
 from collections.abc import Callable
@@ -62,6 +63,7 @@ def read_head_as(
     config = read(folder_of(name) / "config.json", text.hidden_size, text.num_hidden_layers, vocabulary)
     tensors = {_plain_name(key): value for key, value in read_tensors(name).items()}
     own = tensors.pop("embed_tokens.weight", None)
+    config = dataclasses.replace(config, input_norms=any(key.endswith(".q_norm.weight") for key in tensors))
     width = (target.model.get_input_embeddings().weight if own is None else own).shape[1]
     size = config.layer.hidden_size
     if width != size:

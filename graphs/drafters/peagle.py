@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from transformers import Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from ..attention import ATTENTION_NAME, LayerCache, Pass, chain_pass, register_attention
 from ..state import State
@@ -33,17 +35,15 @@ class PEagleConfig(Eagle3Config):
 
 
 class PEagleHead(Eagle3Head):
-    """EAGLE-3's layer and plain ones behind it."""
+    """EAGLE-3's layer and plain ones behind it, of Llama or of Qwen3."""
 
     config: PEagleConfig
 
     def __init__(self, config: PEagleConfig):
         super().__init__(config)
         register_attention()
-        config.layer._attn_implementation = ATTENTION_NAME
         self.mask_hidden = nn.Parameter(torch.zeros(1, 1, self.fc.in_features))
-        plain = {str(index): LlamaDecoderLayer(config.layer, index) for index in range(1, config.layers)}
-        self.layers = nn.ModuleDict(plain)
+        self.layers = nn.ModuleDict({str(index): plain_layer(config, index) for index in range(1, config.layers)})
 
     def forward(self, embedded: Tensor, hidden: Tensor, where: Pass, cache: LayerCache) -> tuple[Tensor, Tensor]:
         """embedded, hidden [B, T, H] -> (normed, for the logits; hidden), both [B, T, H]."""
@@ -53,6 +53,17 @@ class PEagleHead(Eagle3Head):
             given = {"position_embeddings": rotary, cache_name(layer): cache, "attention_pass": where}
             hidden = layer(hidden, **given)
         return self.norm(hidden), hidden
+
+
+def plain_layer(config: PEagleConfig, index: int) -> nn.Module:
+    """A layer of Llama's, or of Qwen3's, which norms queries and keys."""
+    config.layer._attn_implementation = ATTENTION_NAME
+    if not config.input_norms:
+        return LlamaDecoderLayer(config.layer, index)
+    fields = {key: value for key, value in config.layer.to_dict().items() if key not in ("model_type", "layer_types")}
+    layer = Qwen3Config(**fields | {"num_hidden_layers": config.layers})
+    layer._attn_implementation = ATTENTION_NAME
+    return Qwen3DecoderLayer(layer, index)
 
 
 class PEagle(CatchingUp):

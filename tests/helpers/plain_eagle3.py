@@ -28,6 +28,8 @@ def plain_layer(w, name, x, residual):
         )
         for part in "qkv"
     )
+    if f"{name}self_attn.q_norm.weight" in w:
+        q, k = (rms(x, w[f"{name}self_attn.{part}_norm.weight"]) for x, part in ((q, "q"), (k, "k")))
     angle = torch.arange(count)[:, None] / 10000.0 ** (torch.arange(0, 12, 2) / 12)
     cos, sin = (part.repeat(1, 2)[:, None] for part in (angle.cos(), angle.sin()))
     q, k = (x * cos + torch.cat([-x[..., 6:], x[..., :6]], -1) * sin for x in (q, k))
