@@ -1,7 +1,6 @@
 """EAGLE-3 heads as they are published: config.json and one weights file, under either of the names in use."""
 
 import dataclasses
-import glob
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from ...graphs.drafters.eagle3 import Eagle3Config, Eagle3Head
 from ...graphs.drafters.recurrent import Recurrent, RecurrentHead
 from ...user_cache import keep
 from ..config import EngineConfig
-from ..locate import gguf_file
 from ..source import Source
 from .eagle3_config import AUX_LAYERS, FLAGS, LAYER_FIELDS, read_config
 from .ngram_file import SHIPPED, tokenizer_hash
@@ -104,32 +102,6 @@ def shipped_head(target: Source) -> Path | None:
         if json.loads(path.read_text()).get("specstep") == describe_target(target):
             return path.parent
     return None
-
-
-def heads_beside(target: Source) -> list[Path]:
-    """Heads for a target that lie in folders of its directory, or next to its directory or file in folders whose names
-    begin with its name."""
-    place = gguf_file(target.name) or Path(target.name).expanduser()
-    if not place.exists():
-        return []
-    place = place.absolute()
-    name = place.stem if place.is_file() else place.name
-    near = [*(place.iterdir() if place.is_dir() else ()), *place.parent.glob(f"{glob.escape(name)}*")]
-    return [path for path in sorted(near) if path != place and path.is_dir() and _is_for(path, target)]
-
-
-def _is_for(path: Path, target: Source) -> bool:
-    """Whether a directory is a head with weights, of the target's sizes and, where it says so, for its tokenizer."""
-    if not is_eagle3(str(path)) or not any((path / file).is_file() for file in FILES):
-        return False
-    text = target.model.config.get_text_config()
-    vocabulary = target.model.get_input_embeddings().num_embeddings
-    try:
-        check_target(str(path), target)
-        read_config(path / "config.json", text.hidden_size, text.num_hidden_layers, vocabulary)
-    except (BuildError, ValueError, TypeError, KeyError, AttributeError):
-        return False
-    return True
 
 
 def _plain_name(name: str) -> str:

@@ -50,12 +50,34 @@ LAYOUTS = {
 }  # fmt: skip
 FURTHER = r"(?:.*\.)?mtp(?:\.layers|_\w+)\.[1-9]\d*\..*"  # modules behind the first
 EXPERTS = "layer.mlp.experts."
+SINGLE_EXPERT = rf"{re.escape(EXPERTS)}\d+\.(gate|up|down)_proj\.weight"
+NAME = "mtp"  # of the drafter
 
 
 def load_mtp(target: Source, config: EngineConfig) -> Recurrent:
     """The module in the target's checkpoint -> its scorer, in the engine's dtype and on its device. Raises BuildError
     where there is none, and for every tensor of it that does not fit."""
-    folder, layers = str(_folder(target)), target.model.config.get_text_config().num_hidden_layers
+    folder = str(_folder(target))
+    layout, own = _module(target, folder)
+    tensors = {own[name]: tensor for name, tensor in read_some(folder, own).items()}
+    return _scorer(target, config, layout, tensors)
+
+
+def has_module(target: Source) -> bool:
+    """Whether the target's checkpoint has one module whose layer has the tensors of one of the target's."""
+    try:
+        _, own = _module(target, str(_folder(target)))
+    except (BuildError, OSError):
+        return False
+    found = {re.sub(SINGLE_EXPERT, _joined, name) for name in own.values() if name.startswith("layer.")}
+    layers: Any = target.model.get_decoder().layers
+    return any(found == {f"layer.{name}" for name in layer.state_dict()} for layer in layers)
+
+
+def _module(target: Source, folder: str) -> tuple[Layout, dict[str, str]]:
+    """The layout of the module in a directory, and our names for its tensors. Raises BuildError where there is none, or
+    more than one."""
+    layers = target.model.config.get_text_config().num_hidden_layers
     names = tensor_names(folder)
     further = [name for name in sorted(names) if re.fullmatch(FURTHER, name) or _layer_of(name) > layers]
     if further:
@@ -63,8 +85,7 @@ def load_mtp(target: Source, config: EngineConfig) -> Recurrent:
     for layout in LAYOUTS.values():
         own = {name: ours for name in names if (ours := _own_name(name, layout, layers))}
         if {"proj.weight", "enorm.weight", "hnorm.weight"} <= set(own.values()):
-            tensors = {own[name]: tensor for name, tensor in read_some(folder, own).items()}
-            return _scorer(target, config, layout, tensors)
+            return layout, own
     raise BuildError(
         f"drafter: mtp: expected a module for multi-token prediction in the checkpoint of {target.name}, as "
         f"{', '.join(LAYOUTS)} have it, got none"
@@ -137,6 +158,11 @@ def _copy_of(last: nn.Module) -> nn.Module:
         if hasattr(module, "layer_idx"):
             module.layer_idx = 0  # type: ignore[assignment]
     return layer
+
+
+def _joined(single: re.Match[str]) -> str:
+    """The name of the tensor that has those of all experts."""
+    return f"{EXPERTS}{'down' if single[1] == 'down' else 'gate_up'}_proj"
 
 
 def _with_joined_experts(tensors: dict[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:

@@ -2,11 +2,16 @@
 that they draft, recomputed."""
 
 import torch
+from models import SMALL
 from plain_eagle3 import last_hidden, plain_layer, rms
 from safetensors.torch import load_file, save_file
 
 LAYERS = 3  # of the targets
 NORMS = ("enorm", "hnorm", "norm")
+GLM = SMALL | {
+    "head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
 
 
 def module_tensors(model, layer=-1, seed=0):
