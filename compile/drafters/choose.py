@@ -33,7 +33,7 @@ from .hydra_file import is_hydra, load_hydra
 from .medusa_file import is_medusa, load_medusa
 from .mlp_speculator_file import is_mlp_speculator, load_mlp_speculator
 from .mtp_file import NAME as MTP
-from .mtp_file import load_mtp
+from .mtp_file import is_mtp_speculator, load_mtp, load_mtp_speculator
 from .ngram_file import is_ngram_file, load_tables, shipped_tables
 from .pard_config import mask_token
 from .peagle_file import is_peagle, load_peagle
@@ -44,6 +44,7 @@ NGRAM_TREE = DynamicTree(depth=7, top_k=4, nodes=7)
 # What is published: how it is known, and what loads it. The first that knows a path has it.
 PUBLISHED: tuple[tuple[Callable[[str], bool], Callable[[str, Source, EngineConfig], Scorer]], ...] = (
     (is_block, load_block),
+    (is_mtp_speculator, load_mtp_speculator),
     (is_peagle, load_peagle),
     (is_eagle3, load_eagle3),
     (is_mlp_speculator, load_mlp_speculator),

@@ -17,7 +17,7 @@ from ...graphs.target import cache_layers
 from ..config import EngineConfig
 from ..locate import locate
 from ..source import Source
-from .published import fill, read_some, tensor_names
+from .published import config_of, fill, read_some, read_tensors, tensor_names
 
 
 class Layout(NamedTuple):
@@ -48,6 +48,7 @@ LAYOUTS = {
         (r"fc\.(\w+)", r"proj.\1"), (r"norm\.weight", "norm.weight"), (r"layers\.0\.(.*)", r"layer.\1"),
     )),
 }  # fmt: skip
+SPECULATORS = LAYOUTS["MiMo"]._replace(hidden_first=False)  # of the type mtp, in a directory of its own
 FURTHER = r"(?:.*\.)?mtp(?:\.layers|_\w+)\.[1-9]\d*\..*"  # modules behind the first
 EXPERTS = "layer.mlp.experts."
 SINGLE_EXPERT = rf"{re.escape(EXPERTS)}\d+\.(gate|up|down)_proj\.weight"
@@ -60,7 +61,24 @@ def load_mtp(target: Source, config: EngineConfig) -> Recurrent:
     folder = str(_folder(target))
     layout, own = _module(target, folder)
     tensors = {own[name]: tensor for name, tensor in read_some(folder, own).items()}
-    return _scorer(target, config, layout, tensors)
+    return _scorer(NAME, target, config, layout, tensors)
+
+
+def is_mtp_speculator(name: str) -> bool:
+    """Whether a path is a module for a target that lies apart from it, as speculators writes it."""
+    return (config_of(name) or {}).get("speculators_model_type") == "mtp"
+
+
+def load_mtp_speculator(name: str, target: Source, config: EngineConfig) -> Recurrent:
+    """The same of such a path. Raises BuildError."""
+    data = config_of(name) or {}
+    modules = data.get("num_nextn_predict_layers", 1)
+    if modules != 1:
+        raise BuildError(f"drafter: {name}: config.json: num_nextn_predict_layers: expected 1, got {modules!r}")
+    tensors = {_own_name(key, SPECULATORS, 0) or key: value for key, value in read_tensors(name).items()}
+    if missing := {"proj.weight", "enorm.weight", "hnorm.weight", "norm.weight"} - set(tensors):
+        raise BuildError(f"drafter: {name}: tensors do not fit: missing {', '.join(sorted(missing))}")
+    return _scorer(name, target, config, SPECULATORS, tensors)
 
 
 def has_module(target: Source) -> bool:
@@ -119,14 +137,16 @@ def _own_name(name: str, layout: Layout, layers: int) -> str | None:
     return f"layer.{rest}"
 
 
-def _scorer(target: Source, config: EngineConfig, layout: Layout, tensors: dict[str, Tensor]) -> Recurrent:
+def _scorer(name: str, target: Source, config: EngineConfig, layout: Layout, tensors: dict[str, Tensor]) -> Recurrent:
     model: Any = target.model
     text, place = model.config.get_text_config(), _like_which(tensors, model.get_decoder().layers)
     last = model.get_decoder().layers[place]
     embed, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
-    for name, own in (("embed_tokens.weight", embed), ("lm_head.weight", lm_head)):
-        if name in tensors and not torch.equal(tensors.pop(name), own.weight.cpu()):
-            raise BuildError(f"drafter: mtp: {name}: expected the target's own, got another one; it is not supported")
+    for table, own in (("embed_tokens.weight", embed), ("lm_head.weight", lm_head)):
+        if table in tensors and not torch.equal(tensors.pop(table).to(own.weight.dtype), own.weight.cpu()):
+            raise BuildError(
+                f"drafter: {name}: {table}: expected the target's own, got another one; it is not supported"
+            )
     norms: dict[str, nn.Module] = {part: copy.deepcopy(last.input_layernorm) for part in ("enorm", "hnorm", "norm")}
     if "norm.weight" not in tensors:
         norms["norm"] = nn.Identity()
@@ -135,7 +155,7 @@ def _scorer(target: Source, config: EngineConfig, layout: Layout, tensors: dict[
         text.num_hidden_layers + 1, cache_layers(model)[place], layout.hidden_first, "proj.bias" in tensors,
     )  # fmt: skip
     tensors = _with_joined_experts(tensors, head.state_dict())
-    fill("mtp", head, tensors, without=["lm_head.", "rotary."])
+    fill(name, head, tensors, without=["lm_head.", "rotary."])
     head.proj.to(device=config.build_device, dtype=getattr(torch, config.dtype))
     return Recurrent(head, embed).eval().requires_grad_(False)
 
