@@ -1,4 +1,5 @@
-"""Block drafters as they are published: DFlash, JetSpec and DSpark, by their authors or by speculators."""
+"""Block drafters as they are published: DFlash, JetSpec, DSpark and Domino, by their authors, speculators or
+SpecForge."""
 
 from typing import Any
 
@@ -7,15 +8,20 @@ from torch import Tensor
 
 from ...errors import BuildError
 from ...graphs.drafters.block import BlockConfig, BlockDrafter, BlockHead
-from ...graphs.drafters.markov import MARKOVS
+from ...graphs.drafters.correction import MARKOVS, Correction, Domino
 from ..config import EngineConfig
 from ..source import Source
 from .block_config import is_block_config, read_block_config
+from .block_fields import Bigrams, Path
 from .eagle3_file import placed
 from .published import config_of, fill, linear, read_tensors
 
 # What drafting does not need: a guess of how much will be accepted, and copies of what the target has.
 UNUSED = ("confidence_head.", "verifier_norm.", "verifier_lm_head.", "t2d")
+DOMINO = {
+    "prefix_gru.weight_ih_l0": "correction.token.weight", "prefix_gru.weight_hh_l0": "correction.state.weight",
+    "embed_proj.0.weight": "correction.down.weight", "embed_proj.2.weight": "correction.up.weight",
+}  # fmt: skip
 
 
 def is_block(name: str) -> bool:
@@ -27,21 +33,37 @@ def load_block(name: str, target: Source, config: EngineConfig) -> BlockDrafter:
     """A drafter from a directory, or from a weights file with config.json beside it -> its scorer, in the engine's
     dtype and on its device. Raises BuildError naming every field or tensor that does not fit."""
     model: Any = target.model
-    text, vocabulary = model.config.get_text_config(), model.get_input_embeddings().weight.shape[0]
+    text = model.config.get_text_config()
     block, correction = read_block_config(name, config_of(name) or {}, text.hidden_size, text.num_hidden_layers)
-    tensors = {key.removeprefix("model."): value for key, value in read_tensors(name).items()}
+    tensors = {_own_name(key): value for key, value in read_tensors(name).items()}
     tensors = {key: value for key, value in tensors.items() if not key.startswith(UNUSED)}
     embed, head = tensors.pop("embed_tokens.weight", None), tensors.pop("lm_head.weight", None)
     _check_tables(name, block, model, embed, head, tensors.get("d2t"))
     lm_head = model.get_output_embeddings() if head is None else linear(head)
-    markov = None
-    if correction.rank:
-        sizes = (vocabulary, lm_head.weight.shape[0], correction.rank, block.layer.hidden_size)
-        rows = tensors.get("markov_head.markov_w1.weight")
-        markov = MARKOVS[correction.kind](sizes[0] if rows is None else rows.shape[0], *sizes[1:])
-    made = BlockHead(block, lm_head, markov, d2t="d2t" in tensors)
+    sizes = (lm_head.weight.shape[0], block.layer.hidden_size)
+    made = BlockHead(block, lm_head, _correction(correction, tensors, *sizes), d2t="d2t" in tensors)
     fill(name, made, tensors, without=["lm_head."])
     return BlockDrafter(*placed(made, embed, target, config)).eval().requires_grad_(False)
+
+
+def _own_name(name: str) -> str:
+    """The name that `BlockHead` has for a published tensor."""
+    name = name.removeprefix("model.").removeprefix("logit_head.")
+    part, _, rest = name.partition(".")
+    if part == "markov_head":
+        return f"correction.{rest}"
+    return DOMINO.get(name, name)
+
+
+def _correction(
+    said: Bigrams | Path | None, tensors: dict[str, Tensor], draft_tokens: int, size: int
+) -> Correction | None:
+    if said is None:
+        return None
+    if isinstance(said, Path):
+        return Domino(draft_tokens, said.inner, said.memory, size, said.skipped)
+    rows = tensors.get("correction.markov_w1.weight", torch.empty(draft_tokens, 0)).shape[0]
+    return MARKOVS[said.kind](rows, draft_tokens, said.rank, size)
 
 
 def _check_tables(

@@ -7,19 +7,14 @@ of it is kept.
 Letters: B batch, C positions to catch up, Q slots of a block, D greatest depth, H the drafter's hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import (
-    LlamaMLP,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
-)
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from ...kernels.bits import chain_bits, word_count
 from ..attention import LayerCache, Pass, chain_pass
@@ -27,22 +22,12 @@ from ..state import State
 from ..target import CacheLayer
 from ..tree import Candidates, Expand, TreeShape
 from .all_depths import begun
+from .block_layer import BlockLayer, LayerMask
+from .correction import Correction
 from .drafter import owed_positions
 from .frontier import drafting, embeddable, no_candidates
-from .markov import Markov
 from .recurrent import CatchingUp, RecurrentHead
 from .shared_noise import BestTokens
-
-Rotary = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class LayerMask:
-    """What a layer's slots see: the slots up to their own or all of the block, and of the text all or, of what comes
-    less than `window` positions ahead of them, 0 for all."""
-
-    causal: bool
-    window: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,63 +39,16 @@ class BlockConfig:
     target_hidden_size: int
     masks: tuple[LayerMask, ...]  # of each layer
     block_size: int
+    most_depth: int  # how many tokens a block says: as many as it has slots, or one less
     mask_token: int
     from_anchor: bool  # whether slot k says what follows the k-th token behind the root, else the k-th token itself
     shift_unsaid: bool = False  # whether the publisher does not say which of the two
-
-    @property
-    def most_depth(self) -> int:
-        """How many tokens a block says."""
-        return self.block_size if self.from_anchor else self.block_size - 1
-
-
-class BlockAttention(nn.Module):
-    """Attention of a block's slots to the committed positions and to each other, with norms on queries and keys."""
-
-    def __init__(self, config: LlamaConfig, mask: LayerMask):
-        super().__init__()
-        self.size, self.mask = config.head_dim, mask
-        heads, kv_heads, bias = config.num_attention_heads, config.num_key_value_heads, config.attention_bias
-        self.q_proj = nn.Linear(config.hidden_size, heads * self.size, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_heads * self.size, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_heads * self.size, bias=bias)
-        self.o_proj = nn.Linear(heads * self.size, config.hidden_size, bias=bias)
-        self.q_norm = LlamaRMSNorm(self.size, config.rms_norm_eps)
-        self.k_norm = LlamaRMSNorm(self.size, config.rms_norm_eps)
-
-    def keys_and_values(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
-        """x [B, T, H] -> [B, H_kv, T, size] of both."""
-        key, value = (project(x).unflatten(2, (-1, self.size)) for project in (self.k_proj, self.v_proj))
-        return rotated(self.k_norm(key), rotary), value.transpose(1, 2)
-
-    def forward(self, x: Tensor, rotary: Rotary, where: Pass, keys: Tensor, values: Tensor) -> Tensor:
-        """x [B, Q, H], a layer's cache that holds the keys and values of the block, too -> [B, Q, H]."""
-        query = rotated(self.q_norm(self.q_proj(x).unflatten(2, (-1, self.size))), rotary)
-        out = where.attention(query, keys, values, self.size**-0.5, self.mask.window, 0.0, None)
-        return self.o_proj(out.flatten(2))
-
-
-def rotated(x: Tensor, rotary: Rotary) -> Tensor:
-    """x [B, T, heads, size] -> [B, heads, T, size], turned by its positions."""
-    x = x.transpose(1, 2)
-    return apply_rotary_pos_emb(x, x, *rotary)[0]
-
-
-class BlockLayer(nn.Module):
-    """A layer as Qwen3's. What comes of the target's features is not normed at its input."""
-
-    def __init__(self, config: LlamaConfig, mask: LayerMask):
-        super().__init__()
-        self.self_attn = BlockAttention(config, mask)
-        self.mlp = LlamaMLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class BlockHead(RecurrentHead):
     """The trained part, named as in published checkpoints."""
 
-    def __init__(self, config: BlockConfig, lm_head: Any, correction: Markov | None = None, d2t: bool = False):
+    def __init__(self, config: BlockConfig, lm_head: Any, correction: Correction | None = None, d2t: bool = False):
         """lm_head: hidden states -> logits, the target's own head unless the checkpoint brings another; correction:
         what the token ahead adds to the logits; d2t: whether the drafter has other tokens than the target, see
         `target_ids`."""
@@ -123,7 +61,7 @@ class BlockHead(RecurrentHead):
         self.fc, self.hidden_norm = nn.Linear(self.width, size, bias=False), LlamaRMSNorm(size, eps)
         self.layers = nn.ModuleList(BlockLayer(layer, mask) for mask in config.masks)
         self.norm = LlamaRMSNorm(size, eps)
-        self.lm_head, self.markov_head = lm_head, correction
+        self.lm_head, self.correction = lm_head, correction
         self.d2t: Tensor | None
         draft_tokens = lm_head.weight.shape[0] if d2t else 0
         self.register_buffer("d2t", torch.zeros(draft_tokens, dtype=torch.int64) if d2t else None)
@@ -203,14 +141,18 @@ class BlockDrafter(CatchingUp):
         normed = self._block(state, keys, values, max(1, min(shape.depth, self.head.config.most_depth)))
         lengths = state["lengths"].where(wanted, state["draft_lengths"])
         known, logits = lengths > state["draft_lengths"], self.head.logits(normed).split(1, 1)
-        if self.head.markov_head is None:
+        if self.head.correction is None:
             children, expand = begun([best(depth) for depth in logits], known, shape.top_k)
         else:
             root = state["history"].gather(1, state["lengths"][:, None])
-            expand = corrected(self.head.markov_head, best, normed.split(1, 1), logits, shape.top_k)
+            expand = corrected(self.head.correction, self.embedded, best, normed.split(1, 1), logits, shape.top_k)
             children = expand(root, torch.zeros_like(root))
             children = Candidates(children.tokens, children.log_probs.where(known[:, None, None], float("-inf")))
         return children, expand, {"draft_lengths": lengths}
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.embed(embeddable(tokens, self.embed.num_embeddings))
+        return embedded
 
     def _block(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], depth: int) -> Tensor:
         """Process the features since `draft_lengths`, of the last positions where they are more than the step says, and
@@ -221,13 +163,14 @@ class BlockDrafter(CatchingUp):
         context = self.head.fuse(owed.zeros_unless_wanted(self.recalled(state["recent"], index)))
         self.head.keep(context, owed, LayerCache(keys, values, owed.slots))
 
-        slots = depth if config.from_anchor else depth + 1
+        slots = depth + config.block_size - config.most_depth
         masks = {causal: block_pass(lengths, slots, causal, wanted) for causal in (False, True)}
         where = masks[False]
+        first = 0 if config.from_anchor else 1
         root = state["history"].gather(1, lengths[:, None])
         tokens = root.where(where.depths == 0, config.mask_token)
-        embedded = where.zeros_unless_wanted(self.embed(embeddable(tokens, self.embed.num_embeddings)))
-        return self.head.block(embedded, masks, LayerCache(keys, values, where.slots))[:, slots - depth :]
+        embedded = where.zeros_unless_wanted(self.embedded(tokens))
+        return self.head.block(embedded, masks, LayerCache(keys, values, where.slots))[:, first : first + depth]
 
 
 def block_pass(lengths: Tensor, slots: int, causal: bool, wanted: Tensor) -> Pass:
@@ -240,7 +183,12 @@ def block_pass(lengths: Tensor, slots: int, causal: bool, wanted: Tensor) -> Pas
 
 
 def corrected(
-    correction: Markov, best: BestTokens, hidden: Sequence[Tensor], logits: Sequence[Tensor], top_k: int
+    correction: Correction,
+    embed: Callable[[Tensor], Tensor],
+    best: BestTokens,
+    hidden: Sequence[Tensor],
+    logits: Sequence[Tensor],
+    top_k: int,
 ) -> Expand:
     """What scores one frontier after the other, the root's first, from the hidden state [B, 1, H] and the logits [B, 1,
     V] of each depth. Deeper levels get no candidates."""
@@ -251,8 +199,10 @@ def corrected(
         if level >= len(logits):
             return no_candidates(tokens, top_k)
         inherited = memory.gather(1, parents[:, :, None].expand(-1, -1, memory.shape[2]))
-        added, memory = correction(tokens, hidden[level], inherited)
+        given = (tokens, embed(tokens), hidden[level].expand(-1, tokens.shape[1], -1), inherited)
+        added, memory = correction(*given)
         level += 1
-        return best(logits[level - 1] + added)
+        own = logits[level - 1].expand(-1, tokens.shape[1], -1)
+        return best(own if level <= correction.skipped else own + added)
 
     return expand

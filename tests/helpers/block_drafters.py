@@ -21,6 +21,7 @@ DEEPSPEC = LAYER | {
     "architectures": ["Qwen3DSparkModel"], "target_layer_ids": [-1, 2], "mask_token_id": MASK, "block_size": BLOCK - 1,
     "markov_rank": RANK, "markov_head_type": "vanilla",
 }  # fmt: skip
+SAID = DEEPSPEC | {"block_size": BLOCK, "sample_from_anchor": False}
 DFLASH = {
     "speculators_model_type": "dflash", "block_size": BLOCK, "aux_hidden_state_layer_ids": [1, 3],
     "mask_token_id": MASK, "draft_vocab_size": 100, "sample_from_anchor": False, "sliding_window_non_causal": True,
@@ -31,16 +32,27 @@ DSPARK = DFLASH | {
     "markov_head_type": "gated", "sliding_window_non_causal": False,
 }  # fmt: skip
 RECURRENT = DSPARK | {"markov_head_type": "rnn"}
+SPECFORGE = ZLAB | {"block_size": BLOCK - 1, "dflash_config": ZLAB["dflash_config"] | {
+    "projector_type": "dspark", "attention_mode": "gqa", "markov_rank": RANK, "markov_head_type": "vanilla",
+}}  # fmt: skip
+DOMINO, DOMINO_SHIFTED = (
+    ZLAB | {"dflash_config": ZLAB["dflash_config"] | {
+        "projector_type": "domino", "emb_dim": 20, "gru_hidden_dim": 12, "pure_draft_prefix_len": 1,
+        "shift_label": shifted,
+    }}
+    for shifted in (False, True)
+)  # fmt: skip
 TABLES, D2T = ["embed_tokens", "lm_head"], ["embed_tokens", "lm_head", "d2t"]
 
 
 class Meaning:
     """What a published config means. states: of the target; shift: from a slot to the token that it says, 0 for its
     own position; layers: of each whether a slot sees no further than itself, and its window; correction: by the token
-    ahead."""
+    ahead; unused: slots at the end that say nothing."""
 
-    def __init__(self, states, shift, layers, correction=None):
+    def __init__(self, states, shift, layers, correction=None, unused=0):
         self.states, self.shift, self.layers, self.correction = states, shift, layers, correction
+        self.unused = unused
 
     def but(self, **changes):
         return Meaning(**vars(self) | changes)
@@ -50,7 +62,11 @@ PUBLISHED = {  # config, its own tables, what it means
     "z-lab": (ZLAB, [], Meaning([1, 3], 0, [(False, 0), (False, 0)])),
     "z-lab-sliding": (ZLAB | SLIDING, [], Meaning([1, 3], 0, [(False, 0), (True, 6)])),
     "JetSpec": (JETSPEC, [], Meaning([1, 3], 0, [(True, 0), (True, 0)])),
+    "SpecForge-DSpark": (SPECFORGE, [], Meaning([1, 3], 1, [(False, 0), (False, 0)], "vanilla")),
+    "Domino": (DOMINO, [], Meaning([1, 3], 0, [(False, 0), (False, 0)], "domino")),
+    "Domino-shifted": (DOMINO_SHIFTED, [], Meaning([1, 3], 1, [(False, 0), (False, 0)], "domino", unused=1)),
     "DeepSpec": (DEEPSPEC, TABLES, Meaning([0, 3], 1, [(False, 0), (False, 0)], "vanilla")),
+    "DeepSpec-said": (SAID, TABLES, Meaning([0, 3], 0, [(False, 0), (False, 0)], "vanilla")),
     "speculators-dflash": (DFLASH, D2T, Meaning([1, 3], 0, [(False, 0), (False, 6)])),
     "speculators-dspark": (DSPARK, D2T, Meaning([1, 3], 1, [(False, 0), (True, 6)], "gated")),
     "speculators-rnn": (RECURRENT, D2T, Meaning([1, 3], 1, [(False, 0), (True, 6)], "rnn")),
@@ -74,12 +90,18 @@ def block_tensors(config, tables=(), seed=0):
     shapes |= {"embed_tokens": (VOCABULARY, SIZE), "lm_head": (draft, SIZE)}
     shapes |= {"markov_head.markov_w1": (VOCABULARY, RANK), "markov_head.markov_w2": (draft, RANK)}
     shapes |= {"markov_head.gate_proj": (RANK, SIZE + RANK), "markov_head.joint_proj": (3 * RANK, 2 * RANK + SIZE)}
-    kind = config.get("markov_head_type", "") if config.get("markov_rank") else ""
+    own = config | (config.get("dflash_config") or {})
+    kind = own.get("markov_head_type", "") if own.get("markov_rank") else ""
     left_out = {name for name in TABLES if name not in tables}
     left_out |= set() if kind else {"markov_head.markov_w1", "markov_head.markov_w2"}
     left_out |= {"markov_head.gate_proj"} - ({"markov_head.gate_proj"} if kind == "gated" else set())
     left_out |= {"markov_head.joint_proj"} - ({"markov_head.joint_proj"} if kind == "rnn" else set())
     tensors = {}
+    if own.get("projector_type") == "domino":
+        gru = torch.nn.GRU(SIZE, 12, bias=False)
+        tensors |= {f"prefix_gru.{name}": tensor.detach() * 3 for name, tensor in gru.named_parameters()}
+        tensors["embed_proj.0.weight"] = torch.randn(20, SIZE + 12) * 0.5
+        tensors["embed_proj.2.weight"] = torch.randn(VOCABULARY, 20) * 2
     for name, shape in shapes.items():
         made = torch.randn(shape) * (0.8 if "markov" in name else 0.3)
         if name not in left_out:
@@ -141,7 +163,7 @@ def plain_slots(w, model, tokens, depth, meaning):
     features = torch.cat([states[state] for state in meaning.states], -1)[:-1]  # the root has no feature yet
     context = rms(features @ w["fc.weight"].T, w["hidden_norm.weight"])
     table = w.get("embed_tokens.weight", model.get_input_embeddings().weight)
-    x = table[torch.tensor([tokens[-1], *[MASK] * (depth - meaning.shift)])]
+    x = table[torch.tensor([tokens[-1], *[MASK] * (depth - meaning.shift + meaning.unused)])]
     for index, (causal, window) in enumerate(meaning.layers):
         name = f"layers.{index}."
         normed = rms(x, w[name + "input_layernorm.weight"])
@@ -149,7 +171,7 @@ def plain_slots(w, model, tokens, depth, meaning):
         normed = rms(x, w[name + "post_attention_layernorm.weight"])
         gate = torch.nn.functional.silu(normed @ w[name + "mlp.gate_proj.weight"].T)
         x = x + (gate * (normed @ w[name + "mlp.up_proj.weight"].T)) @ w[name + "mlp.down_proj.weight"].T
-    return rms(x, w["norm.weight"])[-depth:]
+    return rms(x, w["norm.weight"])[len(x) - meaning.unused - depth :][:depth]
 
 
 @torch.no_grad()
@@ -159,6 +181,8 @@ def plain_log_probs(w, model, slots, path, meaning):
     logits = hidden @ w.get("lm_head.weight", model.get_output_embeddings().weight).T
     if not meaning.correction:
         return logits.log_softmax(-1)
+    if meaning.correction == "domino":
+        return (logits + plain_domino(w, model, hidden, path)).log_softmax(-1)
     bigram = w["markov_head.markov_w1.weight"]
     out = bigram[path[-1]]
     if meaning.correction == "gated":
@@ -172,6 +196,15 @@ def plain_log_probs(w, model, slots, path, meaning):
             state = torch.sigmoid(gate) * state + (1 - torch.sigmoid(gate)) * torch.tanh(new)
         out = torch.tanh(out)
     return (logits + w["markov_head.markov_w2.weight"] @ out).log_softmax(-1)
+
+
+def plain_domino(w, model, hidden, path):
+    """What Domino adds to the logits behind a path, but for the first depth."""
+    gru = torch.nn.GRU(SIZE, 12, bias=False)
+    gru.load_state_dict({name.removeprefix("prefix_gru."): w[name] for name in w if "prefix_gru" in name})
+    state = gru(model.get_input_embeddings()(torch.tensor(path)))[0][-1]
+    inner = torch.nn.functional.silu(w["embed_proj.0.weight"] @ torch.cat([hidden, state]))
+    return (w["embed_proj.2.weight"] @ inner) * (len(path) > 1)
 
 
 def names(w):

@@ -3,7 +3,21 @@
 import pytest
 import specstep
 import torch
-from block_drafters import DEEPSPEC, DFLASH, DSPARK, LAYER, PUBLISHED, SLIDING, TABLES, ZLAB, block_tensors, save_block
+from block_drafters import (
+    DEEPSPEC,
+    DFLASH,
+    DOMINO,
+    DOMINO_SHIFTED,
+    DSPARK,
+    LAYER,
+    PUBLISHED,
+    SLIDING,
+    SPECFORGE,
+    TABLES,
+    ZLAB,
+    block_tensors,
+    save_block,
+)
 from models import save_model
 from plain_eagle3 import chains
 
@@ -32,16 +46,22 @@ def test_names_behind_a_prefix_and_a_default_of_layers(target, tmp_path):
 
 
 def test_a_tree_is_no_deeper_than_a_block(target, tmp_path):
-    for config, deepest in ((ZLAB, 4), (DEEPSPEC, 4), (ZLAB | {"block_size": 9}, 8)):
-        head = save_block(tmp_path / "head", config, block_tensors(config, PUBLISHED["DeepSpec"][1]))
+    for config, deepest in (
+        (ZLAB, 4),
+        (DEEPSPEC, 4),
+        (SPECFORGE, 4),
+        (DOMINO_SHIFTED, 4),
+        (ZLAB | {"block_size": 9}, 8),
+    ):
+        head = save_block(tmp_path / "head", config, block_tensors(config, TABLES))
         assert specstep.eager(target, drafter=str(head), **OPTIONS).session.spec.config["depth"] == deepest
         with pytest.raises(specstep.BuildError, match=f"depth: expected at most {deepest}, which is how many levels"):
             specstep.eager(target, drafter=str(head), tree="chain", nodes=deepest + 1, **OPTIONS)
 
 
-OWN = ZLAB["dflash_config"]
+OWN, FORGED, SHIFTED = (config["dflash_config"] for config in (ZLAB, SPECFORGE, DOMINO))
 CASES = [
-    (ZLAB, {"dflash_config": OWN | {"shift_label": True}}, r"dflash_config.shift_label: expected none, got True"),
+    (ZLAB, {"dflash_config": OWN | {"shift_label": True}}, "dflash_config.shift_label: expected none, got True"),
     (ZLAB, {"dflash_config": OWN | {"mask_token_id": 320}}, "mask_token_id: expected an id from 0 to 319, got 320"),
     (ZLAB, {"dflash_config": OWN | {"mask_token_id": None}}, "mask_token_id: expected a number from 0 on, got None"),
     (ZLAB, {"dflash_config": OWN | {"target_layer_ids": [3, 0]}}, "target_layer_ids: expected layers -1 to 2 of the"),
@@ -53,10 +73,17 @@ CASES = [
     (ZLAB, {"layer_types": ["full_attention"]}, "layer_types: expected full_attention or sliding_attention for 2"),
     (ZLAB, {"hidden_size": 64}, "expected a head for a target of hidden size 48, got one for 64"),
     (ZLAB, {"num_hidden_layers": 1}, "unexpected layers.1.input_layernorm.weight"),
+    (ZLAB, {"dflash_config": [1]}, "dflash_config: expected an object, got"),
+    (ZLAB, {"dflash_config": OWN | {"projector_type": "moe"}}, "projector_type: expected none or dspark or domino"),
+    (SPECFORGE, {"dflash_config": FORGED | {"attention_mode": "mha"}}, "attention_mode: expected gqa, got 'mha'"),
+    (SPECFORGE, {"dflash_config": FORGED | {"emb_dim": 4}}, "dflash_config.emb_dim: expected none, got 4"),
+    (DOMINO, {"dflash_config": SHIFTED | {"emb_dim": None}}, "emb_dim: expected a number from 1 on, got None"),
+    (DOMINO, {"dflash_config": SHIFTED | {"gru_hidden_dim": 13}}, r"correction.state.weight: expected .39, 13., got"),
     (DEEPSPEC, {"target_layer_ids": None}, "target_layer_ids: expected layers -1 to 2 of the target, got None"),
     (DEEPSPEC, {"markov_head_type": "moe"}, "markov_head_type: expected vanilla or gated or rnn, got 'moe'"),
-    (DEEPSPEC, {"markov_rank": 0}, "unexpected markov_head.markov_w1.weight"),
+    (DEEPSPEC, {"markov_rank": 0}, "unexpected correction.markov_w1.weight"),
     (DEEPSPEC, SLIDING, "layer_types: expected full_attention alone, got 'sliding_attention'"),
+    (DFLASH, {"sample_from_anchor": "no"}, "sample_from_anchor: expected true or false, got 'no'"),
     (DFLASH, {"speculators_model_type": "dflash2"}, "speculators_model_type: expected dflash or dspark, got 'dflash2'"),
     (DFLASH, {"sliding_window_non_causal": None}, "sliding_window_non_causal: expected true or false; add what it is"),
     (DFLASH, {"aux_hidden_state_layer_ids": [4]}, "aux_hidden_state_layer_ids: expected layers 0 to 3 of the target"),

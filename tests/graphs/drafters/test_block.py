@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 def wrong(meaning):
     """Conventions beside the right one, by what is wrong."""
-    yield "a shift", meaning.but(shift=1 - meaning.shift)
+    yield "a shift", meaning.but(shift=1 - meaning.shift, unused=0)
     yield "hidden states", meaning.but(states=[state - 1 if state else 1 for state in meaning.states])
     yield "a mask", meaning.but(layers=[(not causal, window) for causal, window in meaning.layers])
     if any(window for _, window in meaning.layers):
@@ -58,7 +58,7 @@ def test_drafts_are_those_of_the_papers(name, folder):
         assert any(got != plain_block(w, model, tokens, 4, other) for tokens, got in found), f"the control: {what}"
 
 
-@pytest.mark.parametrize("name", ["JetSpec", "speculators-dspark", "speculators-rnn"])
+@pytest.mark.parametrize("name", ["JetSpec", "speculators-dspark", "speculators-rnn", "Domino-shifted"])
 def test_a_dynamic_tree_has_the_best_of_all_paths(name, folder):
     """By the sums of log-probabilities, each corrected by the token ahead on its path."""
     config, tables, meaning = PUBLISHED[name]
