@@ -23,7 +23,7 @@ from .lowered import Lowered
 from .source import Source, load_source, model_summary
 from .stage_times import StageTimes
 from .stages import describe_tree
-from .try_drafts import try_drafts
+from .try_drafts import settle_readings, try_drafts
 from .tuned import with_tuned
 from .writer import engine_directory, write_manifest, write_tokenizer
 
@@ -59,6 +59,7 @@ def build(model: str, output: str | Path, *, report: OnProgress = silent, **opti
         rows = source.model.get_input_embeddings().weight.shape[0]
         note_tokens(source.tokenizer, source.stop_ids, rows, report)
         graphs = assemble(source, config, given_scorer(options))
+        settle_readings(source, graphs, config.build_device, report)
         for said in _in_common(graphs):
             report(f"vocabulary: {said}")
         check_traceable(graphs.step.module)

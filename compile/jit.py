@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BuildError
+from ..progress import silent
 from ..runtime.asked.sampling_params import SamplingParams
 from ..runtime.engine import Engine
 from ..runtime.inductor.torch_session import Program, TorchSession
@@ -16,6 +17,7 @@ from .config import BuildOptions, given_scorer, make_config
 from .drafters.validate import check_traceable
 from .faithful import check_faithful
 from .source import Source, load_source
+from .try_drafts import settle_readings
 from .writer import chat_template
 
 
@@ -77,6 +79,7 @@ def _assembled(model: str, options: BuildOptions) -> tuple[Source, Graphs]:
         )
     source = load_source(model, config.dtype, config.device, config.adapter)
     graphs = assemble(source, config, given_scorer(options))
+    settle_readings(source, graphs, config.device, silent)
     check_faithful(graphs)
     return source, graphs
 

@@ -156,6 +156,7 @@ def head_folder(once):
 @pytest.fixture(scope="session")
 def published_heads(once):
     """Heads of other families for the tiny Llama, as the option --drafter takes them."""
+    from block_drafters import PUBLISHED, block_tensors, save_block
     from eagle_heads import eagle_tensors, save_authors
     from models import tiny_model
     from position_heads import medusa_tensors, mlp_tensors, save_medusa, save_mlp
@@ -164,9 +165,11 @@ def published_heads(once):
         save_authors(folder / "eagle", eagle_tensors(tiny_model("Llama").get_input_embeddings().weight))
         save_medusa(folder / "medusa", medusa_tensors(layers=1))
         save_mlp(folder / "mlp", mlp_tensors())
+        config, tables, _ = PUBLISHED["speculators-dspark"]
+        save_block(folder / "block", config, block_tensors(config, tables))
 
     folder = once("published", make)
-    return ",".join(str(folder / name) for name in ("eagle", "medusa", "mlp"))
+    return ",".join(str(folder / name) for name in ("eagle", "medusa", "mlp", "block"))
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,9 @@ from ...graphs.tree import DynamicTree, TreeShape, chain
 from ..config import EngineConfig
 from ..locate import is_model
 from ..source import Source, load_source
-from .eagle3_file import heads_beside, is_eagle3, load_eagle3, shipped_head
+from .beside import drafters_beside
+from .block_file import is_block, load_block
+from .eagle3_file import is_eagle3, load_eagle3, shipped_head
 from .eagle_file import is_eagle, load_eagle
 from .early_exit import NAME as EARLY_EXIT
 from .early_exit import load_early_exit
@@ -30,7 +32,8 @@ from .factory import call_factory, is_factory
 from .hydra_file import is_hydra, load_hydra
 from .medusa_file import is_medusa, load_medusa
 from .mlp_speculator_file import is_mlp_speculator, load_mlp_speculator
-from .mtp_file import load_mtp
+from .mtp_file import NAME as MTP
+from .mtp_file import is_mtp_speculator, load_mtp, load_mtp_speculator
 from .ngram_file import is_ngram_file, load_tables, shipped_tables
 from .pard_config import mask_token
 from .peagle_file import is_peagle, load_peagle
@@ -40,6 +43,8 @@ from .vocabulary import tokens_between
 NGRAM_TREE = DynamicTree(depth=7, top_k=4, nodes=7)
 # What is published: how it is known, and what loads it. The first that knows a path has it.
 PUBLISHED: tuple[tuple[Callable[[str], bool], Callable[[str, Source, EngineConfig], Scorer]], ...] = (
+    (is_block, load_block),
+    (is_mtp_speculator, load_mtp_speculator),
     (is_peagle, load_peagle),
     (is_eagle3, load_eagle3),
     (is_mlp_speculator, load_mlp_speculator),
@@ -91,10 +96,9 @@ def default_drafters(target: Source) -> list[str]:
 
 def fitting_drafters(target: Source) -> list[str]:
     """The names that "auto" stands for where nothing was tuned: what the package has for the target, else the row's own
-    history and what the engine learns, and an EAGLE-3 head if one lies beside the target."""
+    history and what the engine learns, and a head that lies beside the target or a module in its checkpoint."""
     default = default_drafters(target)
-    heads = [str(path) for path in heads_beside(target) if "," not in str(path)]
-    return default if default != ["ngram"] else [*default, *heads[:1]]
+    return default if default != ["ngram"] else [*default, *drafters_beside(target)[:1]]
 
 
 def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:
@@ -102,7 +106,7 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
     methods: dict[str, Callable[[], tuple[Scorer, TreeShape]]] = {
         "none": lambda: (NoDraft(), chain(0)),
         "ngram": lambda: (_ngram(target, config, None), NGRAM_TREE),
-        "mtp": lambda: _with_tree(load_mtp(target, config)),
+        MTP: lambda: _with_tree(load_mtp(target, config)),
     }
     if name in methods:
         return methods[name]()
@@ -125,7 +129,8 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
 def _with_tree(scorer: Scorer) -> tuple[Scorer, TreeShape]:
     """A head with the tree it grows by default, no deeper than it can score."""
     depth = scorer.most_depth or (8 if scorer.all_at_once else 4)  # a pass for each level, or one for all
-    return scorer, DynamicTree(depth, top_k=4, nodes=min(12, sum(DynamicTree.level_sizes(depth, 4))))
+    nodes = max(depth, min(12, sum(DynamicTree.level_sizes(depth, 4))))
+    return scorer, DynamicTree(depth, top_k=4, nodes=nodes)
 
 
 def _ngram(target: Source, config: EngineConfig, tables: NgramTables | None) -> Ngram:

@@ -1,6 +1,6 @@
 """EAGLE-3 heads as they are published: config.json and one weights file, under either of the names in use."""
 
-import glob
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +13,16 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ...errors import BuildError
 from ...graphs.drafters.eagle3 import Eagle3Config, Eagle3Head
-from ...graphs.drafters.recurrent import Recurrent
+from ...graphs.drafters.recurrent import Recurrent, RecurrentHead
 from ...user_cache import keep
 from ..config import EngineConfig
-from ..locate import gguf_file
 from ..source import Source
 from .eagle3_config import AUX_LAYERS, FLAGS, LAYER_FIELDS, read_config
 from .ngram_file import SHIPPED, tokenizer_hash
 from .published import FILES, config_of, fill, folder_of, read_tensors
 
 Head = TypeVar("Head", bound=Eagle3Head)
+Placed = TypeVar("Placed", bound=RecurrentHead)
 
 
 def is_eagle3(name: str) -> bool:
@@ -38,12 +38,13 @@ def load_eagle3(name: str, target: Source, config: EngineConfig) -> Recurrent:
     return Recurrent(*placed(head, own, target, config)).eval().requires_grad_(False)
 
 
-def placed(head: Head, own: Tensor | None, target: Source, config: EngineConfig) -> tuple[Head, Any]:
-    """A head and the embeddings that it reads, its own or the target's, in the engine's dtype and on its device."""
+def placed(head: Placed, own: Tensor | None, target: Source, config: EngineConfig) -> tuple[Placed, Any]:
+    """A head with an `fc` and the embeddings that it reads, its own or the target's, in the engine's dtype and on its
+    device."""
     embed: Any = target.model.get_input_embeddings() if own is None else nn.Embedding.from_pretrained(own)
-    head = head.to(device=config.build_device, dtype=getattr(torch, config.dtype))
-    head.rotary = LlamaRotaryEmbedding(head.config.layer).to(config.build_device)  # its frequencies stay float32
-    return head, embed.to(head.fc.weight)
+    moved: Any = head.to(device=config.build_device, dtype=getattr(torch, config.dtype))
+    moved.rotary = LlamaRotaryEmbedding(moved.config.layer).to(config.build_device)  # its frequencies stay float32
+    return moved, embed.to(moved.fc.weight)
 
 
 def read_head(name: str, target: Source) -> tuple[Eagle3Head, Tensor | None]:
@@ -60,6 +61,7 @@ def read_head_as(
     config = read(folder_of(name) / "config.json", text.hidden_size, text.num_hidden_layers, vocabulary)
     tensors = {_plain_name(key): value for key, value in read_tensors(name).items()}
     own = tensors.pop("embed_tokens.weight", None)
+    config = dataclasses.replace(config, input_norms=any(key.endswith(".q_norm.weight") for key in tensors))
     width = (target.model.get_input_embeddings().weight if own is None else own).shape[1]
     size = config.layer.hidden_size
     if width != size:
@@ -100,32 +102,6 @@ def shipped_head(target: Source) -> Path | None:
         if json.loads(path.read_text()).get("specstep") == describe_target(target):
             return path.parent
     return None
-
-
-def heads_beside(target: Source) -> list[Path]:
-    """Heads for a target that lie in folders of its directory, or next to its directory or file in folders whose names
-    begin with its name."""
-    place = gguf_file(target.name) or Path(target.name).expanduser()
-    if not place.exists():
-        return []
-    place = place.absolute()
-    name = place.stem if place.is_file() else place.name
-    near = [*(place.iterdir() if place.is_dir() else ()), *place.parent.glob(f"{glob.escape(name)}*")]
-    return [path for path in sorted(near) if path != place and path.is_dir() and _is_for(path, target)]
-
-
-def _is_for(path: Path, target: Source) -> bool:
-    """Whether a directory is a head with weights, of the target's sizes and, where it says so, for its tokenizer."""
-    if not is_eagle3(str(path)) or not any((path / file).is_file() for file in FILES):
-        return False
-    text = target.model.config.get_text_config()
-    vocabulary = target.model.get_input_embeddings().num_embeddings
-    try:
-        check_target(str(path), target)
-        read_config(path / "config.json", text.hidden_size, text.num_hidden_layers, vocabulary)
-    except (BuildError, ValueError, TypeError, KeyError, AttributeError):
-        return False
-    return True
 
 
 def _plain_name(name: str) -> str:

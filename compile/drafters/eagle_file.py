@@ -15,7 +15,7 @@ from ...graphs.drafters.recurrent import Recurrent
 from ..config import EngineConfig
 from ..source import Source
 from .eagle3_config import layer_config
-from .published import config_of, fill, read_tensors, tensor_names
+from .published import config_of, fill, linear, read_tensors, tensor_names
 
 NAMES = (  # what is published, and the name that `EagleHead` has for it
     (r"(?:model\.)?(?:fc|fusion_fc)\.(weight|bias)", r"fc.\1"),
@@ -39,7 +39,7 @@ def load_eagle(name: str, target: Source, config: EngineConfig) -> Recurrent:
     model: Any = target.model
     embed = model.get_input_embeddings() if embed_of_own is None else nn.Embedding.from_pretrained(embed_of_own)
     head = EagleHead(
-        read_eagle_config(name, target), model.get_output_embeddings() if head_of_own is None else _linear(head_of_own)
+        read_eagle_config(name, target), model.get_output_embeddings() if head_of_own is None else linear(head_of_own)
     )
     _check_sizes(name, head, embed_of_own, head_of_own, model.get_output_embeddings().weight)
     fill(name, head, tensors, without=["lm_head."])
@@ -71,12 +71,6 @@ def _own_name(name: str) -> str:
         if match := re.fullmatch(pattern, name):
             return match.expand(own)
     return name
-
-
-def _linear(weight: Tensor) -> nn.Linear:
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    linear.weight = nn.Parameter(weight)
-    return linear
 
 
 def _check_sizes(name: str, head: EagleHead, embed: Tensor | None, lm_head: Tensor | None, targets: Tensor) -> None:

@@ -17,7 +17,7 @@ from ...graphs.target import cache_layers
 from ..config import EngineConfig
 from ..locate import locate
 from ..source import Source
-from .published import fill, read_some, tensor_names
+from .published import config_of, fill, read_some, read_tensors, tensor_names
 
 
 class Layout(NamedTuple):
@@ -48,14 +48,54 @@ LAYOUTS = {
         (r"fc\.(\w+)", r"proj.\1"), (r"norm\.weight", "norm.weight"), (r"layers\.0\.(.*)", r"layer.\1"),
     )),
 }  # fmt: skip
+SPECULATORS = LAYOUTS["MiMo"]._replace(hidden_first=False)  # of the type mtp, in a directory of its own
 FURTHER = r"(?:.*\.)?mtp(?:\.layers|_\w+)\.[1-9]\d*\..*"  # modules behind the first
 EXPERTS = "layer.mlp.experts."
+SINGLE_EXPERT = rf"{re.escape(EXPERTS)}\d+\.(gate|up|down)_proj\.weight"
+NAME = "mtp"  # of the drafter
 
 
 def load_mtp(target: Source, config: EngineConfig) -> Recurrent:
     """The module in the target's checkpoint -> its scorer, in the engine's dtype and on its device. Raises BuildError
     where there is none, and for every tensor of it that does not fit."""
-    folder, layers = str(_folder(target)), target.model.config.get_text_config().num_hidden_layers
+    folder = str(_folder(target))
+    layout, own = _module(target, folder)
+    tensors = {own[name]: tensor for name, tensor in read_some(folder, own).items()}
+    return _scorer(NAME, target, config, layout, tensors)
+
+
+def is_mtp_speculator(name: str) -> bool:
+    """Whether a path is a module for a target that lies apart from it, as speculators writes it."""
+    return (config_of(name) or {}).get("speculators_model_type") == "mtp"
+
+
+def load_mtp_speculator(name: str, target: Source, config: EngineConfig) -> Recurrent:
+    """The same of such a path. Raises BuildError."""
+    data = config_of(name) or {}
+    modules = data.get("num_nextn_predict_layers", 1)
+    if modules != 1:
+        raise BuildError(f"drafter: {name}: config.json: num_nextn_predict_layers: expected 1, got {modules!r}")
+    tensors = {_own_name(key, SPECULATORS, 0) or key: value for key, value in read_tensors(name).items()}
+    if missing := {"proj.weight", "enorm.weight", "hnorm.weight", "norm.weight"} - set(tensors):
+        raise BuildError(f"drafter: {name}: tensors do not fit: missing {', '.join(sorted(missing))}")
+    return _scorer(name, target, config, SPECULATORS, tensors)
+
+
+def has_module(target: Source) -> bool:
+    """Whether the target's checkpoint has one module whose layer has the tensors of one of the target's."""
+    try:
+        _, own = _module(target, str(_folder(target)))
+    except (BuildError, OSError):
+        return False
+    found = {re.sub(SINGLE_EXPERT, _joined, name) for name in own.values() if name.startswith("layer.")}
+    layers: Any = target.model.get_decoder().layers
+    return any(found == {f"layer.{name}" for name in layer.state_dict()} for layer in layers)
+
+
+def _module(target: Source, folder: str) -> tuple[Layout, dict[str, str]]:
+    """The layout of the module in a directory, and our names for its tensors. Raises BuildError where there is none, or
+    more than one."""
+    layers = target.model.config.get_text_config().num_hidden_layers
     names = tensor_names(folder)
     further = [name for name in sorted(names) if re.fullmatch(FURTHER, name) or _layer_of(name) > layers]
     if further:
@@ -63,8 +103,7 @@ def load_mtp(target: Source, config: EngineConfig) -> Recurrent:
     for layout in LAYOUTS.values():
         own = {name: ours for name in names if (ours := _own_name(name, layout, layers))}
         if {"proj.weight", "enorm.weight", "hnorm.weight"} <= set(own.values()):
-            tensors = {own[name]: tensor for name, tensor in read_some(folder, own).items()}
-            return _scorer(target, config, layout, tensors)
+            return layout, own
     raise BuildError(
         f"drafter: mtp: expected a module for multi-token prediction in the checkpoint of {target.name}, as "
         f"{', '.join(LAYOUTS)} have it, got none"
@@ -98,14 +137,16 @@ def _own_name(name: str, layout: Layout, layers: int) -> str | None:
     return f"layer.{rest}"
 
 
-def _scorer(target: Source, config: EngineConfig, layout: Layout, tensors: dict[str, Tensor]) -> Recurrent:
+def _scorer(name: str, target: Source, config: EngineConfig, layout: Layout, tensors: dict[str, Tensor]) -> Recurrent:
     model: Any = target.model
     text, place = model.config.get_text_config(), _like_which(tensors, model.get_decoder().layers)
     last = model.get_decoder().layers[place]
     embed, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
-    for name, own in (("embed_tokens.weight", embed), ("lm_head.weight", lm_head)):
-        if name in tensors and not torch.equal(tensors.pop(name), own.weight.cpu()):
-            raise BuildError(f"drafter: mtp: {name}: expected the target's own, got another one; it is not supported")
+    for table, own in (("embed_tokens.weight", embed), ("lm_head.weight", lm_head)):
+        if table in tensors and not torch.equal(tensors.pop(table).to(own.weight.dtype), own.weight.cpu()):
+            raise BuildError(
+                f"drafter: {name}: {table}: expected the target's own, got another one; it is not supported"
+            )
     norms: dict[str, nn.Module] = {part: copy.deepcopy(last.input_layernorm) for part in ("enorm", "hnorm", "norm")}
     if "norm.weight" not in tensors:
         norms["norm"] = nn.Identity()
@@ -114,7 +155,7 @@ def _scorer(target: Source, config: EngineConfig, layout: Layout, tensors: dict[
         text.num_hidden_layers + 1, cache_layers(model)[place], layout.hidden_first, "proj.bias" in tensors,
     )  # fmt: skip
     tensors = _with_joined_experts(tensors, head.state_dict())
-    fill("mtp", head, tensors, without=["lm_head.", "rotary."])
+    fill(name, head, tensors, without=["lm_head.", "rotary."])
     head.proj.to(device=config.build_device, dtype=getattr(torch, config.dtype))
     return Recurrent(head, embed).eval().requires_grad_(False)
 
@@ -137,6 +178,11 @@ def _copy_of(last: nn.Module) -> nn.Module:
         if hasattr(module, "layer_idx"):
             module.layer_idx = 0  # type: ignore[assignment]
     return layer
+
+
+def _joined(single: re.Match[str]) -> str:
+    """The name of the tensor that has those of all experts."""
+    return f"{EXPERTS}{'down' if single[1] == 'down' else 'gate_up'}_proj"
 
 
 def _with_joined_experts(tensors: dict[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:

@@ -109,3 +109,10 @@ def fill(name: str, module: nn.Module, tensors: Mapping[str, Tensor], without: C
     if problems:
         raise BuildError(f"drafter: {name}: tensors do not fit: {'; '.join(problems)}")
     module.load_state_dict(dict(tensors), strict=False)
+
+
+def linear(weight: Tensor) -> nn.Linear:
+    """A linear layer with that weight, which is not copied."""
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    made.weight = nn.Parameter(weight)
+    return made

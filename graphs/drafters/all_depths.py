@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..tree import Candidates, Expand, TreeShape
+from .frontier import no_candidates
 
 
 def masks_behind(shape: TreeShape) -> int:
@@ -31,12 +32,16 @@ def of_depths(outputs: Tensor, last: Tensor, masks: int) -> Tensor:
     return outputs.gather(1, places[:, :, None].expand(-1, -1, outputs.shape[2]))
 
 
-def begun(levels: Sequence[Candidates], known: Tensor) -> tuple[Candidates, Expand]:
+def begun(levels: Sequence[Candidates], known: Tensor, top_k: int) -> tuple[Candidates, Expand]:
     """The candidates [B, 1, K] of each depth -> the root's children, none for rows that are not `known` [B], and a
-    function that scores the further frontiers: all nodes of one have the same candidates, whatever their paths."""
+    function that scores the further frontiers: all nodes of one have the same candidates, whatever their paths. Deeper
+    levels get none."""
     first, left = levels[0], iter(levels[1:])
 
     def expand(tokens: Tensor, parents: Tensor) -> Candidates:
-        return Candidates(*(part.expand(-1, tokens.shape[1], -1) for part in next(left)))
+        found = next(left, None)
+        if found is None:
+            return no_candidates(tokens, top_k)
+        return Candidates(*(part.expand(-1, tokens.shape[1], -1) for part in found))
 
     return Candidates(first.tokens, first.log_probs.where(known[:, None, None], float("-inf"))), expand

@@ -39,6 +39,11 @@ class Scorer(nn.Module):
     lookahead = 1
     feature_layers: tuple[int, ...] = ()
 
+    def read_otherwise(self) -> str | None:
+        """Take its checkpoint in the other of two ways that its publisher leaves open -> which one that is, for people;
+        the next call takes it in the first again. None where nothing is open."""
+        return None
+
     def cache_layers(self) -> list[CacheLayer]:
         """The scorer's own KV cache, a shape for each layer."""
         return []

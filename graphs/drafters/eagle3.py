@@ -29,6 +29,7 @@ class Eagle3Config:
     norm_before_fc: bool = False  # one norm over all features ahead of fc
     norm_output: bool = False  # EAGLE-3.1: the normed hidden state is fed back
     norm_before_residual: bool = False  # the residual starts from the normed hidden state
+    input_norms: bool = False  # of queries and keys, as in Qwen3
 
 
 class MidLayer(HeadLayer):
@@ -36,7 +37,7 @@ class MidLayer(HeadLayer):
 
     def __init__(self, config: Eagle3Config):
         size, eps = config.layer.hidden_size, config.layer.rms_norm_eps
-        super().__init__(config.layer, 2 * size, config.layer.attention_bias)
+        super().__init__(config.layer, 2 * size, config.layer.attention_bias, config.input_norms)
         self.input_layernorm = LlamaRMSNorm(size, eps)
         self.hidden_norm = LlamaRMSNorm(size, eps)
         self.norm_before_residual = config.norm_before_residual

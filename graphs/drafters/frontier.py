@@ -1,5 +1,5 @@
-"""What neural drafters share: what a step wants of them, the passes over one frontier after the other, and ids that
-they can embed."""
+"""What neural drafters share: what a step wants of them, the passes over one frontier after the other, candidates that
+are none, and ids that they can embed."""
 
 from collections.abc import Mapping
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from ...kernels.bits import pack_bits
 from ..attention import Pass
 from ..state import State
+from ..tree import Candidates
 
 
 class FrontierPasses:
@@ -43,6 +44,12 @@ class FrontierPasses:
 def drafting(state: State) -> Tensor:
     """[1] bool: whether a scorer that pauses takes part in this step."""
     return state["catch_up"][:1] >= 0
+
+
+def no_candidates(tokens: Tensor, top_k: int) -> Candidates:
+    """For a frontier [B, F] of which a scorer has nothing to say: K candidates that are none."""
+    nothing = tokens[:, :, None].expand(-1, -1, top_k)
+    return Candidates(nothing, torch.full_like(nothing, float("-inf"), dtype=torch.float32))
 
 
 def embeddable(tokens: Tensor, count: int) -> Tensor:

@@ -13,8 +13,9 @@ from ..attention import LayerCache, Pass, attend
 class Attention(nn.Module):
     """Causal attention whose input may be wider than its output."""
 
-    def __init__(self, config: LlamaConfig, width: int, input_bias: bool):
-        """input_bias: whether queries, keys and values have biases."""
+    def __init__(self, config: LlamaConfig, width: int, input_bias: bool, input_norms: bool):
+        """input_bias: whether queries, keys and values have biases; input_norms: whether queries and keys are normed,
+        as in Qwen3."""
         super().__init__()
         self.size = config.head_dim
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -22,13 +23,15 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, kv_heads * self.size, bias=input_bias)
         self.v_proj = nn.Linear(width, kv_heads * self.size, bias=input_bias)
         self.o_proj = nn.Linear(heads * self.size, config.hidden_size, bias=config.attention_bias)
+        norms = [LlamaRMSNorm(self.size, config.rms_norm_eps) if input_norms else nn.Identity() for _ in "qk"]
+        self.q_norm, self.k_norm = norms
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], where: Pass, cache: LayerCache) -> Tensor:
         """x [B, T, W] -> [B, Q, H] of the wanted outputs; the keys and values of all tokens go to the cache's first
         layer."""
         query, key, value = (
-            project(x).unflatten(2, (-1, self.size)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
+            norm(project(x).unflatten(2, (-1, self.size))).transpose(1, 2)
+            for project, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm), (self.v_proj, nn.Identity()))
         )
         query, key = apply_rotary_pos_emb(query, key, *rotary)
         keys, values = cache.update(key, value, 0)
@@ -39,9 +42,9 @@ class Attention(nn.Module):
 class HeadLayer(nn.Module):
     """A Llama layer whose input is normed by whoever calls it, if at all."""
 
-    def __init__(self, config: LlamaConfig, width: int, input_bias: bool):
+    def __init__(self, config: LlamaConfig, width: int, input_bias: bool, input_norms: bool = False):
         super().__init__()
-        self.self_attn = Attention(config, width, input_bias)
+        self.self_attn = Attention(config, width, input_bias, input_norms)
         self.mlp = LlamaMLP(config)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 

@@ -41,7 +41,7 @@ class Pard(DraftModel):
         best = BestTokens(state, shape.top_k, self.tokens.ids, drafting(state))
         logits, lengths = self._all_depths(state, keys, values, shape)
         levels = [best(self.tokens.draftable(depth)) for depth in logits.split(1, 1)]
-        return *begun(levels, lengths > state["draft_lengths"]), {"draft_lengths": lengths}
+        return *begun(levels, lengths > state["draft_lengths"], shape.top_k), {"draft_lengths": lengths}
 
     def _all_depths(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from transformers import Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from ..attention import ATTENTION_NAME, LayerCache, Pass, chain_pass, register_attention
 from ..state import State
@@ -33,17 +35,15 @@ class PEagleConfig(Eagle3Config):
 
 
 class PEagleHead(Eagle3Head):
-    """EAGLE-3's layer and plain ones behind it."""
+    """EAGLE-3's layer and plain ones behind it, of Llama or of Qwen3."""
 
     config: PEagleConfig
 
     def __init__(self, config: PEagleConfig):
         super().__init__(config)
         register_attention()
-        config.layer._attn_implementation = ATTENTION_NAME
         self.mask_hidden = nn.Parameter(torch.zeros(1, 1, self.fc.in_features))
-        plain = {str(index): LlamaDecoderLayer(config.layer, index) for index in range(1, config.layers)}
-        self.layers = nn.ModuleDict(plain)
+        self.layers = nn.ModuleDict({str(index): plain_layer(config, index) for index in range(1, config.layers)})
 
     def forward(self, embedded: Tensor, hidden: Tensor, where: Pass, cache: LayerCache) -> tuple[Tensor, Tensor]:
         """embedded, hidden [B, T, H] -> (normed, for the logits; hidden), both [B, T, H]."""
@@ -53,6 +53,17 @@ class PEagleHead(Eagle3Head):
             given = {"position_embeddings": rotary, cache_name(layer): cache, "attention_pass": where}
             hidden = layer(hidden, **given)
         return self.norm(hidden), hidden
+
+
+def plain_layer(config: PEagleConfig, index: int) -> nn.Module:
+    """A layer of Llama's, or of Qwen3's, which norms queries and keys."""
+    config.layer._attn_implementation = ATTENTION_NAME
+    if not config.input_norms:
+        return LlamaDecoderLayer(config.layer, index)
+    fields = {key: value for key, value in config.layer.to_dict().items() if key not in ("model_type", "layer_types")}
+    layer = Qwen3Config(**fields | {"num_hidden_layers": config.layers})
+    layer._attn_implementation = ATTENTION_NAME
+    return Qwen3DecoderLayer(layer, index)
 
 
 class PEagle(CatchingUp):
@@ -71,7 +82,7 @@ class PEagle(CatchingUp):
         self.remember(state["features"], state["lengths"] - state["moved"], state["recent"])
         normed, lengths = self._all_depths(state, keys, values, shape)
         levels = [best(depth) for depth in self.head.logits(normed).split(1, 1)]
-        return *begun(levels, lengths > state["draft_lengths"]), {"draft_lengths": lengths}
+        return *begun(levels, lengths > state["draft_lengths"], shape.top_k), {"draft_lengths": lengths}
 
     def _all_depths(
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
@@ -81,8 +92,7 @@ class PEagle(CatchingUp):
         lengths, recent, wanted, masks = state["lengths"], state["recent"], drafting(state), masks_behind(shape)
         start, index, last = owed_positions(state, lengths)
         tokens = with_masks(state["history"].gather(1, index + 1), last, self.head.config.mask, masks)
-        place = (index % recent.shape[1])[:, :, None].expand(-1, -1, recent.shape[2])
-        features = with_masks(recent.gather(1, place), last, self.head.mask_hidden, masks)
+        features = with_masks(self.recalled(recent, index), last, self.head.mask_hidden, masks)
         where = chain_pass(start, tokens.shape[1], recent.shape[1] + masks, wanted)
         hidden = self.head.fuse(where.zeros_unless_wanted(features))
         normed, _ = self.run(tokens, hidden, where, keys, values)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..state import State
 from ..tree import Candidates, Expand, TreeShape
 from .drafter import Scorer
-from .frontier import drafting
+from .frontier import drafting, no_candidates
 from .shared_noise import BestTokens
 
 
@@ -50,8 +50,7 @@ def level_by_level(heads: LevelHeads, best: BestTokens, hidden: Tensor, wanted: 
     def expand(tokens: Tensor, parents: Tensor) -> Candidates:
         nonlocal level, memory
         if level >= heads.count:
-            nothing = tokens[:, :, None].expand(-1, -1, top_k)
-            return Candidates(nothing, torch.full_like(nothing, float("-inf"), dtype=torch.float32))
+            return no_candidates(tokens, top_k)
         x, memory = heads(level, tokens, parents, memory, wanted)
         found = best(heads.logits(level, x))
         level += 1

@@ -102,6 +102,11 @@ class CatchingUp(Scorer):
         row = torch.arange(features.shape[0], device=first.device)[:, None]
         recent.index_put_((row, place), features.to(recent.dtype))
 
+    @staticmethod
+    def recalled(recent: Tensor, index: Tensor) -> Tensor:
+        """The features [B, C, F] of positions [B, C] that `recent` holds."""
+        return recent.gather(1, (index % recent.shape[1])[:, :, None].expand(-1, -1, recent.shape[2]))
+
     def catch_up(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Run over the positions since `draft_lengths`, the last ones where they are more than the step says -> what
         the head makes of the last one, [B, 1, H] for the logits and for the next level, and what `draft_lengths` is
@@ -110,9 +115,8 @@ class CatchingUp(Scorer):
         self.remember(state["features"], lengths - state["moved"], recent)
         start, index, last = owed_positions(state, lengths)
         tokens = state["history"].gather(1, index + 1)
-        place = (index % recent.shape[1])[:, :, None].expand(-1, -1, recent.shape[2])
         where = chain_pass(start, index.shape[1], recent.shape[1], wanted, last)
-        features = where.zeros_unless_wanted(recent.gather(1, place))
+        features = where.zeros_unless_wanted(self.recalled(recent, index))
         normed, hidden = self.run(tokens, self.head.fuse(features), where, keys, values)
         return normed, hidden, lengths.where(wanted, state["draft_lengths"])
 

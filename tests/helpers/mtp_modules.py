@@ -1,12 +1,19 @@
 """Tiny random modules for multi-token prediction in a target's checkpoint, as each publisher names them, and the chains
 that they draft, recomputed."""
 
+import json
+
 import torch
+from models import SMALL
 from plain_eagle3 import last_hidden, plain_layer, rms
 from safetensors.torch import load_file, save_file
 
 LAYERS = 3  # of the targets
 NORMS = ("enorm", "hnorm", "norm")
+GLM = SMALL | {
+    "head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
 
 
 def module_tensors(model, layer=-1, seed=0):
@@ -54,6 +61,20 @@ def add_module(folder, layout, tensors, **more):
         if part in names
     }
     save_file(load_file(file) | named | more, file, {"format": "pt"})
+    return folder
+
+
+def save_speculator(folder, tensors, **config):
+    """Write a module in a directory of its own, as speculators does."""
+    names = LAYOUTS["MiMo"]
+    named = {
+        name.replace(part, names[part], 1).removeprefix("model."): tensor
+        for name, tensor in tensors.items()
+        for part in [name.split(".")[0]]
+    }
+    folder.mkdir()
+    save_file(named, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"speculators_model_type": "mtp"} | config))
     return folder
 
 

@@ -28,6 +28,8 @@ def plain_layer(w, name, x, residual):
         )
         for part in "qkv"
     )
+    if f"{name}self_attn.q_norm.weight" in w:
+        q, k = (rms(x, w[f"{name}self_attn.{part}_norm.weight"]) for x, part in ((q, "q"), (k, "k")))
     angle = torch.arange(count)[:, None] / 10000.0 ** (torch.arange(0, 12, 2) / 12)
     cos, sin = (part.repeat(1, 2)[:, None] for part in (angle.cos(), angle.sin()))
     q, k = (x * cos + torch.cat([-x[..., 6:], x[..., :6]], -1) * sin for x in (q, k))
@@ -84,3 +86,11 @@ def chains(engine, nodes):
         found.append((tokens, engine.session.tree(0).tokens[1:]))
         tokens = tokens + engine.session.step(count)[0].tokens
     return found
+
+
+def paths_of(tree):
+    """The tokens from below the root down to each node."""
+    paths = {0: ()}
+    for node in range(1, len(tree.tokens)):
+        paths[node] = (*paths[tree.parents[node]], tree.tokens[node])
+    return {path for path in paths.values() if path}

@@ -15,6 +15,7 @@ from ...compile.assemble import assemble
 from ...compile.config import EngineConfig
 from ...compile.jit import run_plain
 from ...compile.source import Source
+from ...compile.try_drafts import settle_readings
 from ...errors import EngineError
 from ...graphs.drafters.drafter import Scorer
 from ...graphs.drafters.merged import Merged, parts
@@ -50,6 +51,7 @@ def try_drafter(
     report(f"drafter {name}: putting it together")
     settings = dataclasses.asdict(largest(drafter)) | {"backend": "inductor", "max_batch": config.max_batch}
     graphs = assemble(source, dataclasses.replace(config, **settings))
+    settle_readings(source, graphs, config.build_device, report)
     step = graphs.step.module
     assert isinstance(step, SpeculativeStep)
     with run_plain(source, graphs) as engine, _timed(step.drafter) as drafts:

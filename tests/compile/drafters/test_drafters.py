@@ -7,8 +7,7 @@ import pytest
 import specstep
 from models import save_eagle3, save_model
 from specstep.compile.config import BuildOptions, EngineConfig, make_config
-from specstep.compile.drafters.choose import fitting_drafters, make_drafter
-from specstep.compile.drafters.eagle3_file import heads_beside
+from specstep.compile.drafters.choose import make_drafter
 from specstep.compile.source import load_source
 from specstep.graphs.drafters.ngram import Ngram
 
@@ -71,26 +70,3 @@ def test_trees_of_more_nodes_grow_deeper(tmp_path):
     assert ngram == {1: 1, 3: 3, 7: 7, 11: 9, 15: 12, 31: 16, 63: 32}
     assert [depth(f"ngram,{head}", nodes=15), depth("ngram", nodes=15, depth=5)] == [12, 5]
     assert {nodes: depth(str(head), nodes=nodes) for nodes in (3, 12, 15, 31)} == {3: 3, 12: 4, 15: 8, 31: 16}
-
-
-def test_a_head_beside_the_model_is_found(tmp_path):
-    """In a folder of the model's or next to it under its name; not one for another target, nor one without weights."""
-    source = load_source(str(save_model(tmp_path / "tiny", tokenizer=True)), "float32", "cpu")
-    assert heads_beside(source) == [] and fitting_drafters(source) == ["ngram"]
-    save_eagle3(tmp_path / "other-head")
-    save_eagle3(tmp_path / "tiny-wide", target_hidden=64)
-    bare = save_eagle3(tmp_path / "tiny-bare")
-    next(bare.glob("*.safetensors")).unlink()
-    (tmp_path / "tiny" / "notes").mkdir()
-    (tmp_path / "tiny-broken").mkdir()
-    (tmp_path / "tiny-broken" / "config.json").write_text("[")
-    assert heads_beside(source) == []
-    beside = save_eagle3(tmp_path / "tiny-eagle3")
-    assert heads_beside(source) == [beside]
-    inside = save_eagle3(tmp_path / "tiny" / "head")
-    assert heads_beside(source) == [beside, inside] or heads_beside(source) == [inside, beside]
-    named = ["ngram", str(heads_beside(source)[0])]
-    assert fitting_drafters(source) == named
-    drafter = make_drafter(source, EngineConfig(drafter="auto", dtype="float32"))
-    assert [type(part).__name__ for part in drafter.scorer.scorers] == ["Ngram", "Recurrent"]
-    assert heads_beside(dataclasses.replace(source, name="owner/name")) == []

@@ -4,7 +4,7 @@ import pytest
 import specstep
 import torch
 from models import save_model, tiny_model
-from mtp_modules import add_module, module_tensors
+from mtp_modules import add_module, module_tensors, mtp_chain, save_speculator
 from plain_eagle3 import chains
 
 OPTIONS = {"drafter": "mtp", "dtype": "float32", "max_seq_len": 96, "tree": "chain", "nodes": 3}
@@ -73,3 +73,40 @@ def test_several_modules_are_refused(layout, further, tmp_path):
 def test_a_target_without_a_module_is_refused(model_folder):
     with pytest.raises(specstep.BuildError, match=r"mtp: expected a module .*, as DeepSeek-V3, GLM-4.5, MiMo, .* none"):
         specstep.eager(str(model_folder), **OPTIONS)
+
+
+@torch.no_grad()
+def test_a_module_in_a_directory_of_its_own(tmp_path):
+    """As speculators writes it: MiMo's names, the embedding ahead of the hidden state."""
+    model = tiny_model("Llama", rms_norm_eps=1e-5)
+    tensors, target = module_tensors(model), save_model(tmp_path / "target", rms_norm_eps=1e-5)
+    head = save_speculator(tmp_path / "head", tensors, num_nextn_predict_layers=1)
+    found = chains(specstep.eager(str(target), **OPTIONS | {"drafter": str(head)}), [None] * 4)
+    assert [got for _, got in found] == [mtp_chain(tensors, model, tokens, 3, "DeepSeek-V3") for tokens, _ in found]
+    assert [got for _, got in found] != [mtp_chain(tensors, model, tokens, 3, "MiMo") for tokens, _ in found]
+
+
+@pytest.mark.parametrize(
+    ("damage", "config", "message"),
+    [
+        (lambda t: None, {"num_nextn_predict_layers": 3}, "num_nextn_predict_layers: expected 1, got 3"),
+        (lambda t: t.pop("hnorm.weight"), {}, "tensors do not fit: missing hnorm.weight"),
+        (lambda t: t.update({"layer.odd": torch.ones(1)}), {}, "unexpected layer.odd"),
+    ],
+)
+def test_modules_apart_that_do_not_fit_are_refused(damage, config, message, model_folder, tmp_path):
+    tensors = module_tensors(tiny_model("Llama"))
+    damage(tensors)
+    head = save_speculator(tmp_path / "head", tensors, **config)
+    with pytest.raises(specstep.BuildError, match=message):
+        specstep.eager(str(model_folder), **OPTIONS | {"drafter": str(head)})
+
+
+@torch.no_grad()
+def test_copies_in_another_dtype_are_the_targets_own(tmp_path):
+    model = tiny_model("Llama")
+    folder, table = save_model(tmp_path / "target"), model.get_input_embeddings().weight.detach().bfloat16()
+    copy = {"model.layers.3.embed_tokens.weight": table.float()}
+    add_module(folder, "DeepSeek-V3", module_tensors(model), **copy)
+    options = OPTIONS | {"dtype": "bfloat16"}
+    assert specstep.eager(str(folder), **options).generate([5, 6, 7], 5, ignore_eos=True).stats["steps"] > 0

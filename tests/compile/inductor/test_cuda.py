@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import specstep
 import torch
+from block_drafters import PUBLISHED, block_tensors, save_block
 from models import save_eagle3, save_model, tiny_model
 from safetensors.torch import load_file
 from specstep.compile.config import make_config
@@ -29,6 +30,7 @@ CASES = [  # drafter, rows, dtype, compute capability, the most launches of a st
     (DYNAMIC, 8, "float32", "9.0", 121),
     (STATIC, 4, "float16", "8.9", 94),
     ({"drafter": "{model}", "tree": "chain", "nodes": 2}, 1, "bfloat16", "10.0", 91),
+    (DYNAMIC | {"drafter": "{block}"}, 4, "bfloat16", "9.0", 120),
     ({"drafter": "ngram,{head}", "nodes": 4, "depth": 2, "top_k": 2}, 8, "bfloat16", "9.0", 92),
 ]
 PLAIN = 20  # the same of a plain step, some of whose layers take one launch more where there is one row
@@ -59,7 +61,10 @@ def test_programs_become_code_that_launches_little_and_copies_no_cache(
     drafter, rows, dtype, capability, rest, tmp_path, tools, drafter_folder
 ):
     sizes = {"dtype": dtype, "max_batch": rows, "max_seq_len": 192, "prefill_chunk": 16}
-    options = drafter | {"drafter": drafter["drafter"].format(head=save_eagle3(tmp_path), model=drafter_folder)} | sizes
+    config, tables, _ = PUBLISHED["speculators-dspark"]
+    block = save_block(tmp_path / "block", config, block_tensors(config, tables))
+    named = drafter["drafter"].format(head=save_eagle3(tmp_path), model=drafter_folder, block=block)
+    options = drafter | {"drafter": named} | sizes
     script = Path(__file__).parents[2] / "helpers" / "fake_cuda.py"
     ended = run(tmp_path, str(script), "Llama", json.dumps(options | {"compute_capability": [capability]}))
     assert "assuming every input is mutated" not in ended.stderr, (

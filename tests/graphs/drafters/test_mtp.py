@@ -5,8 +5,8 @@ import pytest
 import specstep
 import torch
 from cycle import SIZE, accepted, save_cycle, to_axis
-from models import ARCHITECTURES, SMALL, greedy, save_model, tiny_model
-from mtp_modules import LAYOUTS, add_module, module_tensors, mtp_chain
+from models import ARCHITECTURES, greedy, save_model, tiny_model
+from mtp_modules import GLM, LAYOUTS, add_module, module_tensors, mtp_chain
 from plain_eagle3 import chains, last_hidden
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
@@ -20,10 +20,6 @@ TREES = {
 }
 CHAIN = {"drafter": "mtp", "dtype": "float32", "max_seq_len": 96, "tree": "chain", "nodes": 4}
 EPS = {"rms_norm_eps": 1e-5}
-GLM = SMALL | {
-    "head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-    "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
-}  # fmt: skip
 MIXTURES = {"Glm4Moe": GLM, "DeepseekV3": ARCHITECTURES["DeepseekV3"]}
 
 

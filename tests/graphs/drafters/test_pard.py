@@ -7,7 +7,7 @@ import pytest
 import specstep
 import torch
 from models import greedy, save_model, tiny_model
-from plain_eagle3 import chains
+from plain_eagle3 import chains, paths_of
 from specstep.graphs.drafters.pard import Pard
 from specstep.graphs.target import CausalLM
 from transformers import AutoModelForCausalLM
@@ -71,14 +71,6 @@ def test_a_dynamic_tree_has_the_best_of_all_paths(folder):
         paths.sort(key=lambda path: -sum(float(depths[at, token]) for at, token in enumerate(path)))
         assert {*paths[:5]} == paths_of(engine.session.tree(0))
         tokens = tokens + engine.session.step()[0].tokens
-
-
-def paths_of(tree):
-    """The tokens from below the root down to each node."""
-    paths = {0: ()}
-    for node in range(1, len(tree.tokens)):
-        paths[node] = (*paths[tree.parents[node]], tree.tokens[node])
-    return {path for path in paths.values() if path}
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["alone", "mixed"])

@@ -6,7 +6,7 @@ import pytest
 import specstep
 import torch
 from models import greedy, save_eagle3, save_model, tiny_model
-from plain_eagle3 import chains, hidden_states, plain_head, rms
+from plain_eagle3 import chains, hidden_states, plain_head, plain_layer, rms
 from safetensors.torch import load_file, save_file
 
 MASK, LAYERS = 311, 3
@@ -37,29 +37,22 @@ def save_peagle(folder, **changes):
     return folder
 
 
+def save_of_qwen3(folder):
+    """One whose layers are Qwen3's."""
+    save_peagle(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for index in range(LAYERS):
+        tensors |= {f"layers.{index}.self_attn.{part}_norm.weight": 1 + torch.randn(12) / 2 for part in "qk"}
+    save_file(tensors, folder / "model.safetensors")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     save_model(folder / "target")
     save_peagle(folder / "head")
+    save_of_qwen3(folder / "qwen3")
     return folder
-
-
-def plain_layer(w, name, hidden):
-    """A Llama layer over a whole sequence, by the book: [T, 48] -> [T, 48]. Two KV heads of 12."""
-    count, x = len(hidden), rms(hidden, w[f"{name}.input_layernorm.weight"])
-    q, k, v = ((x @ w[f"{name}.self_attn.{part}_proj.weight"].T).view(count, -1, 12) for part in "qkv")
-    angle = torch.arange(count)[:, None] / 10000.0 ** (torch.arange(0, 12, 2) / 12)
-    cos, sin = (part.repeat(1, 2)[:, None] for part in (angle.cos(), angle.sin()))
-    q, k = (x * cos + torch.cat([-x[..., 6:], x[..., :6]], -1) * sin for x in (q, k))
-    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
-    scores = torch.einsum("qhd,khd->hqk", q, k) / 12**0.5
-    scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)
-    out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
-    hidden = hidden + out @ w[f"{name}.self_attn.o_proj.weight"].T
-    x = rms(hidden, w[f"{name}.post_attention_layernorm.weight"])
-    gate = torch.nn.functional.silu(x @ w[f"{name}.mlp.gate_proj.weight"].T)
-    return hidden + (gate * (x @ w[f"{name}.mlp.up_proj.weight"].T)) @ w[f"{name}.mlp.down_proj.weight"].T
 
 
 @torch.no_grad()
@@ -72,18 +65,23 @@ def plain_chain(w, model, tokens, depth, behind=0):
     first = {name.replace("layers.0", "midlayer"): tensor for name, tensor in w.items()}
     _, hidden = plain_head(first, embedded, hidden)
     for index in range(1, LAYERS):
-        hidden = plain_layer(w, f"layers.{index}", hidden)
+        name = f"layers.{index}."
+        hidden = plain_layer(w, name, rms(hidden, w[f"{name}input_layernorm.weight"]), hidden)
     found = (rms(hidden, w["norm.weight"]) @ w["lm_head.weight"].T)[-depth:].argmax(-1)
     return (found + w["d2t"][found]).tolist()
 
 
 @pytest.mark.parametrize("nodes", [[None] * 16, [0, 0, 0, 4, 1, 2, 0, 3, 1, 1, 4, 0, 2]], ids=["all", "any"])
-def test_drafts_are_those_of_a_plain_recomputation(nodes, folder):
-    engine = specstep.eager(str(folder / "target"), drafter=str(folder / "head"), tree="chain", nodes=4, **OPTIONS)
-    w, model = load_file(folder / "head" / "model.safetensors"), tiny_model("Llama")
+@pytest.mark.parametrize("head", ["head", "qwen3"])
+def test_drafts_are_those_of_a_plain_recomputation(head, nodes, folder):
+    engine = specstep.eager(str(folder / "target"), drafter=str(folder / head), tree="chain", nodes=4, **OPTIONS)
+    w, model = load_file(folder / head / "model.safetensors"), tiny_model("Llama")
     found = list(chains(engine, nodes))
     assert all(got == plain_chain(w, model, tokens, 4) for tokens, got in found)
     assert any(got != plain_chain(w, model, tokens, 4, behind=1) for tokens, got in found), "the control: a slot late"
+    if head == "qwen3":
+        without = {name: tensor for name, tensor in w.items() if "q_norm" not in name}
+        assert any(got != plain_chain(without, model, tokens, 4) for tokens, got in found), "the control: no norms"
     w["mask_hidden"] = torch.zeros_like(w["mask_hidden"])
     assert any(got != plain_chain(w, model, tokens, 4) for tokens, got in found), "the control: nothing behind the root"
 
@@ -131,7 +129,7 @@ def test_every_name_of_the_mask_token_is_known(folder, tmp_path):
         ({"mask_token_id": 320}, "mask token: expected an id from 0 to 319, got 320"),
         ({"mask_token_id": "x"}, "mask_token_id or pard_token or ptd_token_id: expected the mask token's id, got 'x'"),
         ({"mask_token_id": None}, "expected the mask token's id, got None"),
-        ({"speculators_model_type": "dspark"}, "expected peagle beside a mask token, got dspark"),
+        ({"speculators_model_type": "eagle3"}, "expected peagle beside a mask token, got eagle3"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: expected at least 1, got 0"),
         ({"num_hidden_layers": 2}, "unexpected layers.2.input_layernorm.weight"),
         ({"layer_types": ["sliding_attention"]}, "layer_types: expected full_attention alone, got sliding_attention"),

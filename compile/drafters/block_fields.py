@@ -1,0 +1,154 @@
+"""config.json of a block drafter as z-lab writes it, on which the others build (`block_config`)."""
+
+from typing import Any, NamedTuple
+
+from ...errors import BuildError
+from ...graphs.drafters.block import BlockConfig
+from ...graphs.drafters.block_layer import LayerMask
+from ...graphs.drafters.correction import MARKOVS
+from .eagle3_config import layer_config
+
+DFLASH_FIELDS = {"mask_token_id", "target_layer_ids", "causal_head", "target_hidden_size", "block_size"}
+
+
+class Bigrams(NamedTuple):
+    """A correction by the token ahead. kind: a key of `MARKOVS`."""
+
+    rank: int
+    kind: str
+
+
+class Path(NamedTuple):
+    """A correction by the path, of Domino: sizes of its layers, and how many depths it leaves alone."""
+
+    inner: int
+    memory: int
+    skipped: int
+
+
+Read = tuple[BlockConfig, Bigrams | Path | None]
+
+
+class ZLab:
+    """z-lab's DFlash and JetSpec: the fields of Qwen3, and `dflash_config`."""
+
+    def __init__(self, name: str, data: dict[str, Any], target_hidden: int, target_layers: int):
+        self.name, self.data, self.target_hidden, self.target_layers = name, data, target_hidden, target_layers
+        self.layer: dict[str, Any] = self.inner()
+        self.layers = self.number("num_hidden_layers", self.layer.get("num_hidden_layers"), 1)
+
+    fields = DFLASH_FIELDS
+
+    def read(self) -> Read:
+        if self.layer.get("model_type", "qwen3") not in ("qwen3", "llama"):
+            raise refused(self.name, "model_type", "qwen3, whose layers it has", self.layer["model_type"])
+        expected = self.data.get("num_target_layers", self.target_layers)
+        if expected != self.target_layers:
+            raise refused(self.name, "num_target_layers", f"the target's {self.target_layers}", expected)
+        config = layer_config(
+            self.name,
+            {field: value for field, value in self.layer.items() if field != "num_hidden_layers"},
+            self.target_hidden,
+            self.wide(),
+        )
+        from_anchor = self.from_anchor()
+        block_size = self.number("block_size", self.data.get("block_size"), 1 if self.says_all() else 2)
+        block = BlockConfig(
+            layer=config,
+            feature_layers=self.feature_layers(),
+            target_hidden_size=self.target_hidden,
+            masks=tuple(self.mask(kind) for kind in self.layer_types()),
+            block_size=block_size,
+            most_depth=block_size if self.says_all() else block_size - 1,
+            mask_token=self.number("mask_token_id", self.own().get("mask_token_id"), 0),
+            from_anchor=from_anchor,
+            shift_unsaid=type(self) is ZLab and "sample_from_anchor" not in self.data,
+        )
+        return block, self.correction(from_anchor)
+
+    def inner(self) -> dict[str, Any]:
+        """The fields of the layers."""
+        return self.data
+
+    def own(self) -> dict[str, Any]:
+        """Where the fields are that no model has."""
+        found = self.data["dflash_config"] or {}
+        odd = sorted(field for field in found if field not in self.fields)
+        if odd:
+            raise refused(self.name, f"dflash_config.{odd[0]}", "none", found[odd[0]])
+        return dict(found)
+
+    def wide(self) -> int | None:
+        """The hidden size of the target that it is for; None for its own."""
+        wide: int | None = self.own().get("target_hidden_size")
+        if wide not in (None, self.layer.get("hidden_size")):
+            raise refused(self.name, "dflash_config.target_hidden_size", "that of the drafter", wide)
+        return wide
+
+    def ids(self) -> Any:
+        """Which layers it reads, by the publisher's numbers; z-lab's own where it says none."""
+        given = self.own().get("target_layer_ids")
+        if given is not None:
+            return given
+        last, gaps = self.target_layers - 3, self.layers - 1
+        return [round(1 + i * (last - 1) / gaps) for i in range(self.layers)] if gaps else [self.target_layers // 2]
+
+    def feature_layers(self) -> tuple[int, ...]:
+        """Indices of hidden states."""
+        return self.hidden_states("target_layer_ids", self.ids(), 1)
+
+    def hidden_states(self, field: str, ids: Any, offset: int) -> tuple[int, ...]:
+        """Ids of layers, each `offset` below the index of the hidden state."""
+        good = isinstance(ids, list) and ids and all(type(i) is int for i in ids)
+        if not good or not all(0 <= i + offset <= self.target_layers for i in ids):
+            raise refused(self.name, field, f"layers {-offset} to {self.target_layers - offset} of the target", ids)
+        return tuple(i + offset for i in ids)
+
+    def layer_types(self) -> list[str]:
+        found = self.layer.get("layer_types") or ["full_attention"] * self.layers
+        if len(found) != self.layers or {*found} - {"full_attention", "sliding_attention"}:
+            raise refused(self.name, "layer_types", f"full_attention or sliding_attention for {self.layers}", found)
+        return list(found)
+
+    def mask(self, kind: str) -> LayerMask:
+        if kind == "full_attention":
+            return LayerMask(self.causal(False))
+        return LayerMask(self.causal(True), self.number("sliding_window", self.layer.get("sliding_window"), 1))
+
+    def causal(self, sliding: bool) -> bool:
+        """Whether a slot sees those up to its own alone, in such a layer."""
+        return sliding or bool(self.own().get("causal_head"))
+
+    def from_anchor(self) -> bool:
+        """What slot k says, see `BlockConfig`; where the publisher leaves it open, the drafts of a text decide."""
+        said = self.data.get("sample_from_anchor", self.usual_shift())
+        if type(said) is not bool:
+            raise refused(self.name, "sample_from_anchor", "true or false", said)
+        return said
+
+    def usual_shift(self) -> bool:
+        return False
+
+    def says_all(self) -> bool:
+        """Whether a block says as many tokens as it has slots, else one less."""
+        return False
+
+    def correction(self, from_anchor: bool) -> Bigrams | Path | None:
+        return None
+
+    def bigrams(self, from_anchor: bool) -> Bigrams | None:
+        rank = self.number("markov_rank", self.own().get("markov_rank", 0), 0)
+        kind = self.own().get("markov_head_type", "vanilla")
+        if rank and (kind not in MARKOVS or (kind == "rnn" and not from_anchor)):
+            known = [name for name in MARKOVS if from_anchor or name != "rnn"]
+            raise refused(self.name, "markov_head_type", " or ".join(known), kind)
+        return Bigrams(rank, kind) if rank else None
+
+    def number(self, field: str, value: Any, least: int) -> int:
+        if type(value) is not int or value < least:
+            raise refused(self.name, field, f"a number from {least} on", value)
+        return value
+
+
+def refused(name: str, field: str, expected: str, got: Any) -> BuildError:
+    return BuildError(f"drafter: {name}: config.json: {field}: expected {expected}, got {got!r}")

@@ -1,0 +1,91 @@
+"""Block drafters as they are published: DFlash, JetSpec, DSpark and Domino, by their authors, speculators or
+SpecForge."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import BuildError
+from ...graphs.drafters.block import BlockConfig, BlockDrafter, BlockHead
+from ...graphs.drafters.correction import MARKOVS, Correction, Domino
+from ..config import EngineConfig
+from ..source import Source
+from .block_config import is_block_config, read_block_config
+from .block_fields import Bigrams, Path
+from .eagle3_file import placed
+from .published import config_of, fill, linear, read_tensors
+
+# What drafting does not need: a guess of how much will be accepted, and copies of what the target has.
+UNUSED = ("confidence_head.", "verifier_norm.", "verifier_lm_head.", "t2d")
+DOMINO = {
+    "prefix_gru.weight_ih_l0": "correction.token.weight", "prefix_gru.weight_hh_l0": "correction.state.weight",
+    "embed_proj.0.weight": "correction.down.weight", "embed_proj.2.weight": "correction.up.weight",
+}  # fmt: skip
+
+
+def is_block(name: str) -> bool:
+    """Whether a path is a block drafter: its config.json says so."""
+    return is_block_config(config_of(name) or {})
+
+
+def load_block(name: str, target: Source, config: EngineConfig) -> BlockDrafter:
+    """A drafter from a directory, or from a weights file with config.json beside it -> its scorer, in the engine's
+    dtype and on its device. Raises BuildError naming every field or tensor that does not fit."""
+    model: Any = target.model
+    text = model.config.get_text_config()
+    block, correction = read_block_config(name, config_of(name) or {}, text.hidden_size, text.num_hidden_layers)
+    tensors = {_own_name(key): value for key, value in read_tensors(name).items()}
+    tensors = {key: value for key, value in tensors.items() if not key.startswith(UNUSED)}
+    embed, head = tensors.pop("embed_tokens.weight", None), tensors.pop("lm_head.weight", None)
+    _check_tables(name, block, model, embed, head, tensors.get("d2t"))
+    lm_head = model.get_output_embeddings() if head is None else linear(head)
+    sizes = (lm_head.weight.shape[0], block.layer.hidden_size)
+    made = BlockHead(block, lm_head, _correction(correction, tensors, *sizes), d2t="d2t" in tensors)
+    fill(name, made, tensors, without=["lm_head."])
+    return BlockDrafter(*placed(made, embed, target, config)).eval().requires_grad_(False)
+
+
+def _own_name(name: str) -> str:
+    """The name that `BlockHead` has for a published tensor."""
+    name = name.removeprefix("model.").removeprefix("logit_head.")
+    part, _, rest = name.partition(".")
+    if part == "markov_head":
+        return f"correction.{rest}"
+    return DOMINO.get(name, name)
+
+
+def _correction(
+    said: Bigrams | Path | None, tensors: dict[str, Tensor], draft_tokens: int, size: int
+) -> Correction | None:
+    if said is None:
+        return None
+    if isinstance(said, Path):
+        return Domino(draft_tokens, said.inner, said.memory, size, said.skipped)
+    rows = tensors.get("correction.markov_w1.weight", torch.empty(draft_tokens, 0)).shape[0]
+    return MARKOVS[said.kind](rows, draft_tokens, said.rank, size)
+
+
+def _check_tables(
+    name: str, block: BlockConfig, model: Any, embed: Tensor | None, head: Tensor | None, d2t: Tensor | None
+) -> None:
+    """Refuse embeddings, a head and ids that do not fit. Raises BuildError."""
+    size, targets = block.layer.hidden_size, model.get_output_embeddings().weight.shape[0]
+    table: Tensor = model.get_input_embeddings().weight if embed is None else embed
+    if table.shape[1:] != (size,):
+        raise BuildError(f"drafter: {name}: embeddings: expected {size} columns, got {list(table.shape)}")
+    if block.mask_token >= len(table):
+        raise BuildError(
+            f"drafter: {name}: config.json: mask_token_id: expected an id from 0 to {len(table) - 1}, got "
+            f"{block.mask_token}"
+        )
+    rows = (targets if head is None else len(head)) if d2t is None else len(d2t)
+    if (d2t is not None and head is None) or (head is not None and head.shape != (rows, size)):
+        got = "none" if head is None else str(list(head.shape))
+        raise BuildError(f"drafter: {name}: lm_head.weight: expected {[rows, size]}, got {got}")
+    if rows > targets:
+        raise BuildError(f"drafter: {name}: lm_head.weight: expected at most the target's {targets} tokens, got {rows}")
+    if d2t is not None:
+        ids = d2t + torch.arange(rows)
+        if int(ids.min()) < 0 or int(ids.max()) >= targets:
+            raise BuildError(f"drafter: {name}: d2t: expected target ids below {targets}, got up to {int(ids.max())}")

@@ -1,0 +1,60 @@
+"""What --drafter auto finds inside and beside a model's directory."""
+
+import dataclasses
+
+import pytest
+import torch
+from models import ARCHITECTURES, save_eagle3, save_model, tiny_model
+from mtp_modules import GLM, add_module, module_tensors
+from specstep.compile.config import EngineConfig
+from specstep.compile.drafters.beside import heads_beside
+from specstep.compile.drafters.choose import fitting_drafters, make_drafter
+from specstep.compile.source import load_source
+
+
+def test_a_head_beside_the_model_is_found(tmp_path):
+    """In a folder of the model's or next to it under its name; not one for another target, nor one without weights."""
+    source = load_source(str(save_model(tmp_path / "tiny", tokenizer=True)), "float32", "cpu")
+    assert heads_beside(source) == [] and fitting_drafters(source) == ["ngram"]
+    save_eagle3(tmp_path / "other-head")
+    save_eagle3(tmp_path / "tiny-wide", target_hidden=64)
+    bare = save_eagle3(tmp_path / "tiny-bare")
+    next(bare.glob("*.safetensors")).unlink()
+    (tmp_path / "tiny" / "notes").mkdir()
+    (tmp_path / "tiny-broken").mkdir()
+    (tmp_path / "tiny-broken" / "config.json").write_text("[")
+    assert heads_beside(source) == []
+    beside = save_eagle3(tmp_path / "tiny-eagle3")
+    assert heads_beside(source) == [beside]
+    inside = save_eagle3(tmp_path / "tiny" / "head")
+    assert heads_beside(source) == [beside, inside] or heads_beside(source) == [inside, beside]
+    named = ["ngram", str(heads_beside(source)[0])]
+    assert fitting_drafters(source) == named
+    drafter = make_drafter(source, EngineConfig(drafter="auto", dtype="float32"))
+    assert [type(part).__name__ for part in drafter.scorer.scorers] == ["Ngram", "Recurrent"]
+    assert heads_beside(dataclasses.replace(source, name="owner/name")) == []
+
+
+def test_a_p_eagle_head_is_found(tmp_path):
+    source = load_source(str(save_model(tmp_path / "tiny")), "float32", "cpu")
+    named = {"speculators_model_type": "peagle", "mask_token_id": 311, "num_hidden_layers": 2}
+    head = save_eagle3(tmp_path / "tiny-peagle", **named)
+    assert fitting_drafters(source) == ["ngram", str(head)]
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Glm4Moe"])
+def test_a_module_in_the_checkpoint_is_found(architecture, tmp_path, monkeypatch):
+    """Dense or a mixture of experts; after a head beside it, and not where there are several or one of another kind."""
+    monkeypatch.setitem(ARCHITECTURES, "Glm4Moe", GLM)
+    folder, tensors = save_model(tmp_path / "tiny", architecture), module_tensors(tiny_model(architecture))
+    add_module(folder, "DeepSeek-V3", tensors)
+    source = load_source(str(folder), "float32", "cpu")
+    assert fitting_drafters(source) == ["ngram", "mtp"]
+    drafter = make_drafter(source, EngineConfig(drafter="auto", dtype="float32"))
+    assert [type(part.head).__name__ for part in drafter.scorer.scorers[1:]] == ["MtpHead"]
+    add_module(folder, "DeepSeek-V3", {}, **{"model.layers.4.eh_proj.weight": torch.ones(1)})
+    assert fitting_drafters(source) == ["ngram"]
+    other = add_module(save_model(tmp_path / "x"), "DeepSeek-V3", tensors | {"layer.odd": torch.ones(1)})
+    assert fitting_drafters(load_source(str(other), "float32", "cpu")) == ["ngram"]
+    head = save_eagle3(tmp_path / "x" / "head")
+    assert fitting_drafters(load_source(str(other), "float32", "cpu")) == ["ngram", str(head)]
