@@ -98,6 +98,10 @@ def _top_log_probs(
     return nodes.new_empty((*nodes.shape, top)), log_probs, temperature.new_empty(nodes.shape)
 
 
+def _all_gather(x: Tensor, ranks: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] * ranks))
+
+
 def _tree_attention(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]))
 
@@ -125,6 +129,8 @@ NATIVE_OPS = {  # "*": optional, "+": a list, "#": an integer, "~": a float
     "exact_sum": NativeOp(("x", "dim#"), 1, lambda x, dim: x.new_empty((*x.shape[:dim], 1, *x.shape[dim + 1 :]))),
     "exact_rms_norm": NativeOp(("x", "weight*", "epsilon~"), 1, _like),
     "exact_layer_norm": NativeOp(("x", "weight*", "bias*", "epsilon~"), 1, _like),
+    "all_reduce": NativeOp(("x", "ranks#"), 1, _like),
+    "all_gather": NativeOp(("x", "ranks#"), 1, _all_gather),
     "compact_native": NativeOp(("caches+", "lengths", "path", "accepted"), 0, lambda *_: None),
     "tree_attention_native": NativeOp(
         ("q", "k", "v", "lengths", "depths", "ancestors", "key_depths", "scale~", "window#", "softcap~", "sinks*"), 1,

@@ -4,6 +4,7 @@ import pytest
 import specstep
 import torch
 from models import greedy, save_model, tiny_model
+from specstep.commands.describe import describe
 from specstep.compile.ranks.parts import cut_rows
 from specstep.graphs.parts import ExpertsOfParts, LinearOfParts
 from specstep.runtime.engine_file import read_manifest
@@ -64,6 +65,7 @@ def int4_folder(once):
 
 def test_no_draft_and_no_batch_changes_a_text_of_quantised_parts(int4_folder):
     manifest = read_manifest(int4_folder)
+    assert "\nparts       rowwise layers are sums of 2\n" in describe(manifest)
     assert manifest.spec.config["sum_parts"] == 2 and manifest.about["drafts_may_change_text"] == []
     texts = []
     for nodes in ("all", 0):
