@@ -22,6 +22,7 @@ def describe(manifest: Manifest) -> str:
         *_operators(about.get("operators", {})),
         *_drafts(about.get("drafts_may_change_text")),
         *_forced(config.get("forced_acceptance")),
+        *_parts(config.get("sum_parts", 1)),
         f"limits      {spec.max_batch} rows of {spec.max_seq_len} tokens, prompts in chunks of {spec.prefill_chunk}",
         f"runs on     {'cuda' if 'plans' in about else spec.device}; "
         + "; ".join(f"{key} {_short(value)}" for key, value in manifest.requires.items()),
@@ -46,6 +47,10 @@ def describe(manifest: Manifest) -> str:
         *_plans(about),
     ]
     return "\n".join(lines)
+
+
+def _parts(parts: int) -> list[str]:
+    return [f"parts       rowwise layers are sums of {parts}"] if parts > 1 else []
 
 
 def _stage_times(seconds: dict[str, float]) -> str:

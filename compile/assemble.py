@@ -24,6 +24,7 @@ from .drafters.choose import make_drafter
 from .drafters.validate import check_drafter
 from .gpus import GPU
 from .precision import Precision, choose_precision
+from .ranks.parts import cut_rows
 from .source import Source, quantized_file
 
 
@@ -85,6 +86,7 @@ class FlatProgram(nn.Module):
 def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None) -> Graphs:
     """Put the graphs together, with the drafter that the config names or with a scorer that was handed in. Raises
     BuildError for what does not fit."""
+    slices = cut_rows(target.model, config.sum_parts, "sum_parts") if config.sum_parts > 1 else None
     try:
         layers = cache_layers(target.model)
         drafter = make_drafter(target, config, scorer)
@@ -101,6 +103,7 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     files = [file for name in (target.name, *config.drafter.split(",")) if (file := quantized_file(name)) is not None]
     addresses = [{p.data_ptr() for p in module.parameters()} for module in (drafter.scorer, target.model)]
     precision = choose_precision(config, files, model.vocab_size, addresses[0] - addresses[1])
+    precision = precision if slices is None else slices.precision(precision)
     prefill, step = Prefill(model, drafter.scorer, spec.prefill_chunk), SpeculativeStep(model, drafter, choice)
     modules: dict[str, nn.Module] = {"prefill": prefill, "step": step, "plain": PlainStep(model, drafter, choice)}
     declared = row_state(1, 1, 1) | model.states | drafter.scorer.state(drafter.shape)

@@ -18,6 +18,7 @@ from .gpus import GPU, GPUS
 TREES = ("chain", "static", "dynamic")
 WEIGHTS = {"auto": "", "bfloat16": "cpu", "int8": "cpu", "int4": "cpu", "fp8": "cuda"}  # and what takes them alone
 FP8_CAPABILITY = 8.9  # the first
+MOST_PARTS = 64
 
 
 class BuildOptions(TypedDict, total=False):
@@ -41,6 +42,7 @@ class BuildOptions(TypedDict, total=False):
     prefill_chunk: int
     compute_capability: tuple[str, ...] | None
     plugins: bool
+    sum_parts: int
     forced_acceptance: int | None
 
 
@@ -76,6 +78,8 @@ class EngineConfig:
     # GPUs to build for, which need not be there: several for tensorrt-rtx, as ("8.9", "12.0"), one for inductor with
     # device cuda; None: the GPU at hand.
     compute_capability: tuple[str, ...] | None = None
+    # rowwise layers are sums of so many products, over slices of their inputs: the bits of as many ranks on one device.
+    sum_parts: int = 1
     plugins: bool = True  # whether TensorRT runs our kernels as plugins, or builds our ops from its own layers
     # for measurements: so many drafts are accepted in each step, whatever the target says; the text is then wrong.
     forced_acceptance: int | None = None
@@ -102,6 +106,7 @@ class EngineConfig:
         ranges = {
             "nodes": (0, 256), "depth": (0, 64), "top_k": (1, 64), "max_batch": (1, 256), "prefill_chunk": (2, 8192),
             "forced_acceptance": (0, 64), "learned_rows": (0, MOST_LEARNED_ROWS),
+            "sum_parts": (1, MOST_PARTS),
         }  # fmt: skip
         for field, (low, high) in ranges.items():
             value = getattr(self, field)
@@ -133,13 +138,17 @@ class EngineConfig:
                 f"weights: expected auto with dtype {self.dtype} on {self.device}, got {self.weights}; dtype bfloat16 "
                 f"on {device} takes it"
             )
-        for field, default in (("plugins", True), ("compute_capability", None), ("weights", "auto")):
+        for field, default in (("plugins", True), ("compute_capability", None), ("weights", "auto"), ("sum_parts", 1)):
             got = getattr(self, field)
             if got != default and field not in backend.options:
                 takers = " or ".join(name for name, other in BACKENDS.items() if field in other.options)
                 raise BuildError(
                     f"{field}: expected {default} for backend {self.backend}, got {got}; {takers} takes it"
                 )
+        if self.sum_parts > 1 and self.device != "cpu":
+            raise BuildError(
+                f"sum_parts: expected 1 with device {self.device}, got {self.sum_parts}; device cpu takes it"
+            )
         if self.compute_capability is not None:
             self._check_compute_capability(self.compute_capability)
 

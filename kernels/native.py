@@ -29,12 +29,13 @@ SOURCES = (
     "linear/table_blocks.cpp", "linear/experts.cpp", "linear/embedding.cpp", "rank/rank.cpp", "choose/choose.cpp",
     "top_log_probs/top_log_probs.cpp", "tree_attention/tree_attention.cpp", "exact/functions.cpp", "exact/rows.cpp",
     "ngram/ngram.cpp", "compact/compact.cpp", "linear_attention/linear_attention.cpp", "fold/fold.cpp",
-    "shift/shift.cpp", "parallel.cpp", "record.cpp",
+    "shift/shift.cpp", "all_reduce/all_reduce.cpp", "all_gather/all_gather.cpp", "communicator.cpp", "parallel.cpp",
+    "record.cpp",
 )  # fmt: skip
 HEADERS = (
-    "tensor.h", "record.h", "parallel.h", "noise.h", "row.h", "exact/element.h", "linear/linear.h", "linear/block.h",
-    "linear/quants.h", "linear/scales.h", "linear/group_term.h", "linear/group_sum.h", "linear/groups.h",
-    "linear/tile.h", "linear/plan.h", "linear/multiply.h", "linear/following.h", "choose/filter.h",
+    "tensor.h", "record.h", "parallel.h", "communicator.h", "noise.h", "row.h", "exact/element.h", "linear/linear.h",
+    "linear/block.h", "linear/quants.h", "linear/scales.h", "linear/group_term.h", "linear/group_sum.h",
+    "linear/groups.h", "linear/tile.h", "linear/plan.h", "linear/multiply.h", "linear/following.h", "choose/filter.h",
     "tree_attention/vector.h", "tree_attention/element.h", "tree_attention/coming.h", "tree_attention/block.h",
     "tree_attention/seen.h", "tree_attention/call.h", "tree_attention/parts.h", "linear_attention/state.h",
 )  # fmt: skip

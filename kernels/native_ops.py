@@ -98,6 +98,10 @@ def _top_log_probs(
     return nodes.new_empty((*nodes.shape, top)), log_probs, temperature.new_empty(nodes.shape)
 
 
+def _all_gather(x: Tensor, ranks: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] * ranks))
+
+
 def _tree_attention(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]))
 
@@ -134,6 +138,8 @@ NATIVE_OPS = {  # "*": optional, "+": a list, "#": an integer, "~": a float
     ),
     "fold_native": NativeOp(("state", "key", "decay", "update", "path", "count"), 0, lambda *_: None),
     "shift_native": NativeOp(("window", "inputs", "path", "count"), 0, lambda *_: None),
+    "all_reduce": NativeOp(("x", "ranks#"), 1, _like),
+    "all_gather": NativeOp(("x", "ranks#"), 1, _all_gather),
     "compact_native": NativeOp(("caches+", "lengths", "path", "accepted"), 0, lambda *_: None),
     "tree_attention_native": NativeOp(
         ("q", "k", "v", "lengths", "depths", "ancestors", "key_depths", "scale~", "window#", "softcap~", "sinks*"), 1,

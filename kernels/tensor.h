@@ -26,6 +26,13 @@ inline Tensor empty(const std::vector<int64_t>& sizes, int32_t dtype) {  // 0.6 
   return Tensor(handle);
 }
 
+// A new contiguous CPU tensor of the dtype of another one.
+inline Tensor empty_like(const Tensor& other, const std::vector<int64_t>& sizes) {
+  int32_t dtype;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(other.get(), &dtype));
+  return empty(sizes, dtype);
+}
+
 // The tensor, or a copy whose elements lie in order.
 inline Tensor dense(const Tensor& given) {  // the dispatcher takes a microsecond to find that there is nothing to do
   return given.is_contiguous() ? given : torch::stable::contiguous(given);

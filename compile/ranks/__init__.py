@@ -1,0 +1,1 @@
+"""How a model is cut into parts, and shared between ranks."""

@@ -1,0 +1,45 @@
+"""A model whose rowwise layers are sums of parts, on one device."""
+
+import copy
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...graphs.parts import ExpertsOfParts, LinearOfParts
+from .plan import read_plan
+from .slices import Slices
+
+
+def cut_rows(model: PreTrainedModel, parts: int, field: str) -> Slices:
+    """Replace the rowwise layers of a model, in place, by sums of so many parts over slices of their inputs -> the
+    slices, which are views. field: the build option that asks for it. Raises BuildError for a model that cannot be cut
+    so."""
+    plan, slices = read_plan(model, field), Slices(field)
+    for name in plan.rows:
+        linear: Any = model.get_submodule(name)
+        weights = slices.cut(linear.weight.detach(), parts, f"{type(model).__name__}'s {name}")
+        bias = None if linear.bias is None else linear.bias.detach()
+        model.set_submodule(name, LinearOfParts(weights, bias))
+    for name in plan.experts:
+        experts: Any = model.get_submodule(name)
+        narrow = narrow_experts(experts, parts, slices, f"{type(model).__name__}'s {name}")
+        model.set_submodule(name, ExpertsOfParts(narrow))
+    return slices
+
+
+def narrow_experts(experts: Any, parts: int, slices: Slices, name: str) -> list[nn.Module]:
+    """Modules like experts with an equal share of their inner width each."""
+    down = slices.cut(experts.down_proj.detach(), parts, f"{name}.down_proj")
+    narrow = []
+    for part, weight in enumerate(down):
+        one = copy.copy(experts)
+        one._parameters = dict(experts._parameters)
+        one.gate_up_proj = _parameter(slices.rows_of(experts.gate_up_proj.detach(), 2, parts, part))
+        one.down_proj = _parameter(weight)
+        narrow.append(one)
+    return narrow
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)

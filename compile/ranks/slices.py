@@ -1,0 +1,69 @@
+"""Slices of weights, and what they become: what the whole weight does, cut at whole groups."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ...errors import BuildError
+from ...kernels.linear.groups import KINDS
+from ..precision import Form, Precision
+from ..writer import identity
+
+
+class Slice(NamedTuple):
+    """A weight, and what it is a slice of. start: its first element along K; None where it is some of the outputs."""
+
+    weight: Tensor  # held, so that no other tensor gets its address
+    whole: Tensor
+    start: int | None
+
+
+class Slices:
+    """The slices that were cut of a model's weights. field: the build option that asks for them."""
+
+    def __init__(self, field: str):
+        self.field = field
+        self.known: dict[tuple[Any, ...], Slice] = {}
+
+    def cut(self, weight: Tensor, parts: int, name: str) -> list[Tensor]:
+        """A weight [..., N, K] as views [..., N, K / parts]. Raises BuildError where K has no such part."""
+        depth = weight.shape[-1]
+        if depth % parts:
+            raise BuildError(f"{self.field}: expected a divisor of the {depth} inputs of {name}, got {parts}")
+        cut = list(weight.split(depth // parts, -1))
+        for part, view in enumerate(cut):
+            self.known[identity(view)] = Slice(view, weight, part * depth // parts)
+        return cut
+
+    def rows_of(self, weight: Tensor, blocks: int, parts: int, part: int) -> Tensor:
+        """Part number `part` of the outputs of a weight [..., N, K] of `blocks` blocks of one size: that of each block,
+        one after the other."""
+        split = weight.unflatten(-2, (blocks, parts, -1))[..., part, :, :].flatten(-3, -2)
+        self.known[identity(split)] = Slice(split, weight, None)
+        return split
+
+    def precision(self, of_whole: Precision) -> Precision:
+        """What each weight becomes, slices among them, where `of_whole` says what whole weights become."""
+
+        def form(weight: Tensor) -> Form:
+            found = self.known.get(identity(weight))
+            if found is None:
+                return of_whole(weight)
+            whole = of_whole(found.whole)
+            if found.start is None or whole.kind not in KINDS:
+                return whole
+            return Form(whole.kind, lambda given: self._cut_groups(given, whole, found))
+
+        return form
+
+    def _cut_groups(self, given: Tensor, form: Form, cut: Slice) -> Tensor:
+        """The packed groups of a slice along K. Raises BuildError where it begins or ends in a group."""
+        kind, depth = KINDS[form.kind], given.shape[-1]
+        assert cut.start is not None and given.shape == cut.weight.shape
+        if cut.start % kind.step or depth % kind.step:
+            raise BuildError(
+                f"{self.field}: expected parts of a multiple of {kind.step} inputs, which lie together in weights of "
+                f"{form.kind}, got {depth}; --weights bfloat16 takes any"
+            )
+        packed = form.make(cut.whole)
+        return packed.narrow(-1 - len(kind.shape), cut.start // kind.step, depth // kind.step).contiguous()

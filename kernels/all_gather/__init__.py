@@ -1,0 +1,1 @@
+"""What every rank has of a tensor, put together."""

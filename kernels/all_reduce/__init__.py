@@ -1,0 +1,1 @@
+"""The sum of what every rank computed of one tensor."""

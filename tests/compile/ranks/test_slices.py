@@ -1,0 +1,57 @@
+"""What slices of weights become: the groups of the whole weight, cut."""
+
+import pytest
+import torch
+from specstep.compile.precision import Form
+from specstep.compile.ranks.slices import Slices
+from specstep.errors import BuildError
+from specstep.kernels.linear.groups import KINDS, pack_groups, unpack_groups
+from specstep.kernels.linear.packing import unpack
+from specstep.kernels.linear.quantize import quantize_int4, quantize_int8
+
+
+def quantised(kind):
+    """What a build makes of a whole weight."""
+    quantize = {"int8": quantize_int8, "int4": quantize_int4}[kind]
+    return lambda weight: Form(kind, lambda given: pack_groups(quantize(given)))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("parts", [2, 4])
+def test_parts_have_the_values_of_the_whole(kind, parts):
+    weight, slices, form = torch.randn(20, 256).bfloat16(), Slices("ranks"), quantised(kind)
+    cut, precision = slices.cut(weight, parts, "it"), slices.precision(form)
+    made = [precision(part).make(part) for part in cut]
+    got = torch.cat([unpack(packed, 20, 256 // parts) for packed in made], 1)
+    assert torch.equal(got, unpack(form(weight).make(weight), 20, 256))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_have_the_groups_of_a_file(kind):
+    steps = 1024 // KINDS[kind].step
+    held = torch.randint(0, 256, (2, steps, *KINDS[kind].shape), dtype=torch.uint8)
+    slices, weight = Slices("ranks"), torch.randn(20, 1024).bfloat16()
+    cut, precision = slices.cut(weight, 2, "it"), slices.precision(lambda _: Form(kind, lambda given: held))
+    whole = unpack_groups(held, 20)
+    for at, part in enumerate(cut):
+        form = precision(part)
+        own = unpack_groups(form.make(part), 20)
+        assert form.kind == own.kind == kind
+        for mine, theirs in zip(own[1:], whole[1:], strict=True):
+            if theirs is not None:
+                taken = theirs[:, at * steps // 2 : (at + 1) * steps // 2]
+                assert torch.equal(mine.view(torch.uint8), taken.contiguous().view(torch.uint8))
+
+
+def test_a_part_that_ends_in_a_group_is_refused():
+    slices = Slices("ranks")
+    part, _ = slices.cut(torch.randn(16, 96).bfloat16(), 2, "it")
+    form = slices.precision(quantised("int4"))(part)
+    with pytest.raises(BuildError, match=r"ranks: expected parts of a multiple of 32 inputs.*int4, got 48"):
+        form.make(part)
+
+
+def test_blocks_of_outputs_are_cut_each():
+    weight, slices = torch.arange(24.0).view(12, 2), Slices("ranks")
+    got = [slices.rows_of(weight, 2, 3, part)[:, 0].tolist() for part in range(3)]
+    assert got == [[0, 2, 12, 14], [4, 6, 16, 18], [8, 10, 20, 22]]
