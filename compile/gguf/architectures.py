@@ -7,11 +7,23 @@ reads the metadata, and conversion/*.py writes the weights.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import fields as of
+from . import families as of
+from . import mixtures as mixed
 from .fields import Fields, has
 from .file import GgufFile
 from .metadata import Metadata
-from .rules import CONVOLUTION, EXPERTS, GPT2, GPT_OSS, HALVES_OF_HEADS, ONE_LESS, SCORES, SHARED_EXPERT, Rule
+from .rules import (
+    CONVOLUTION,
+    EXPERTS,
+    GPT2,
+    GPT_OSS,
+    HALVES_OF_HEADS,
+    LATENT,
+    ONE_LESS,
+    SCORES,
+    SHARED_EXPERT,
+    Rule,
+)
 
 
 class Architecture(NamedTuple):
@@ -26,13 +38,15 @@ class Architecture(NamedTuple):
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", of.llama, (*HALVES_OF_HEADS, *EXPERTS)),
+    "mistral3": Architecture("llama", of.mistral3, (*HALVES_OF_HEADS, *EXPERTS)),
+    "deepseek2": Architecture("deepseek_v2", mixed.deepseek2, (*EXPERTS, *LATENT, SCORES), partial=True),
     "qwen2": Architecture("qwen2"),
     "qwen2vl": Architecture("qwen2", of.text_of_images),
-    "qwen2moe": Architecture("qwen2_moe", of.qwen2moe, (*EXPERTS, SHARED_EXPERT)),
+    "qwen2moe": Architecture("qwen2_moe", mixed.qwen2moe, (*EXPERTS, SHARED_EXPERT)),
     "qwen3": Architecture("qwen3", lambda metadata, file: {"attention_bias": has(file, "attn_q.bias")}),
     "qwen3vl": Architecture("qwen3", of.text_of_images),
     "qwen3moe": Architecture(
-        "qwen3_moe", lambda metadata, file: of.sparse(metadata, file) | {"norm_topk_prob": True}, EXPERTS
+        "qwen3_moe", lambda metadata, file: mixed.sparse(metadata, file) | {"norm_topk_prob": True}, EXPERTS
     ),
     "gemma": Architecture("gemma", rules=(ONE_LESS,)),
     "gemma2": Architecture("gemma2", of.gemma2, (ONE_LESS,)),
@@ -52,7 +66,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "seed_oss": Architecture("seed_oss", of.seed_oss),
     "ernie4_5": Architecture("ernie4_5", of.ernie),
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),
-    "gpt-oss": Architecture("gpt_oss", of.gpt_oss, GPT_OSS),
+    "gpt-oss": Architecture("gpt_oss", mixed.gpt_oss, GPT_OSS),
     "lfm2": Architecture("lfm2", of.lfm2, (CONVOLUTION,)),
-    "minimax-m2": Architecture("minimax_m2", of.minimax, (*EXPERTS, SCORES), partial=True),
+    "minimax-m2": Architecture("minimax_m2", mixed.minimax, (*EXPERTS, SCORES), partial=True),
 }

@@ -77,6 +77,9 @@ def _yarn(metadata: Metadata, factor: float, original: int, attention: float) ->
         "beta_fast": metadata.get("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": metadata.get("rope.scaling.yarn_beta_slow", 1.0),
     }
+    if given is None and (log := metadata.get("rope.scaling.yarn_log_multiplier", 0.0)):
+        whole = log / 0.1 if metadata.architecture == "deepseek2" else log  # whose converter writes a tenth
+        found |= {"mscale": whole if metadata.architecture == "deepseek2" else 1.0, "mscale_all_dim": whole}
     if given is not None:
         return found | {"attention_factor": float(given)}  # the converter writes transformers' own number
     return found if attention == 1.0 else found | {"attention_factor": attention * (0.1 * math.log(factor) + 1)}

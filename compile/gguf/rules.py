@@ -9,7 +9,8 @@ from torch import Tensor
 
 class Rule(NamedTuple):
     """pattern: of the whole names of parameters in transformers. sources: tensors of the file, with the groups of the
-    pattern as \\1, \\2; empty: the one that gguf's table names. make: config, and those tensors -> the parameter.
+    pattern as \\1, \\2; empty: the one that gguf's table names. Of several rules for a name the first whose sources the
+    file has is taken. make: config, and those tensors -> the parameter.
     exact: whether it is made in float32, whatever the parameter's dtype."""
 
     pattern: str
@@ -41,6 +42,19 @@ EXPERTS = (
         (r"blk.\1.ffn_gate_exps.weight", r"blk.\1.ffn_up_exps.weight"),
     ),
     Rule(rf"{_EXPERT}down_proj", lambda config, down: down, (r"blk.\1.ffn_down_exps.weight",)),
+)
+# Keys and values of all heads from the latent vector: in two tensors, that of keys turned, or in one.
+LATENT = (
+    Rule(
+        r"model\.layers\.(\d+)\.self_attn\.kv_b_proj\.weight",
+        lambda config, keys, values: torch.cat([keys.transpose(1, 2), values], 1).flatten(0, 1),
+        (r"blk.\1.attn_k_b.weight", r"blk.\1.attn_v_b.weight"),
+    ),
+    Rule(
+        r"model\.layers\.(\d+)\.self_attn\.kv_b_proj\.weight",
+        lambda config, both: both,
+        (r"blk.\1.attn_kv_b.weight",),
+    ),
 )
 SHARED_EXPERT = Rule(r".*\.mlp\.shared_expert_gate\.weight", lambda config, weight: weight.reshape(1, -1))
 CONVOLUTION = Rule(r".*\.conv\.conv\.weight", lambda config, weight: weight.unsqueeze(1))

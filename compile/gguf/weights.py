@@ -35,7 +35,7 @@ def read_weights(
     for name, parameter in persistent.items():
         if isinstance(parameter, nn.Parameter) and name not in held:
             continue  # tied: it has the name of the first
-        sources, make, exact = _sources(architecture, names, name)
+        sources, make, exact = _sources(architecture, names, name, file)
         if all(source not in file.tensors for source in sources) and name.endswith(".bias"):
             parameter.data = torch.zeros_like(parameter)  # of a layer whose siblings have one
             continue
@@ -56,13 +56,17 @@ def _names(architecture: str, layers: int) -> gguf.TensorNameMap:
     return gguf.get_tensor_name_map(kind, layers)
 
 
-def _sources(architecture: Architecture, names: gguf.TensorNameMap, name: str) -> tuple[list[str], Any, bool]:
+def _sources(
+    architecture: Architecture, names: gguf.TensorNameMap, name: str, file: GgufFile
+) -> tuple[list[str], Any, bool]:
     """The file's tensors for a parameter, what makes one of them, and whether in float32."""
-    for rule in architecture.rules:
-        if found := re.fullmatch(rule.pattern, name):
-            sources = [found.expand(source) for source in rule.sources]
-            return sources or [_named(names, name)], rule.make, rule.exact
-    return [_named(names, name)], lambda config, weight: weight, False
+    found = [
+        ([match.expand(source) for source in rule.sources] or [_named(names, name)], rule.make, rule.exact)
+        for rule in architecture.rules
+        if (match := re.fullmatch(rule.pattern, name))
+    ]
+    there = [each for each in found if file.tensors.keys() >= {*each[0]}]
+    return [*there, *found, ([_named(names, name)], lambda config, weight: weight, False)][0]
 
 
 def _named(names: gguf.TensorNameMap, name: str) -> str:

@@ -9,7 +9,7 @@ import torch
 import transformers
 from gguf.constants import MODEL_ARCH_NAMES
 from gguf_files import Tensors, write_gguf
-from models import GPT2, MIXTURE, SMALL, WINDOWS
+from models import GPT2, LATENT, MIXTURE, SMALL, WINDOWS
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -59,6 +59,14 @@ LONGROPE = {
     "rope_type": "longrope", "original_max_position_embeddings": 128,
     "short_factor": [1.0, 1.1, 1.3, 1.5, 2.0, 2.5], "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
 } | ROPE  # fmt: skip
+MSCALES = {"mscale": 0.7, "mscale_all_dim": 0.7}
+MSCALE_KEYS = {"rope.scaling.yarn_log_multiplier": 0.07}
+LATENT_KEYS = MOE | {
+    "expert_count": 8, "expert_used_count": 3, "expert_shared_count": 1, "expert_feed_forward_length": 32,
+    "leading_dense_block_count": 1, "attention.q_lora_rank": 24, "attention.kv_lora_rank": 16,
+    "attention.key_length": 24, "attention.value_length": 16, "attention.key_length_mla": 20,
+    "attention.value_length_mla": 10, "attention.head_count_kv": 1, "rope.dimension_count": 8,
+}  # fmt: skip
 LOCAL = {"rope_theta": 5000.0, "rope_type": "default"}
 
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 4, "block_auto_adjust_ff_dim": False}
@@ -80,6 +88,32 @@ CASES = {
     "mistral": Case("llama", "Mistral", {"sliding_window": 9}, SWA, interleaved),
     "mixtral": Case(
         "llama", "Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}, MOE, interleaved
+    ),
+    "mistral3": Case("mistral3", "Mistral", {"sliding_window": None}, convert=interleaved),
+    "ministral3": Case(
+        "mistral3", "Ministral3",
+        {"head_dim": 12, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.1,
+                                                    "original_max_position_embeddings": 16}},
+        YARN_KEYS | {"rope.scaling.original_context_length": 16, "rope.scaling.yarn_log_multiplier": 0.5,
+                     "attention.temperature_scale": 0.1}, interleaved,
+    ),
+    "deepseek2 of V2": Case(
+        "deepseek2", "DeepseekV2", LATENT | {"n_group": 1, "topk_group": 1, "rope_parameters": YARN | MSCALES,
+                                             "routed_scaling_factor": 1.5},
+        LATENT_KEYS | MSCALE_KEYS | YARN_KEYS | {"expert_weights_scale": 1.5, "expert_gating_func": 1},
+    ),
+    "deepseek2 of 2024": Case(
+        "deepseek2", "DeepseekV2",  # llama.cpp knows the small one by the number of its layers
+        LATENT | {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "num_hidden_layers": 26},
+        {key: value for key, value in LATENT_KEYS.items() if not key.endswith("_mla") and "q_lora" not in key}
+        | {"attention.key_length": 20, "attention.value_length": 10, "attention.head_count_kv": 4},
+    ),
+    "deepseek2 of V3": Case(
+        "deepseek2", "DeepseekV3", LATENT | {"norm_topk_prob": True, "rope_parameters": YARN | MSCALES,
+                                             "routed_scaling_factor": 2.5},
+        LATENT_KEYS | MSCALE_KEYS | YARN_KEYS
+        | {"expert_group_count": 2, "expert_group_used_count": 1, "expert_weights_scale": 2.5,
+           "expert_weights_norm": True, "expert_gating_func": 2},
     ),
     "qwen2": Case("qwen2", "Qwen2", {"rope_parameters": ROPE}),
     "qwen2 yarn": Case("qwen2", "Qwen2", {"rope_parameters": YARN | {"attention_factor": 1.1, "beta_fast": 20.0}},
@@ -174,7 +208,7 @@ def case_model(case: Case, seed: int = 0) -> Any:
     config = getattr(transformers, f"{case.model}Config")(**(base | case.changes))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith(("bias", "sinks")) or "norm" in name or ".ln_" in name:
                 parameter += 0.3 * torch.randn_like(parameter)
     return model
@@ -219,6 +253,11 @@ def named_tensors(case: Case, model: Any) -> Tensors:
         part = name.rpartition(".")[2]
         if part.startswith(("gate_up_proj", "down_proj")) and "experts" in name and part != "weight":
             found |= _experts(case, f"blk.{layer}", part, tensor)
+        elif "kv_b_proj" in name and "attention.key_length_mla" in case.keys:
+            both = tensor.unflatten(0, (model.config.num_attention_heads, -1)).split_with_sizes(
+                [model.config.qk_nope_head_dim, model.config.v_head_dim], 1
+            )
+            found[f"blk.{layer}.attn_k_b.weight"], found[f"blk.{layer}.attn_v_b.weight"] = both[0].mT, both[1]
         elif part in OTHERS:
             found[f"blk.{layer}.{OTHERS[part]}"] = tensor
         else:
