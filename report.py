@@ -83,8 +83,9 @@ AcceptedPath = tuple[AcceptedNode, ...]  # the drafted tokens that a step accept
 
 
 class TokenLogprobs(NamedTuple):
-    """A token's log-probability in the model's own distribution, before temperature and all else that a request asks
-    for; and `top`, the likeliest tokens in its place with theirs, the likeliest first."""
+    """A token's log-probability in the model's own distribution, among what a grammar or a mask allows there, before
+    temperature and all else that a request asks for; and `top`, the likeliest tokens in its place with theirs, the
+    likeliest first, without those that cannot be."""
 
     token_id: int
     logprob: float
@@ -127,6 +128,6 @@ def _logprobs(report: Report, tokens: list[int], alternatives: int) -> list[Toke
     for place, (token, own) in enumerate(zip(tokens, report.logprobs, strict=False)):
         likeliest = slice(place * TOP_LOGPROBS, place * TOP_LOGPROBS + alternatives)
         ids, values = report.top_tokens[likeliest].tolist(), report.top_logprobs[likeliest].tolist()
-        top = zip(ids, (max(value, least) / LOGPROB_STEPS for value in values), strict=True)
+        top = ((each, value / LOGPROB_STEPS) for each, value in zip(ids, values, strict=True) if value > least)
         found.append(TokenLogprobs(token, max(int(own), least) / LOGPROB_STEPS, tuple(top)))
     return found

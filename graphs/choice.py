@@ -82,11 +82,11 @@ def preceding_tokens(tree: DraftTree, depths: Tensor, depth: int, state: State, 
 
 def reported_log_probs(logits: Tensor, path: Tensor, tokens: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
     """Of the tokens [B, D+1] after the nodes of the path [B, D+1], and of the likeliest in their places, as integers
-    (see `report`): [B, D+1], and tokens and log-probabilities [B, (D+1) * N]. Of rows that ask for them."""
+    (see `report`): [B, D+1], and tokens and log-probabilities [B, (D+1) * N]. Of rows that ask for them, among what
+    their masks allow. state: with `allowed` of the nodes that the logits have."""
     wanted = (state["logprobs"] >= 0).long()
-    best, log_probs, total = top_log_probs(
-        logits, path, wanted, torch.zeros_like(wanted, dtype=torch.float32), state["seeds"], path, None, TOP_LOGPROBS
-    )
+    cold, mask = torch.zeros_like(wanted, dtype=torch.float32), (state["allowed"], state["masked"])
+    best, log_probs, total = top_log_probs(logits, path, wanted, cold, state["seeds"], path, None, TOP_LOGPROBS, *mask)
     row = torch.arange(path.shape[0], device=path.device)[:, None]
     own = logits[row, path, tokens].float() - total
     return as_integers(own), best.flatten(1), as_integers(log_probs).flatten(1)

@@ -57,8 +57,8 @@ class SpeculativeStep(nn.Module):
         ancestors, depths = (part.index_select(1, nodes) for part in self._layout(drafted))
         where = Pass(state["lengths"], depths, ancestors, depths, parents=tree.parents, state=state)
         logits, features = self.target(tree.tokens, where, keys[:layers], values[:layers])
-        allowed = {"allowed": state["allowed"].index_select(1, nodes)}
-        choice = self.choice(logits, tree, ancestors, depths, self.drafter.depth, state | allowed)
+        state = state | {"allowed": state["allowed"].index_select(1, nodes)}
+        choice = self.choice(logits, tree, ancestors, depths, self.drafter.depth, state)
 
         path, accepted = accept(*tree, ancestors, depths, choice, self.drafter.depth)
         compact([*keys[:layers], *values[:layers]], state["lengths"], path, accepted)
@@ -108,8 +108,8 @@ class PlainStep(SpeculativeStep):
         tree = bare_root(drafted_tree(state).tokens[:, 0])
         where = chain_pass(state["lengths"], 1, 1, state=state)
         logits, features = self.target(tree.tokens, where, keys, values)
-        allowed = {"allowed": state["allowed"][:, :1]}
-        choice = self.choice(logits, tree, where.ancestors, where.depths, 0, state | allowed)
+        state = state | {"allowed": state["allowed"][:, :1]}
+        choice = self.choice(logits, tree, where.ancestors, where.depths, 0, state)
 
         path = torch.zeros_like(tree.tokens).expand(-1, self.drafter.depth + 1)
         report, after, _ = self._commit(Verified(tree, logits, features, choice), path, path[:, 0], state)

@@ -40,3 +40,10 @@ def unpack_bits(words: Tensor, count: int) -> Tensor:
         high = digits // 2**width  # torch.div with rounding exports to ONNX through fp32
         digits = torch.stack((digits - high * 2**width, high), dim=-1).flatten(-2)
     return digits.flatten(-2)[..., :count] > 0
+
+
+def only_allowed(x: Tensor, allowed: Tensor, masked: Tensor) -> Tensor:
+    """Logits x [B, N, V] with -inf for the tokens whose bit in allowed, int32 [B, N, ceil(V / 32)], is 0; rows whose
+    masked, int64 [B], is 0 as they are."""
+    out = ~unpack_bits(allowed, x.shape[2]) & (masked != 0)[:, None, None]
+    return x.masked_fill(out, -torch.inf)

@@ -3,13 +3,19 @@
 Integer arithmetic only, no bit operations: TensorRT has none for int64.
 """
 
+from math import inf
+
 from onnx import TensorProto, helper
-from onnxscript import BOOL, INT32, INT64, script
+from onnxscript import BOOL, FLOAT, INT32, INT64, script
 from onnxscript import opset18 as op
 
 from .bits import BITS
 from .onnx_domain import OPS
 
+# The greatest logits that the bits of an octet leave: [256, 8].
+MOST = helper.make_tensor(
+    "most", TensorProto.FLOAT, [256, 8], [inf if octet >> bit & 1 else -inf for octet in range(256) for bit in range(8)]
+)
 POWERS = helper.make_tensor("powers", TensorProto.INT64, [BITS], [2**bit for bit in range(BITS)])
 
 
@@ -35,3 +41,14 @@ def unpack_bits(words: INT32, count: INT64) -> BOOL:
     high = unsigned / powers  # [B, T, W, 32]
     digits = op.Reshape(high - high / 2 * 2, [0, 0, -1])
     return op.Slice(digits, [0], count, [2]) > 0
+
+
+@script(OPS, default_opset=op)
+def only_allowed(x: FLOAT, allowed: INT32, masked: INT64) -> FLOAT:
+    """See `bits.only_allowed`."""
+    signed = op.Cast(allowed, to=INT64.dtype)
+    unsigned = op.Unsqueeze(op.Where(signed < 0, signed + 4294967296, signed), [3])
+    octets = op.Mod(unsigned / op.Constant(value_ints=[1, 256, 65536, 16777216]), 256)  # [B, N, W, 4]
+    octets = op.Where(op.Unsqueeze(masked, [1, 2, 3]) == 0, 255, octets)
+    most = op.Reshape(op.Gather(op.Constant(value=MOST), octets), [0, 0, -1])
+    return op.Min(x, op.Slice(most, [0], op.Shape(x, start=2, end=3), [2]))

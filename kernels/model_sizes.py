@@ -58,7 +58,7 @@ class ModelSizes:
             "accept": [tree, tree, tree, bits, tree, tree],
             "compact": [values, rows, path, rows],
             "rank": [candidates, candidates, rows, rows, rows],
-            "top_log_probs": [logits, path, rows, rows, rows, path, (self.vocabulary,)],
+            "top_log_probs": [logits, path, rows, rows, rows, path, (self.vocabulary,), allowed, rows],
         }  # fmt: skip
 
     def __str__(self) -> str:

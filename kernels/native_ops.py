@@ -93,7 +93,7 @@ def _choose(logits: Tensor, tokens: Tensor, *_: Tensor) -> Tensor:
 def _top_log_probs(
     logits: Tensor, nodes: Tensor, wanted: Tensor, temperature: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    top = others[-1]
+    *_, top, _allowed, _masked = others
     log_probs = temperature.new_empty((*nodes.shape, top))
     return nodes.new_empty((*nodes.shape, top)), log_probs, temperature.new_empty(nodes.shape)
 
@@ -125,7 +125,8 @@ NATIVE_OPS = {  # "*": optional, "+": a list, "#": an integer, "~": a float
          "bias_ids", "bias", "banned", "allowed", "masked"), 1, _choose
     ),
     "top_log_probs_native": NativeOp(
-        ("logits", "nodes", "wanted", "temperature", "seeds", "positions", "ids*", "top#"), 3, _top_log_probs
+        ("logits", "nodes", "wanted", "temperature", "seeds", "positions", "ids*", "top#", "allowed*", "masked*"), 3,
+        _top_log_probs
     ),
     **{f"exact_{name}": NativeOp(("x", "y*"), 1, _like) for name in EXACT_FUNCTIONS},
     "exact_softmax": NativeOp(("x",), 1, _like),

@@ -1,5 +1,6 @@
 // A row of logits as float32, and what is asked of it. Loops are plain, so that the compiler vectorizes them.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -82,6 +83,15 @@ int64_t argmax(const Element* logits, int64_t count) {
       if (wide[i] > best) best = wide[i], place = first + i;
   }
   return place;
+}
+
+// x with NONE for what the packed bits do not allow.
+inline void keep_allowed(float* x, int64_t count, const int32_t* allowed) {
+  for (int64_t first = 0; first < count; first += 32) {
+    const auto bits = static_cast<uint32_t>(allowed[first / 32]);
+    const int64_t size = std::min<int64_t>(32, count - first);
+    for (int64_t bit = 0; bits != ~0u && bit < size; bit++) x[first + bit] = bits >> bit & 1 ? x[first + bit] : NONE;
+  }
 }
 
 // Logits [B, N, V] whose rows may lie apart.

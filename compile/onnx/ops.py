@@ -17,7 +17,7 @@ from onnxscript.values import OnnxFunction
 
 from ...kernels.accept.onnx import accept
 from ...kernels.accept.op import accept as accept_op
-from ...kernels.bits_onnx import pack_bits, unpack_bits
+from ...kernels.bits_onnx import only_allowed, pack_bits, unpack_bits
 from ...kernels.choose.onnx import HELPERS as CHOOSE_HELPERS
 from ...kernels.choose.onnx import choose
 from ...kernels.choose.op import choose as choose_op
@@ -57,14 +57,9 @@ NODES = (
     tree_layout, tree_attention, linear_attention, linear_attention_chain, accept, compact, fold, shift, expert_linear,
     choose, top_log_probs, rank,
 )  # fmt: skip
-HELPERS = (
-    pack_bits,
-    unpack_bits,
-    spread_heads,
-    *NOISE_HELPERS,
-    *CHOOSE_HELPERS,
-    *RANK_HELPERS,
-)  # that the nodes' functions call
+HELPERS = (  # that the nodes' functions call
+    pack_bits, unpack_bits, spread_heads, only_allowed, *NOISE_HELPERS, *CHOOSE_HELPERS, *RANK_HELPERS,
+)  # fmt: skip
 
 
 def add_functions(model: onnx.ModelProto) -> None:

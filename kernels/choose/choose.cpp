@@ -82,14 +82,7 @@ class Row {
       const int64_t token = call_.banned[at(node) * call_.bans + i];
       if (valid(token)) x[token] = NONE;
     }
-    if (call_.masked[row_] == 0) return;
-    const int32_t* allowed = call_.allowed + at(node) * call_.mask_words;
-    for (int64_t word = 0; word < call_.mask_words; word++) {
-      const auto bits = static_cast<uint32_t>(allowed[word]);
-      float* part = x + word * 32;
-      const int64_t size = std::min<int64_t>(32, count - word * 32);
-      for (int64_t bit = 0; bits != ~0u && bit < size; bit++) part[bit] = bits >> bit & 1 ? part[bit] : NONE;
-    }
+    if (call_.masked[row_] != 0) keep_allowed(x, count, call_.allowed + at(node) * call_.mask_words);
   }
 
   // The row's tokens, and those on the path to the node, which are output.

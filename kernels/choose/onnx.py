@@ -8,18 +8,12 @@ faster than sorting, too (ONNX Runtime, 8 x 49152: 8 ms, 70 ms).
 
 from math import inf
 
-from onnx import TensorProto, helper
 from onnxscript import FLOAT, INT32, INT64, script
 from onnxscript import opset18 as op
 
-from ..bits_onnx import unpack_bits
+from ..bits_onnx import only_allowed, unpack_bits
 from ..noise_onnx import gumbel
 from ..onnx_domain import OPS, Float
-
-# The greatest logits that the bits of an octet leave: [256, 8].
-MOST = helper.make_tensor(
-    "most", TensorProto.FLOAT, [256, 8], [inf if octet >> bit & 1 else -inf for octet in range(256) for bit in range(8)]
-)
 
 
 @script(OPS, default_opset=op)
@@ -80,13 +74,8 @@ def allowed_logits(x: FLOAT, banned: INT64, allowed: INT32, masked: INT64) -> FL
     padded = op.Pad(x, op.Concat([0, 0, 0, 0, 0], op.Shape(banned, start=2, end=3), axis=0))
     left = op.ScatterElements(padded, places, op.Expand(-inf, op.Shape(places)), axis=2)
     left = op.Slice(left, [0], vocabulary, [2])
-    if op.ReduceMax(op.Abs(masked), keepdims=0) > 0:
-        signed = op.Cast(allowed, to=INT64.dtype)
-        unsigned = op.Unsqueeze(op.Where(signed < 0, signed + 4294967296, signed), [3])
-        octets = op.Mod(unsigned / op.Constant(value_ints=[1, 256, 65536, 16777216]), 256)  # [B, T, W, 4]
-        octets = op.Where(op.Unsqueeze(masked, [1, 2, 3]) == 0, 255, octets)
-        most = op.Reshape(op.Gather(op.Constant(value=MOST), octets), [0, 0, -1])
-        out = op.Min(left, op.Slice(most, [0], vocabulary, [2]))
+    if op.ReduceMax(op.Abs(masked), keepdims=0) > 0:  # noqa: SIM108 (an ONNX If)
+        out = only_allowed(left, allowed, masked)
     else:
         out = op.Identity(left)
     return out

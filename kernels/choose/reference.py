@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...controls import Sampling
-from ..bits import unpack_bits
+from ..bits import only_allowed, unpack_bits
 from ..noise import gumbel
 
 
@@ -96,8 +96,7 @@ def _without(x: Tensor, banned: Tensor, allowed: Tensor, masked: Tensor) -> Tens
     vocabulary = x.shape[2]
     out = torch.zeros(*x.shape[:2], vocabulary + 1, dtype=torch.bool, device=x.device)
     out = out.scatter(2, banned.where(banned >= 0, vocabulary), True)[:, :, :-1]
-    out = out | (~unpack_bits(allowed, vocabulary) & (masked != 0)[:, None, None])
-    return x.masked_fill(out, -torch.inf)
+    return only_allowed(x.masked_fill(out, -torch.inf), allowed, masked)
 
 
 def filtered(scaled: Tensor, sampling: Tensor) -> Tensor:

@@ -3,11 +3,15 @@
 from math import inf
 from typing import Any
 
-from onnxscript import FLOAT, INT64, script
+from onnx import TensorProto, helper
+from onnxscript import FLOAT, INT32, INT64, script
 from onnxscript import opset18 as op
 
+from ..bits_onnx import only_allowed
 from ..noise_onnx import gumbel
 from ..onnx_domain import OPS, Float, write_node
+
+ALL = helper.make_tensor("all", TensorProto.INT32, [1], [-1])
 
 
 @script(OPS, default_opset=op)
@@ -20,12 +24,20 @@ def top_log_probs(
     positions: INT64,
     ids: INT64,
     top: int,
+    allowed: INT32,
+    masked: INT64,
 ) -> tuple[INT64, FLOAT, FLOAT]:
-    """See `reference.top_log_probs`. ids is always given. The first branch of each If holds for any input."""
+    """See `reference.top_log_probs`. ids and the mask are always given. The first branch of each If holds for any
+    input."""
     asked = op.Unsqueeze(wanted, [1]) != 0
     places = op.Concat(op.Shape(nodes), op.Unsqueeze(op.Constant(value_int=top), [0]), axis=0)  # B, P, top
     if op.ReduceMax(op.Abs(wanted), keepdims=0) > 0:
-        x = op.Cast(op.GatherND(logits, op.Unsqueeze(nodes, [2]), batch_dims=1), to=FLOAT.dtype)
+        at = op.Unsqueeze(nodes, [2])
+        own = op.Cast(op.GatherND(logits, at, batch_dims=1), to=FLOAT.dtype)
+        if op.ReduceMax(op.Abs(masked), keepdims=0) > 0:
+            x = only_allowed(own, op.GatherND(allowed, at, batch_dims=1), masked)
+        else:
+            x = op.Identity(own)
         highest = op.Max(op.ReduceMax(x, [-1], keepdims=1), -3.4028234663852886e38)
         sums = highest + op.Log(op.ReduceSum(op.Exp(x - highest), [-1], keepdims=1))
         if op.ReduceMax(op.Where(wanted != 0, temperature, 0.0), keepdims=0) > 0.0:
@@ -48,8 +60,22 @@ def top_log_probs(
 
 
 def top_log_probs_node(
-    logits: Any, nodes: Any, wanted: Any, temperature: Any, seeds: Any, positions: Any, ids: Any, top: int
+    logits: Any,
+    nodes: Any,
+    wanted: Any,
+    temperature: Any,
+    seeds: Any,
+    positions: Any,
+    ids: Any,
+    top: int,
+    allowed: Any = None,
+    masked: Any = None,
 ) -> Any:
-    """The node that stands for a call of the torch op, whose ids may be None."""
+    """The node that stands for a call of the torch op, whose ids and mask may be None."""
     ids = op.Range(0, op.Squeeze(op.Shape(logits, start=2, end=3)), 1) if ids is None else ids
-    return write_node(top_log_probs, logits, nodes, wanted, temperature, seeds, positions, ids, top=top)
+    if allowed is None:
+        words = (op.Shape(logits, start=2, end=3) + 31) / 32
+        shape = op.Concat(op.Shape(logits, start=0, end=2), words, axis=0)
+        allowed, masked = op.ConstantOfShape(shape, value=ALL), op.Sub(wanted, wanted)
+    inputs = (logits, nodes, wanted, temperature, seeds, positions, ids, allowed, masked)
+    return write_node(top_log_probs, *inputs, top=top)

@@ -14,7 +14,8 @@ def _cpu(logits: Tensor, *arguments: Any) -> Any:
     if not has_library():
         return reference.top_log_probs(logits, *arguments)
     given = logits if logits.dtype in (torch.float32, torch.bfloat16) else logits.float()
-    return torch.ops.specstep.top_log_probs_native(given, *arguments)
+    mask = arguments[7:] or (None, None)  # the C++ op has no defaults
+    return torch.ops.specstep.top_log_probs_native(given, *arguments[:7], *mask)
 
 
 def _triton(*arguments: Any) -> Any:

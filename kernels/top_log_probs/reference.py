@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..bits import only_allowed
 from ..noise import gumbel
 
 
@@ -15,6 +16,8 @@ def top_log_probs(
     positions: Tensor,
     ids: Tensor | None,
     top: int,
+    allowed: Tensor | None = None,
+    masked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The `top` tokens with the greatest log-probability, or with the greatest log-probability plus temperature times
     noise, the greatest first, the lowest index first among equals.
@@ -27,6 +30,8 @@ def top_log_probs(
             tokens would stand: what the noise depends on.
         ids: int64 [V], what index v is called in the target's vocabulary; None for v itself.
         top: how many, at least 1.
+        allowed: int32 [B, N, ceil(V / 32)]; bit j of word w: index 32 * w + j may be, all others have no probability.
+            masked: int64 [B], 0 where a row's `allowed` says nothing. Both or neither.
 
     Returns:
         tokens: int64 [B, P, top], as `ids` call them. log_probs: float32 [B, P, top], without noise. total: float32
@@ -34,6 +39,8 @@ def top_log_probs(
     """
     vocabulary = logits.shape[2]
     x = logits.gather(1, nodes[:, :, None].expand(-1, -1, vocabulary)).float()
+    if allowed is not None and masked is not None:
+        x = only_allowed(x, allowed.gather(1, nodes[:, :, None].expand(-1, -1, allowed.shape[2])), masked)
     total = x.logsumexp(-1)
     names = torch.arange(vocabulary, device=x.device) if ids is None else ids
     noise = gumbel(seeds[:, None, None], positions[:, :, None], names)

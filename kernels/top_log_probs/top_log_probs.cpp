@@ -72,9 +72,10 @@ void rank(const float* x, int64_t count, const Extra& extra, float most, Ranking
 
 struct Call {
   Logits logits;
-  const int64_t *nodes, *wanted, *seeds, *positions, *ids;
+  const int64_t *nodes, *wanted, *seeds, *positions, *ids, *masked;
+  const int32_t* allowed;
   const float* temperature;
-  int64_t places, top;
+  int64_t places, top, mask_words;
   int64_t* tokens;
   float *log_probs, *total;
 
@@ -86,9 +87,11 @@ struct Call {
     if (wanted[row] == 0) return;
     const int64_t node = std::clamp<int64_t>(nodes[index], 0, logits.nodes - 1);
     const float* x = logits.floats(row, node);
-    if (!logits.wide) {
+    const bool restricted = masked && masked[row] != 0;
+    if (restricted || !logits.wide) {
       float* copied = scratch(1, logits.count).data();
       logits.copy(row, node, copied);
+      if (restricted) keep_allowed(copied, logits.count, allowed + (row * logits.nodes + node) * mask_words);
       x = copied;
     }
     total[index] = log_sum(x, logits.count);
@@ -109,21 +112,27 @@ struct Call {
 
 std::tuple<Tensor, Tensor, Tensor> top_log_probs(
     const Tensor& logits, const Tensor& nodes, const Tensor& wanted, const Tensor& temperature, const Tensor& seeds,
-    const Tensor& positions, const std::optional<Tensor>& ids, int64_t top) {
+    const Tensor& positions, const std::optional<Tensor>& ids, int64_t top, const std::optional<Tensor>& allowed,
+    const std::optional<Tensor>& masked) {
   const Tensor held[] = {dense(nodes), dense(wanted), dense(temperature), dense(seeds), dense(positions)};
-  const std::optional<Tensor> names = ids ? std::optional<Tensor>(dense(*ids)) : std::nullopt;
+  const auto given = [](const std::optional<Tensor>& one) { return one ? std::optional<Tensor>(dense(*one)) : std::nullopt; };
+  const std::optional<Tensor> names = given(ids), bits = given(allowed), restricted = given(masked);
   int32_t integer, single;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(nodes.get(), &integer));
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(temperature.get(), &single));
   Call call{Logits(logits)};
   if (names && names->size(0) != call.logits.count) throw std::invalid_argument("specstep::top_log_probs: expected ids [V]");
+  if (bits && !(restricted && bits->size(1) == call.logits.nodes && bits->size(2) * 32 >= call.logits.count))
+    throw std::invalid_argument("specstep::top_log_probs: expected allowed [B, N, ceil(V / 32)], and masked");
   const int64_t batch = held[0].size(0), places = held[0].size(1);
   Tensor tokens = empty({batch, places, top}, integer), log_probs = empty({batch, places, top}, single);
   Tensor total = empty({batch, places}, single);
   call.nodes = values<int64_t>(held[0]), call.wanted = values<int64_t>(held[1]);
   call.temperature = values<float>(held[2]), call.seeds = values<int64_t>(held[3]);
   call.positions = values<int64_t>(held[4]), call.ids = names ? values<int64_t>(*names) : nullptr;
-  call.places = places, call.top = top;
+  call.masked = bits ? values<int64_t>(*restricted) : nullptr;
+  call.allowed = bits ? values<int32_t>(*bits) : nullptr;
+  call.places = places, call.top = top, call.mask_words = bits ? bits->size(2) : 0;
   call.tokens = static_cast<int64_t*>(tokens.data_ptr());
   call.log_probs = static_cast<float*>(log_probs.data_ptr());
   call.total = static_cast<float*>(total.data_ptr());
@@ -140,14 +149,14 @@ std::tuple<Tensor, Tensor, Tensor> top_log_probs(
 // What compiled models call: see linear.cpp.
 extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_top_log_probs_native(
     AtenTensorHandle logits, AtenTensorHandle nodes, AtenTensorHandle wanted, AtenTensorHandle temperature,
-    AtenTensorHandle seeds, AtenTensorHandle positions, AtenTensorHandle* ids, int64_t top, AtenTensorHandle* tokens,
-    AtenTensorHandle* log_probs, AtenTensorHandle* total) {
+    AtenTensorHandle seeds, AtenTensorHandle positions, AtenTensorHandle* ids, int64_t top, AtenTensorHandle* allowed,
+    AtenTensorHandle* masked, AtenTensorHandle* tokens, AtenTensorHandle* log_probs, AtenTensorHandle* total) {
   using namespace specstep;
   return guarded("top_log_probs", [&] {
-    const auto names = ids ? std::optional<Tensor>(borrowed(*ids)) : std::nullopt;
+    const auto given = [](AtenTensorHandle* one) { return one ? std::optional<Tensor>(borrowed(*one)) : std::nullopt; };
     const auto [best, own, sum] =
         top_log_probs(borrowed(logits), borrowed(nodes), borrowed(wanted), borrowed(temperature), borrowed(seeds),
-                      borrowed(positions), names, top);
+                      borrowed(positions), given(ids), top, given(allowed), given(masked));
     AOTITorchError error = aoti_torch_new_tensor_handle(best.get(), tokens);
     if (!error) error = aoti_torch_new_tensor_handle(own.get(), log_probs);
     return error ? error : aoti_torch_new_tensor_handle(sum.get(), total);
@@ -157,7 +166,7 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
 STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) {
   library.def(
       "top_log_probs_native(Tensor logits, Tensor nodes, Tensor wanted, Tensor temperature, Tensor seeds, "
-      "Tensor positions, Tensor? ids, int top) -> (Tensor, Tensor, Tensor)");
+      "Tensor positions, Tensor? ids, int top, Tensor? allowed, Tensor? masked) -> (Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specstep, CPU, library) {

@@ -28,6 +28,15 @@ def _key(x, token, there, ids, temperature, first, second, HAS_IDS: tl.constexpr
 
 
 @triton.jit
+def _load(logits, allowed, restricted, token, there):
+    """Logits of some tokens, -inf for those that are not there or not allowed. Tokens from `restricted` on have no
+    mask."""
+    word = tl.load(allowed + token // 32, mask=there & (token < restricted), other=-1)
+    there &= ((word >> (token % 32)) & 1) != 0
+    return tl.load(logits + token, mask=there, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
 def _add(peak, total, x):
     """Each lane's running maximum and sum of exp(x - peak), with one exponential per logit."""
     ratio = tl.exp(-tl.abs(x - peak))
@@ -36,7 +45,7 @@ def _add(peak, total, x):
 
 @triton.jit
 def _find(
-    logits, ids, temperature, first, second, tokens, log_probs,
+    logits, ids, allowed, restricted, temperature, first, second, tokens, log_probs,
     HAS_IDS: tl.constexpr, V: tl.constexpr, TOP: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_TOP: tl.constexpr,
 ):  # fmt: skip
@@ -48,7 +57,7 @@ def _find(
     total = tl.zeros([BLOCK_V], tl.float32)
     for start in range(0, V, BLOCK_V):
         token = start + lane
-        x = tl.load(logits + token, mask=token < V, other=float("-inf")).to(tl.float32)
+        x = _load(logits, allowed, restricted, token, token < V)
         peak, total = _add(peak, total, x)
         key = _key(x, token, token < V, ids, temperature, first, second, HAS_IDS)
         better = (key > best) | ((key == best) & (token < found) & (token < V))
@@ -65,13 +74,13 @@ def _find(
         taken = tl.where(place == n, token, taken)
         mine = token % BLOCK_V + tl.arange(0, BLOCK_L) * BLOCK_V
         there = (mine < V) & (tl.sum((mine[:, None] == taken[None, :]).to(tl.int32), 1) == 0)
-        x = tl.load(logits + mine, mask=there, other=float("-inf")).to(tl.float32)
+        x = _load(logits, allowed, restricted, mine, there)
         key = _key(x, mine, there, ids, temperature, first, second, HAS_IDS)
         left = tl.max(ranked(key, tl.where(there, mine, LAST_TOKEN)), 0)
         rank = tl.where(lane == token % BLOCK_V, left, rank)
 
     inside = (place < TOP) & (taken < V)
-    x = tl.load(logits + taken, mask=inside, other=float("-inf")).to(tl.float32)
+    x = _load(logits, allowed, restricted, taken, inside)
     name = tl.load(ids + taken, mask=inside, other=0) if HAS_IDS else tl.where(inside, taken, 0).to(tl.int64)
     tl.store(tokens + place, name, mask=place < TOP)
     tl.store(log_probs + place, x - norm, mask=place < TOP)
@@ -80,10 +89,10 @@ def _find(
 
 @triton.jit
 def top_log_probs_kernel(
-    logits, nodes, wanted, temperature, seeds, positions, ids,
-    count, places,
+    logits, nodes, wanted, temperature, seeds, positions, ids, allowed, masked,
+    count, places, words,
     tokens, log_probs, total,
-    HAS_IDS: tl.constexpr, V: tl.constexpr, TOP: tl.constexpr,
+    HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr, V: tl.constexpr, TOP: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_TOP: tl.constexpr,
 ):  # fmt: skip
     entry = tl.program_id(0).to(tl.int64)
@@ -92,9 +101,11 @@ def top_log_probs_kernel(
     log_probs += entry * TOP
     if tl.load(wanted + row) != 0:
         node = tl.load(nodes + entry)
+        restricted = tl.where(tl.load(masked + row) != 0, V, 0) if HAS_MASK else 0
         first, second = noise_keys(tl.load(seeds + row), tl.load(positions + entry))
         norm = _find(
-            logits + (row * count + node) * V, ids, tl.load(temperature + row), first, second, tokens, log_probs,
+            logits + (row * count + node) * V, ids, allowed + (row * count + node) * words, restricted,
+            tl.load(temperature + row), first, second, tokens, log_probs,
             HAS_IDS, V, TOP, BLOCK_V, BLOCK_L, BLOCK_TOP,
         )  # fmt: skip
     else:
@@ -114,6 +125,8 @@ def top_log_probs(
     positions: Tensor,
     ids: Tensor | None,
     top: int,
+    allowed: Tensor | None = None,
+    masked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch for `reference.top_log_probs`."""
     batch, count, vocabulary = logits.shape
@@ -121,15 +134,19 @@ def top_log_probs(
     tokens = torch.empty(batch, places, top, dtype=torch.int64, device=logits.device)
     log_probs = torch.empty(batch, places, top, dtype=torch.float32, device=logits.device)
     total = torch.empty(batch, places, dtype=torch.float32, device=logits.device)
-    inputs = (logits, nodes, wanted, temperature, seeds, positions, nodes if ids is None else ids)
+    given = (logits, nodes, wanted, temperature, seeds, positions)
+    named = nodes if ids is None else ids
+    mask = (nodes, nodes) if allowed is None or masked is None else (allowed, masked)
     wrap_triton(top_log_probs_kernel)[(batch * places,)](
-        *(tensor.contiguous() for tensor in inputs),
+        *(tensor.contiguous() for tensor in (*given, named, *mask)),
         count,
         places,
+        mask[0].shape[-1],
         tokens,
         log_probs,
         total,
         HAS_IDS=ids is not None,
+        HAS_MASK=allowed is not None,
         V=vocabulary,
         TOP=top,
         **blocks(vocabulary, top),

@@ -57,9 +57,12 @@ def choose(*inputs: Any) -> Tensor:
 
 
 def top_log_probs(logits: Tensor, *inputs: Any) -> list[Tensor]:
-    *tensors, ids, top = inputs
+    nodes, wanted, heat, seeds, positions, ids, top, *mask = inputs
     ids = torch.arange(logits.shape[2]) if ids is None else ids
-    return run("top_log_probs", [logits, *tensors, ids], {"top": top}, [torch.int64, torch.float32, torch.float32])
+    words = (*logits.shape[:2], -(-logits.shape[2] // 32))
+    mask = mask or [torch.zeros(words, dtype=torch.int32), torch.zeros_like(wanted)]
+    tensors = [logits, nodes, wanted, heat, seeds, positions, ids, *mask]
+    return run("top_log_probs", tensors, {"top": top}, [torch.int64, torch.float32, torch.float32])
 
 
 def rank(*inputs: Any) -> list[Tensor]:

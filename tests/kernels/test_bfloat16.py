@@ -65,6 +65,8 @@ def test_likeliest_tokens(backend: Any, vocabulary: int, top: int) -> None:
     logits = (torch.randn(2, 4, vocabulary, generator=generator) * 4).bfloat16()
     nodes, positions = (torch.randint(0, 4, (2, 3), generator=generator) for _ in range(2))
     given = [logits, nodes, torch.tensor([1, 7]), torch.tensor([0.8, 0.0]), torch.tensor([5, 6]), positions, None, top]
+    bits = torch.randint(-(2**31), 2**31, (2, 4, -(-vocabulary // 32)), generator=generator, dtype=torch.int32)
+    given += [bits, torch.tensor([0, 1])]
     got, wanted = backend.op("top_log_probs")(*on(backend.device, given)), top_log_probs(*given)
     assert torch.equal(got[0].cpu(), wanted[0])
     for one, other in zip(got[1:], wanted[1:], strict=True):

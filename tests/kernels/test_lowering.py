@@ -137,7 +137,7 @@ SIZES, KINDS = ModelSizes("float16", 64, 64, nodes=8, batch=2), {"float": "float
 
 class Choice(torch.nn.Module):
     def forward(self, chosen, listed):
-        return choose(*chosen), top_log_probs(*listed, None, 4)
+        return choose(*chosen), top_log_probs(*listed[:6], None, 4, *listed[6:])
 
 def inputs(name):
     kinds = next(plugin for plugin in PLUGINS if plugin.name == name).inputs.values()
@@ -146,7 +146,7 @@ def inputs(name):
     return [torch.zeros(size, dtype=dtype, device="cuda") for size, dtype in zip(sizes, dtypes)]
 
 with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-    given = (inputs("choose"), inputs("top_log_probs")[:-1])
+    given = (inputs("choose"), [*inputs("top_log_probs")[:6], *inputs("top_log_probs")[7:]])
     rows = tuple([{0: Dim("rows", min=1, max=8)} for _ in tensors] for tensors in given)
     exported = torch.export.export(Choice(), given, dynamic_shapes=rows)
     print(*(str(node.target) for node in exported.graph.nodes if str(node.target).startswith("specstep")))

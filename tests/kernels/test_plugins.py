@@ -111,8 +111,9 @@ def test_top_log_probs(top: int) -> None:
     logits, ids = torch.randn(2, 4, 60, generator=generator), torch.randperm(100, generator=generator)[:60]
     rows = [torch.tensor([1, 0]), torch.tensor([0.7, 0.0]), torch.tensor([3, 4])]
     nodes, positions = torch.tensor([[0, 3, 1], [2, 2, 0]]), torch.tensor([[8, 9, 10], [4, 5, 6]])
+    mask = [torch.randint(-(2**31), 2**31, (2, 4, 2), generator=generator, dtype=torch.int32), torch.tensor([1, 0])]
     inputs = [logits, nodes, *rows, positions, ids]
-    got, want = launch("top_log_probs", inputs, dynamic=True, top=top), top_log_probs(*inputs, top)
+    got, want = launch("top_log_probs", [*inputs, *mask], dynamic=True, top=top), top_log_probs(*inputs, top, *mask)
     assert torch.equal(got[0], want[0])
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got[1:], want[1:], strict=True))
 

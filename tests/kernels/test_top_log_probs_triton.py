@@ -43,6 +43,21 @@ def test_random_logits(backend: Any, vocabulary: int, top: int, named: bool) -> 
     check(backend, inputs(vocabulary, backend.device, named), top)
 
 
+def test_masked_rows(backend: Any) -> None:
+    """The first of them has a mask, also of the lane whose best it takes away; the second has none."""
+    tensors: list[Any] = inputs(2 * BLOCK_V + 37, backend.device, named=True)
+    draw = torch.Generator().manual_seed(9)
+    words = -(-tensors[0].shape[2] // 32)
+    bits = torch.randint(-(2**31), 2**31, (BATCH, NODES, words), generator=draw, dtype=torch.int32)
+    bits[0, 0] &= 0
+    bits[0, 0, 3] = 1 << 7  # one token alone
+    mask = [bits.to(backend.device), torch.tensor([1, 0, 1], device=backend.device)]
+    got, want = (op(*tensors, 20, *mask) for op in (backend.op("top_log_probs"), top_log_probs))
+    assert torch.equal(got[0], want[0]) and not torch.equal(got[0], top_log_probs(*tensors, 20)[0])
+    for one, other in zip(got[1:], want[1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
 def test_of_equal_logits_the_lowest_index_comes_first(backend: Any) -> None:
     tensors: list[Any] = inputs(2 * BLOCK_V + 9, backend.device, named=False, dtype=torch.float16)
     tensors[0] = tensors[0].round().clamp(max=8)

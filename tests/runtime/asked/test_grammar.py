@@ -148,6 +148,39 @@ def test_sampled_texts_are_those_without_drafts(engine, model_folder):
             assert plain.generate(PROMPTS[0], 40, sampling=each).token_ids == result.token_ids
 
 
+@pytest.mark.parametrize("backend", ["eager", "inductor", "onnx"])
+def test_log_probabilities_are_those_of_the_masked_distribution(backend, model_folder, request):
+    """Each place's, among what the grammar allows there, as transformers' logits have it; a row beside it without a
+    grammar has those of all tokens."""
+    if backend == "eager":
+        opened = specstep.eager(str(model_folder), drafter="ngram", dtype="float32", max_batch=2, max_seq_len=192)
+    else:
+        opened = specstep.load(request.getfixturevalue("engine_folder" if backend == "inductor" else "onnx_folder"))
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+    tokenizer = LLTokenizer(tiny_tokenizer().backend_tokenizer.to_str(), n_vocab=VOCABULARY, eos_token=[EOS])
+    forced = 0
+    with opened as engine, torch.no_grad():
+        for structured in ({"json": PERSON}, {"regex": "[a-f]{2}x(yz|wv)[0-9]"}, None):
+            sampling = [SamplingParams(structured=structured, logprobs=5), SamplingParams(logprobs=5)]
+            results = engine.generate(PROMPTS, 24, sampling=sampling)
+            for grammar, prompt, result in zip((structured, None), PROMPTS, results, strict=True):
+                logits = model(torch.tensor([prompt + result.token_ids])).logits[0, len(prompt) - 1 :]
+                for place, told in enumerate(result.logprobs):
+                    written, allowed = result.token_ids[:place], list(range(VOCABULARY))
+                    if grammar:
+                        allowed = allowed_after(LLMatcher(tokenizer, compiled(grammar)), written)
+                    masked = torch.full((VOCABULARY,), -torch.inf).index_copy(
+                        0, torch.tensor(allowed), logits[place, allowed]
+                    )
+                    expected = masked.log_softmax(-1)
+                    assert told.logprob == pytest.approx(expected[told.token_id].item(), abs=1e-4)
+                    best = expected.sort(descending=True, stable=True).indices[: min(5, len(allowed))].tolist()
+                    assert [token for token, _ in told.top] == best
+                    assert [each for _, each in told.top] == pytest.approx(expected[best].tolist(), abs=1e-4)
+                    forced += len(allowed) == 1
+    assert forced > 5
+
+
 MANY = {"regex": "a{3}b*"}
 
 
