@@ -71,6 +71,11 @@ EXAONE_MOE = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|{_SPACES}",
 )
+_RUNS = "|".join(rf"\s{{{size}}}(?!\S)" for size in (512, 256, 128, 64, 32, 16, 8, 4))  # of spaces, the longest first
+JAIS2 = (
+    rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+"
+    rf"|{_RUNS}|\s{{1,2}}(?!\S)|\s{{1}}",
+)
 MINICPM5 = (r"\p{N}{1,3}", rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}+|{_REST}")
 
 
@@ -98,6 +103,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer(LLAMA3)),
     **dict.fromkeys(("glm4", "glm5"), PreTokenizer(LLAMA3, whole=True)),
+    "jais-2": PreTokenizer(JAIS2),
     "minicpm5": PreTokenizer(MINICPM5, whole=True),
     "deepseek-llm": PreTokenizer(DEEPSEEK_LLM),
     "deepseek-coder": PreTokenizer(DEEPSEEK_CODER),

@@ -33,6 +33,12 @@ def with_words(*words, kind=3, **keys):
     return changed(tokens=[*tokens, *words], token_type=[*types, *[kind] * len(words)], **keys)
 
 
+def test_jais_2_cuts_spaces_into_runs_of_powers_of_two():
+    cut = PRE_TOKENIZERS["jais-2"].build()
+    words = [word for word, _ in cut.pre_tokenize_str("a" + 15 * " " + "b 2024")]
+    assert words == ["a", 8 * "Ġ", 4 * "Ġ", 2 * "Ġ", "Ġb", "Ġ", "202", "4"]
+
+
 @pytest.mark.parametrize(
     ("pre", "words"),
     [
