@@ -31,10 +31,9 @@ def cut_rows(model: PreTrainedModel, parts: int, field: str) -> Slices:
 def narrow_experts(experts: Any, parts: int, slices: Slices, name: str) -> list[nn.Module]:
     """Modules like experts with an equal share of their inner width each."""
     down = slices.cut(experts.down_proj.detach(), parts, f"{name}.down_proj")
-    narrow = []
+    narrow, shared = [], {id(each): each for each in (experts.config, *experts.parameters())}
     for part, weight in enumerate(down):
-        one = copy.copy(experts)
-        one._parameters = dict(experts._parameters)
+        one = copy.deepcopy(experts, dict(shared))  # with hooks of its own
         one.gate_up_proj = _parameter(slices.rows_of(experts.gate_up_proj.detach(), 2, parts, part))
         one.down_proj = _parameter(weight)
         narrow.append(one)

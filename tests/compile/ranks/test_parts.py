@@ -34,6 +34,9 @@ def test_every_layer_that_the_plan_names_is_cut():
         assert kinds[f"model.layers.{layer}.self_attn.q_proj"] is nn.Linear
     assert kinds["model.layers.0.mlp.down_proj"] is LinearOfParts
     assert kinds["model.layers.1.mlp.experts"] is kinds["model.layers.2.mlp.experts"] is ExpertsOfParts
+    first, second = model.model.layers[1].mlp.experts.parts
+    assert first.config is second.config is model.config
+    assert first._forward_pre_hooks is not second._forward_pre_hooks
 
 
 @torch.no_grad()
