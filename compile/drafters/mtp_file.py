@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...errors import BuildError
 from ...graphs.drafters.mtp import MtpHead
 from ...graphs.drafters.recurrent import Recurrent
-from ...graphs.target import cache_layers
+from ...graphs.target import kept_by
 from ..config import EngineConfig
 from ..locate import locate
 from ..source import Source
@@ -152,7 +152,7 @@ def _scorer(name: str, target: Source, config: EngineConfig, layout: Layout, ten
         norms["norm"] = nn.Identity()
     head = MtpHead(
         text.hidden_size, norms, _copy_of(last), model.get_decoder().rotary_emb, lm_head,
-        text.num_hidden_layers + 1, cache_layers(model)[place], layout.hidden_first, "proj.bias" in tensors,
+        text.num_hidden_layers + 1, kept_by(model).caches[place], layout.hidden_first, "proj.bias" in tensors,
     )  # fmt: skip
     tensors = _with_joined_experts(tensors, head.state_dict())
     fill(name, head, tensors, without=["lm_head.", "rotary."])

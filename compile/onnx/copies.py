@@ -23,9 +23,10 @@ def copy_committed(exported: ExportedProgram) -> None:
     nothing in the caches: their compaction goes."""
     graph = exported.graph_module.graph
     for node in graph.find_nodes(op="call_function", target=compact._opoverload):
-        caches, *rest = node.args
-        moves = rest[1].meta["val"].shape[1] > 1  # type: ignore[union-attr]
-        for cache in caches if moves else ():  # type: ignore[union-attr]
+        arguments: list[Any] = list(node.args)
+        caches, *rest = arguments
+        moves = rest[1].meta["val"].shape[1] > 1
+        for cache in caches if moves else ():
             _copy(node, compacted._opoverload, (cache, *rest))
         graph.erase_node(node)
     for target, returning in RETURNING.items():

@@ -37,8 +37,17 @@ class FrontierPasses:
         self.depths = torch.cat([self.depths, depths], 1)
         self.parents = torch.cat([self.parents, parents + self.frontier], 1)
         self.level, self.frontier = self.level + 1, drafted
-        tree = {"parents": self.parents, "state": self.state, "earlier": self.earlier}
-        return Pass(self.lengths, depths, pack_bits(self.ancestors), self.depths, drafted, self.wanted, **tree)
+        return Pass(
+            self.lengths,
+            depths,
+            pack_bits(self.ancestors),
+            self.depths,
+            drafted,
+            self.wanted,
+            parents=self.parents,
+            state=self.state,
+            earlier=self.earlier,
+        )
 
 
 def drafting(state: State) -> Tensor:

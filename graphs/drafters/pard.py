@@ -51,7 +51,7 @@ class Pard(DraftModel):
         lengths, wanted, masks = state["lengths"] + 1, drafting(state), masks_behind(shape)
         start, index, last = owed_positions(state, lengths)
         tokens = with_masks(self.tokens.read(state["history"].gather(1, index)), last, self.mask, masks)
-        kept = {"state": self.kept(state), "count": (lengths - start).where(wanted, 0)}
-        where = chain_pass(start, tokens.shape[1], most_catch_up(shape) + masks, wanted, **kept)
+        most, count = most_catch_up(shape) + masks, (lengths - start).where(wanted, 0)
+        where = chain_pass(start, tokens.shape[1], most, wanted, state=self.kept(state), count=count)
         logits = of_depths(self.model(tokens, where, keys, values)[0], last, masks)
         return logits, lengths.where(wanted, state["draft_lengths"])

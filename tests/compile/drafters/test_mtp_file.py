@@ -3,7 +3,7 @@
 import pytest
 import specstep
 import torch
-from models import save_model, tiny_model
+from models import greedy, save_model, tiny_model
 from mtp_modules import add_module, module_tensors, mtp_chain, save_speculator
 from plain_eagle3 import chains
 
@@ -34,6 +34,18 @@ def test_a_dense_module_of_a_mixture(tmp_path):
     folder = save_model(tmp_path / "target", "DeepseekV3")
     engine = specstep.eager(str(add_module(folder, "DeepSeek-V3", module_tensors(model, layer=0))), **OPTIONS)
     assert engine.generate([5, 6, 7], 10, ignore_eos=True).stats["steps"] > 1
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3Next", "Qwen3_5Text"])
+def test_a_module_of_a_hybrid_target(architecture, tmp_path):
+    """Its layer is like the one that attends, which is the target's only one with keys and values."""
+    model = tiny_model(architecture)
+    folder = add_module(save_model(tmp_path / "target", architecture), "Qwen3-Next", module_tensors(model, layer=1))
+    engine = specstep.eager(str(folder), **OPTIONS)
+    for prompt in ([5, 6, 7], [3, 9, 4] * 9):
+        result = engine.generate(prompt, 20, ignore_eos=True)
+        assert result.token_ids == greedy(model, prompt, 20)
+        assert result.stats["steps"] > 1
 
 
 @pytest.mark.parametrize(
