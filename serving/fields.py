@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from ..controls import TOP_LOGPROBS
-from ..runtime.asked.sampling_params import MOST_CHOICES, MOST_STOPS, SEEDS
+from ..runtime.asked.sampling_params import MOST_CHOICES, MOST_SEED, MOST_STOPS
 from ..runtime.text.messages import ROLES
 from .tools.custom import as_function_call
 from .unsupported import without_idle
@@ -96,7 +96,7 @@ class Asked(Fields):
     max_tokens: int | None = Field(None, ge=1, le=2**31)
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     stop: StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
-    seed: int | None = Field(None, ge=-SEEDS, lt=SEEDS)
+    seed: int | None = Field(None, ge=-MOST_SEED, le=MOST_SEED)
     temperature: float | None = Field(None, ge=0, le=100, description="0, or from 0.01")
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=2**31, description="0 or -1: all tokens")

@@ -180,7 +180,11 @@ def _compiled(structured: Mapping[str, Any]) -> str:
     kind, value = next(iter(structured.items()))
     if kind in ("json", "json_object"):
         options: Any = {"whitespace_pattern": BLANKS, "lenient": structured["lenient"]}
-        return LLMatcher.grammar_from_json_schema('{"type": "object"}' if kind == "json_object" else value, options)
+        schema = {"json_object": '{"type": "object"}'}.get(kind, "{}" if value == "true" else value)
+        try:
+            return LLMatcher.grammar_from_json_schema(schema, options)
+        except ValueError as error:  # of the schema `false`
+            raise InputError(f"structured: json: expected a schema that some document keeps ({error})") from None
     if kind == "choice":
         return grammar_from("choice", json.dumps(value))
     try:

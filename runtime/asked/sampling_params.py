@@ -12,7 +12,8 @@ from .structured import checked_structured
 
 MOST_STOPS, MOST_CHOICES = 16, 128
 LONGEST_ID = 18  # digits; Python reads no integer of some thousands
-SEEDS = 2**63  # a negative seed counts as the seed + SEEDS
+SEEDS = 2**63  # a seed counts as the remainder of its division by SEEDS, which is not negative
+MOST_SEED = 2**128
 
 ELSEWHERE = {  # names of vLLM, OpenAI and transformers -> what does it here
     **dict.fromkeys(
@@ -38,7 +39,7 @@ class SamplingParams:
     The names are those of vLLM and transformers; docs/sampling.md has a table of them. temperature: 0 or 0.01 to 100.
     top_k: 0 or -1 keep all. logit_bias: token id, or its digits as in JSON, -> -100 to 100. suppress_tokens, bad_words,
     bad_words_ids: tokens, texts and token sequences that are never written. min_new_tokens: before so many, no stop id
-    is chosen, and no stop string counts. stop: texts that end the output and are left out of it. seed: an int64; None
+    is chosen, and no stop string counts. stop: texts that end the output and are left out of it. seed: an integer; None
     draws one. logprobs: that many of the likeliest tokens are told in the place of each. n: outputs; the i-th has the
     seed `seed` + i. structured: what the whole output must be, as {"json": SCHEMA}, {"json_object": True}, {"regex":
     TEXT}, {"choice": TEXTS} or {"grammar": GBNF or Lark}; see `structured.checked_structured`.
@@ -197,7 +198,7 @@ _CHECKS: dict[str, Check] = {
     "bad_words_ids": _list_of(_word, "lists of token ids"),
     "min_new_tokens": _integer(0),
     "stop": _stops,
-    "seed": _or_none(_integer(-SEEDS, SEEDS - 1, "an integer of 64 bits")),
+    "seed": _or_none(_integer(-MOST_SEED, MOST_SEED, "an integer of at most 128 bits")),
     "logprobs": _or_none(_integer(0, TOP_LOGPROBS)),
     "n": _integer(1, MOST_CHOICES),
     "structured": _or_none(checked_structured),

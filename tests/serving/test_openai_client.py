@@ -179,6 +179,17 @@ def test_text_offsets_are_those_of_the_text():
     assert form.grown(1, "the", logprobs[:1])["logprobs"]["text_offset"] == [0], "each choice has its own text"
 
 
+def test_seeds_of_any_size(client, tiny):
+    """Those of 128 bits, as of a UUID, count modulo 2**63, in chats and completions."""
+    expected = tiny.generate(user("hello"), 12, sampling={"temperature": 0.9, "seed": 11}).text
+    completed = tiny.generate("hello", 12, sampling={"temperature": 0.9, "seed": 11}).text
+    for seed in (11, 2**63 + 11, 2**64 + 11, 11 - 2**63, 2**127 + 11):
+        asked = {"model": "tiny", "max_tokens": 12, "temperature": 0.9, "extra_body": {"seed": seed}}
+        got = client.chat.completions.create(messages=user("hello"), **asked)
+        assert got.choices[0].message.content == expected
+        assert client.completions.create(prompt="hello", **asked).choices[0].text == completed
+
+
 def test_stop_strings_and_stop_tokens(client, tiny):
     free = tiny.generate(user("hello"), 40, sampling=WARM, ignore_eos=True)
     stop = free.text[len(free.text) // 2 :][:2]

@@ -238,6 +238,7 @@ def test_a_grammar_that_fails_ends_its_request_alone(engine, monkeypatch):
         ({"regex": "a", "whole": "yes"}, "whole: expected True or False"),
         ({"regex": "(a"}, "structured: expected a grammar that can be kept, got: .*unclosed group"),
         ({"grammar": "start: missing"}, "structured: expected a grammar that can be kept, got: .*missing"),
+        ({"json": False}, "structured: json: expected a schema that some document keeps"),
         ({"json": {"type": "object", "unevaluatedProperties": False}}, "Unimplemented keys.*unevaluatedProperties"),
         ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "structured: expected a grammar"),
     ],
@@ -245,6 +246,12 @@ def test_a_grammar_that_fails_ends_its_request_alone(engine, monkeypatch):
 def test_what_cannot_be_kept_is_refused_by_name(structured, message, engine):
     with pytest.raises(InputError, match=message):
         engine.generate("x", 5, sampling=SamplingParams(structured=structured))
+
+
+def test_the_schema_true_takes_any_document(engine):
+    grammar = Grammar(text, VOCABULARY, [EOS], checked_structured("structured", {"json": True}))
+    tokens = text.encode_part('{"a": [1, null]}')
+    assert grammar._start.deep_copy().try_consume_tokens(tokens) == len(tokens)
 
 
 def test_a_keyword_may_be_ignored_if_asked_for(engine):

@@ -32,7 +32,7 @@ RANGES = {  # name -> lowest, highest, whether the lowest itself is taken
 WHOLE = {
     "top_k": (-1, math.inf),
     "min_new_tokens": (0, math.inf),
-    "seed": (-(2**63), 2**63 - 1),
+    "seed": (-(2**128), 2**128),
     "logprobs": (0, 20),
     "n": (1, 128),
 }
@@ -119,7 +119,7 @@ def test_any_value_is_taken_or_refused_in_one_line(name, value):
         ({"top_p": 0}, "top_p: expected a number above 0 and up to 1, got 0"),
         ({"top_k": 5.0}, "top_k: expected -1 or 0 for all tokens, or an integer of at least 1, got 5.0"),
         ({"top_k": -2}, "top_k: expected -1 or 0 for all tokens, or an integer of at least 1, got -2"),
-        ({"seed": True}, "seed: expected an integer of 64 bits, got True"),
+        ({"seed": True}, "seed: expected an integer of at most 128 bits, got True"),
         ({"logprobs": True}, "logprobs: expected an integer from 0 to 20, got True"),
         ({"n": 0}, "n: expected an integer from 1 to 128, got 0"),
         ({"logit_bias": {5: 101}}, "logit_bias[5]: expected a number from -100 to 100, got 101"),
@@ -265,6 +265,8 @@ def test_the_ith_choice_has_the_seed_plus_i(engine):
 def test_a_negative_seed_is_told_as_the_one_that_it_counts_as(engine):
     result = engine.generate([5, 6], 9, sampling={"temperature": 1, "seed": -5})
     assert result.seed == 2**63 - 5
+    for seed in (2**64 - 5, -(2**64) - 5, 2**127 + 2**63 - 5):
+        assert engine.generate([5, 6], 9, sampling={"temperature": 1, "seed": seed}).token_ids == result.token_ids
     assert engine.generate([5, 6], 9, sampling={"temperature": 1, "seed": result.seed}).token_ids == result.token_ids
 
 
