@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..runtime.engine_file import WEIGHTS, Manifest
+from ..runtime.engine_file import WEIGHTS, EngineSpec, Manifest
 
 
 def describe(manifest: Manifest) -> str:
@@ -27,6 +27,7 @@ def describe(manifest: Manifest) -> str:
         f"runs on     {'cuda' if 'plans' in about else spec.device}; "
         + "; ".join(f"{key} {_short(value)}" for key, value in manifest.requires.items()),
         f"KV cache    {len(spec.caches) // 2} layers, {caches / 2**20:.0f} MiB at most",
+        *_states(spec),
         *_memory(about.get("weights", {}), manifest.files, caches),
         *_widened(about.get("widened", {})),
         "built with  " + ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
@@ -122,6 +123,16 @@ def _drafts(reasons: list[str] | None) -> list[str]:
     if reasons is None:
         return []
     return [f"drafts      may change the text: {'; '.join(reasons)}" if reasons else "drafts      change no text"]
+
+
+def _states(spec: EngineSpec) -> list[str]:
+    """What recurrent layers keep, whatever a row's length."""
+    kept = [tensor for tensor in spec.state if tensor.name in spec.recurrent]
+    if not kept:
+        return []
+    layers = len({tensor.name.replace("window.", "recurrent.") for tensor in kept})
+    size = sum(tensor.nbytes for tensor in kept)
+    return [f"states      {layers} recurrent layers, {size / 2**20:.1f} MiB for {spec.max_batch} rows of any length"]
 
 
 def _memory(kinds: dict[str, int], files: dict[str, dict[str, Any]], caches: float) -> list[str]:

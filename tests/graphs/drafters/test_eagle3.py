@@ -67,7 +67,7 @@ AUX = "eagle_aux_hidden_state_layer_ids"
         (lambda t, c: c.update({AUX: "1, 2"}), "expected a list of layers, got '1, 2'"),
         (lambda t, c: c.update({AUX: [0, 1]}), r"fc.weight: expected \[48, 96\], got \[48, 144\]"),
         (lambda t, c: c.update(eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state: expected true"),
-        (lambda t, c: c.update(speculators_model_type="mtp"), "model_type: expected eagle3, got mtp"),
+        (lambda t, c: c.update(speculators_model_type="independent"), "model_type: expected eagle3, got independent"),
         (lambda t, c: c.update(speculators_model_type="eagle3"), "norm_before_residual: expected true or false"),
         (lambda t, c: c.update(fc_norm=True), "missing fc_norm.0.weight, missing fc_norm.1"),
     ],
