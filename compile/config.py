@@ -41,8 +41,8 @@ class BuildOptions(TypedDict, total=False):
     max_seq_len: int
     prefill_chunk: int
     compute_capability: tuple[str, ...] | None
-    plugins: bool
     sum_parts: int
+    plugins: bool
     forced_acceptance: int | None
 
 

@@ -70,3 +70,6 @@ class HybridCache(LayerCache):
         """Have the pass write to a layer's state what its tokens leave there, once they are committed."""
         state = self.where.state[f"{RECURRENT}{layer_idx}"]
         self.where.on_commit(lambda path, count: fold(state, *written, path, count))
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return super().get_mask_sizes(query_length, layer_idx) if self.keys else (query_length, 0)

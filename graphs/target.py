@@ -210,8 +210,6 @@ def kept_by(model: PreTrainedModel) -> Kept:
             f"model: {type(model).__name__} keeps something of {len(found)} of its {count} layers; expected keys and "
             "values, or a state, for each that attends"
         )
-    if not recorder.caches:
-        raise UnsupportedModel(f"model: no layer of {type(model).__name__} has keys and values; expected one at least")
     return Kept(recorder.caches, recorder.states)
 
 

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 from model_table import PAGE, has_router, small_config
 
 PROMPTS = [[40, 41, 42] * 9, [5], list(range(30, 83)), [9, 9, 9, 9], [7, 300, 7, 300, 7]]
+FAST = ("Llama", "Qwen3Next")
 MIXTURES = (
     "afmoe", "aria_text", "axk1", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe",
     "exaone_moe", "flex_olmo", "flint", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa",
@@ -27,8 +28,8 @@ MIXTURES = (
 @pytest.mark.parametrize(
     ("architecture", "weights"),
     [
-        ("Llama", "bfloat16"),
-        *(pytest.param(name, "bfloat16", marks=pytest.mark.slow) for name in ARCHITECTURES if name != "Llama"),
+        *((name, "bfloat16") for name in FAST),
+        *(pytest.param(name, "bfloat16", marks=pytest.mark.slow) for name in ARCHITECTURES if name not in FAST),
         *(pytest.param(name, "int8", marks=pytest.mark.slow) for name in ("Llama", "GPT2", "Qwen3Moe")),
         *(pytest.param(name, "int4", marks=pytest.mark.slow) for name in ("Llama", "GptOss")),
     ],

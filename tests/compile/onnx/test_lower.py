@@ -382,3 +382,18 @@ def test_the_shortest_rows(tmp_path):
     got = [result.token_ids for result in engine.generate(prompts, ignore_eos=True)]
     expected = tiny_model("Llama", num_hidden_layers=1)
     assert got == [greedy(expected, prompt, 4 - len(prompt), []) for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["Qwen3_5Text", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Lfm2", "GraniteMoeHybrid", "FalconH1"))],
+)
+def test_states_of_rows(architecture, tmp_path):
+    """Of a hybrid target and of itself as the draft model, in rows that are taken one after the other."""
+    model = str(save_model(tmp_path / "model", architecture))
+    options = OPTIONS | {"drafter": model, "nodes": 4, "dtype": "float32"}
+    engine = specstep.load(build(model, tmp_path / "engine", backend="onnx", **options))
+    expected = tiny_model(architecture)
+    results = engine.generate(PROMPTS, 30, ignore_eos=True)
+    assert [result.token_ids for result in results] == [greedy(expected, prompt, 30, []) for prompt in PROMPTS]
+    assert sum(result.stats["steps"] for result in results) < 10 * len(PROMPTS), "a perfect drafter is right"
