@@ -169,15 +169,3 @@ def exaone4(metadata: Metadata, file: GgufFile) -> Fields:
     if metadata.need("block_count") == 64:
         metadata.values.setdefault("exaone4.attention.sliding_window", 4096)
     return layer_types(metadata, 4)
-
-
-def lfm2(metadata: Metadata, file: GgufFile) -> Fields:
-    """Layers without attention are short convolutions."""
-    attends = [f"blk.{layer}.attn_q.weight" in file.tensors for layer in range(metadata.need("block_count"))]
-    return {
-        "layer_types": ["full_attention" if each else "conv" for each in attends],
-        "conv_L_cache": metadata.need("shortconv.l_cache"),
-        "conv_bias": has(file, "shortconv.conv.bias"),
-        "norm_eps": metadata.need("attention.layer_norm_rms_epsilon"),
-        "block_auto_adjust_ff_dim": False,  # the file has what it is adjusted to
-    }

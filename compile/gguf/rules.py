@@ -57,7 +57,7 @@ LATENT = (
     ),
 )
 SHARED_EXPERT = Rule(r".*\.mlp\.shared_expert_gate\.weight", lambda config, weight: weight.reshape(1, -1))
-CONVOLUTION = Rule(r".*\.conv\.conv\.weight", lambda config, weight: weight.unsqueeze(1))
+CONVOLUTION = Rule(r".*\.(conv\.conv|conv1d)\.weight", lambda config, weight: weight.unsqueeze(1))
 GPT2 = (Rule(r".*\.(c_attn|c_proj|c_fc)\.weight", _transposed),)
 GPT_OSS = (
     Rule(

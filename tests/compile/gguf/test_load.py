@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from gguf_cases import CASES, case_model, interleaved, metadata, named_tensors, save_case
+from gguf_case import case_model, interleaved, metadata, named_tensors, save_case
+from gguf_cases import CASES
 from gguf_files import write_gguf
 from specstep.compile.gguf.load import load_gguf
 from specstep.compile.source import load_source

@@ -1,0 +1,86 @@
+"""Tiny models with recurrent layers, as llama.cpp's converter writes them."""
+
+import re
+from typing import Any
+
+import torch
+from gguf_case import Case
+from gguf_files import Tensors
+from models import LINEAR, MIXTURE
+from torch import Tensor
+
+ROPE = {"rope_parameters": {"rope_theta": 20000.0, "partial_rotary_factor": 0.5}}
+DELTA = LINEAR | ROPE | {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_hidden_layers": 3}
+DELTA_KEYS = {
+    "attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 8, "ssm.conv_kernel": 4,
+    "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 64,
+    "full_attention_interval": 4, "attention.recurrent_layers": [True, False, True],
+}  # fmt: skip
+EXPERTS = MIXTURE | {"shared_expert_intermediate_size": 40, "norm_topk_prob": True, "head_dim": 16}
+EXPERT_KEYS = {
+    "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32,
+    "expert_shared_feed_forward_length": 40,
+}  # fmt: skip
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 4, "block_auto_adjust_ff_dim": False}
+
+
+def layer(name: str) -> str:
+    """The block of a parameter of transformers' model."""
+    return f"blk.{name.split('.')[2]}"
+
+
+def time_step(model: Any, name: str, tensor: Tensor) -> Tensors:
+    return {f"{layer(name)}.ssm_dt.bias": tensor} if name.endswith("dt_bias") else {}
+
+
+def delta(model: Any, name: str, tensor: Tensor) -> Tensor:
+    """Of linear attention, and of the mixtures beside it."""
+    if name.endswith("norm.weight") and "ssm_norm" not in name:
+        return tensor + 1
+    if "ffn_gate_inp_shexp" in name:
+        return tensor.reshape(-1)
+    return -tensor.exp() if name.endswith("ssm_a") else tensor.squeeze(1) if "ssm_conv1d" in name else tensor
+
+
+def split(model: Any, name: str, tensor: Tensor) -> Tensors:
+    """Each key head's query, key, values and gates: cut, head after head."""
+    if not name.endswith("in_proj_qkvz.weight"):
+        return time_step(model, name, tensor)
+    size, parts = tensor.shape[0] // 2, ([], [], [], [])
+    for head in range(2):
+        of_head = tensor[head * size : (head + 1) * size].split([16, 16, 32, 32])
+        for part, rows in zip(parts, of_head, strict=True):
+            part.append(rows)
+    query, key, value, gate = (torch.cat(part) for part in parts)
+    return {f"{layer(name)}.attn_qkv.weight": torch.cat([query, key, value]), f"{layer(name)}.attn_gate.weight": gate}
+
+
+def tiled(model: Any, name: str, tensor: Tensor) -> Tensor:
+    """Qwen 3.5: value heads 0 and 1 belong to the first key head, 2 and 3 to the second; the file has 0, 2, 1, 3."""
+    tensor = delta(model, name, tensor)
+    found = re.fullmatch(r"blk\.\d+\.(attn_qkv|attn_gate|ssm_a|ssm_dt|ssm_conv1d|ssm_alpha|ssm_beta|ssm_out)\b.*", name)
+    if found is None:
+        return tensor
+    rows = torch.arange(tensor.shape[1] if found[1] == "ssm_out" else tensor.shape[0])
+    ahead = 64 if found[1] in ("attn_qkv", "ssm_conv1d") else 0
+    heads = rows[ahead:].chunk(4)
+    order = torch.cat([rows[:ahead], heads[0], heads[2], heads[1], heads[3]])
+    return tensor[:, order] if found[1] == "ssm_out" else tensor[order]
+
+
+HYBRIDS = {
+    "lfm2": Case(
+        "lfm2", "Lfm2", CONVOLUTIONS | {"norm_eps": 1e-3, "rope_parameters": {"rope_theta": 20000.0}},
+        {"shortconv.l_cache": 4, "attention.head_count_kv": [0, 2, 0], "attention.layer_norm_rms_epsilon": 1e-3},
+        lambda model, name, tensor: tensor.squeeze(1) if name.endswith("shortconv.conv.weight") else tensor,
+    ),
+    "qwen3next": Case("qwen3next", "Qwen3Next", DELTA | EXPERTS, DELTA_KEYS | EXPERT_KEYS, delta, split),
+    "qwen3next of 2025": Case("qwen3next", "Qwen3Next", DELTA | EXPERTS, DELTA_KEYS | EXPERT_KEYS, delta, time_step),
+    "qwen35": Case(
+        "qwen35", "Qwen3_5Text", DELTA, DELTA_KEYS | {"rope.dimension_sections": [2, 1, 1, 0]}, tiled, time_step
+    ),
+    "qwen35moe": Case(
+        "qwen35moe", "Qwen3_5MoeText", DELTA | EXPERTS,
+        DELTA_KEYS | EXPERT_KEYS | {"rope.dimension_sections": [2, 1, 1, 0]}, tiled, time_step,
+    ),
+}  # fmt: skip
