@@ -88,12 +88,15 @@ def granite(metadata: Metadata, file: GgufFile) -> Fields:
         raise BuildError(f"model: {metadata.name}: expert_count: expected 0 for granite, got a mixture")
     for key in [key for key in metadata.values if key.startswith("granite.ssm.")]:  # of its hybrid sisters
         metadata.get(key.removeprefix("granite."))
-    scale = metadata.get("attention.scale", 0.0) or 1 / math.sqrt(head_size(metadata))
-    return biases(file) | {
+    return biases(file) | granite_scales(metadata)
+
+
+def granite_scales(metadata: Metadata) -> Fields:
+    return {
         "logits_scaling": metadata.need("logit_scale"),
         "residual_multiplier": metadata.get("residual_scale", 0.0) or 1.0,
         "embedding_multiplier": metadata.get("embedding_scale", 0.0) or 1.0,
-        "attention_multiplier": scale,
+        "attention_multiplier": metadata.get("attention.scale", 0.0) or 1 / math.sqrt(head_size(metadata)),
     }
 
 

@@ -1,9 +1,11 @@
 """Fields of the configs of models some of whose layers keep a state in place of keys and values."""
 
-from .fields import Fields, has
+from ...errors import BuildError
+from .families import granite_scales
+from .fields import Fields, biases, has
 from .file import GgufFile
 from .metadata import Metadata
-from .mixtures import sparse
+from .mixtures import experts, sparse
 
 
 def lfm2(metadata: Metadata, file: GgufFile) -> Fields:
@@ -34,16 +36,52 @@ def linear_attention(metadata: Metadata, file: GgufFile) -> Fields:
     """Layers without attention of the usual kind have gated delta rules."""
     for key in ("full_attention_interval", "attention.recurrent_layers"):
         metadata.get(key)  # the tensors say it
-    values = metadata.need("ssm.time_step_rank")
+    values = _count(metadata, "ssm.time_step_rank")
     return {
         "layer_types": _layer_types(metadata, file, "linear_attention"),
-        "linear_conv_kernel_dim": metadata.need("ssm.conv_kernel"),
-        "linear_key_head_dim": metadata.need("ssm.state_size"),
-        "linear_num_key_heads": metadata.need("ssm.group_count"),
-        "linear_value_head_dim": metadata.need("ssm.inner_size") // values,
+        "linear_conv_kernel_dim": _count(metadata, "ssm.conv_kernel"),
+        "linear_key_head_dim": _count(metadata, "ssm.state_size"),
+        "linear_num_key_heads": _count(metadata, "ssm.group_count"),
+        "linear_value_head_dim": _count(metadata, "ssm.inner_size") // values,
         "linear_num_value_heads": values,
         "attention_bias": has(file, "attn_q.bias"),
     }
+
+
+def granitehybrid(metadata: Metadata, file: GgufFile) -> Fields:
+    """Granite 4. Not Bamba, which rotates a part of each head: llama.cpp expects its rows in another order than the
+    converter writes, and no key tells which of the two a file has."""
+    rotates = metadata.get("rope.scaling.finetuned", True)
+    mixture = experts(metadata) if metadata.get("expert_count") else {"num_local_experts": 0}
+    metadata.get("expert_used_count")  # 0 where there are none
+    width = metadata.get("expert_shared_feed_forward_length", metadata.same("feed_forward_length"))
+    return _mamba(metadata, file) | granite_scales(metadata) | mixture | {
+        "layer_types": _layer_types(metadata, file, "linear_attention"),
+        "position_embedding_type": "rope" if rotates else None,
+        "shared_intermediate_size": width,
+    } | biases(file)  # fmt: skip
+
+
+def _mamba(metadata: Metadata, file: GgufFile) -> Fields:
+    """Of Mamba-2's layers."""
+    inner, heads = _count(metadata, "ssm.inner_size"), _count(metadata, "ssm.time_step_rank")
+    return {
+        "mamba_d_conv": _count(metadata, "ssm.conv_kernel"),
+        "mamba_d_state": _count(metadata, "ssm.state_size"),
+        "mamba_n_groups": _count(metadata, "ssm.group_count"),
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_expand": inner // _count(metadata, "embedding_length"),
+        "mamba_conv_bias": has(file, "ssm_conv1d.bias"),
+        "mamba_proj_bias": has(file, "ssm_in.bias"),
+    }
+
+
+def _count(metadata: Metadata, key: str) -> int:
+    value = metadata.need(key)
+    if not isinstance(value, int) or value < 1:
+        raise BuildError(f"model: {metadata.name}: {key}: expected at least 1, got {value}")
+    return value
 
 
 def _shared_expert(metadata: Metadata, file: GgufFile) -> Fields:

@@ -15,6 +15,8 @@ DECAY = (
 )
 # All norms but that of the gated output have one more.
 NORMS = Rule(r"(?!.*linear_attn).*norm\.weight", lambda config, weight: weight - 1, exact=True)
+# Mamba-2's: vectors are matrices in the file.
+MAMBA = (*DECAY, CONVOLUTION, Rule(rf"{_LAYER}(?:D|norm\.weight)", lambda config, rows: rows.flatten()))
 
 
 def _by_key_head(config: Any, both: Tensor, gate: Tensor) -> Tensor:
@@ -57,4 +59,24 @@ QWEN3_5 = (
     Rule(rf"{_LAYER}in_proj_[zab]\.weight", _grouped),
     Rule(rf"{_LAYER}out_proj\.weight", lambda config, columns: _grouped(config, columns.T).T),
     NORMS,
+)
+
+
+def _stacked(config: Any, gate: Tensor, up: Tensor) -> Tensor:
+    return torch.cat([gate, up])
+
+
+_BLOCK = r"model\.layers\.(\d+)\."
+# What all tokens take beside the experts stands under other names where there are none.
+GRANITE = (
+    *MAMBA,
+    Rule(rf"{_BLOCK}block_sparse_moe\.router\.weight", lambda config, rows: rows, (r"blk.\1.ffn_gate_inp.weight",)),
+    Rule(
+        rf"{_BLOCK}shared_mlp\.input_linear\.weight",
+        _stacked,
+        (r"blk.\1.ffn_gate_shexp.weight", r"blk.\1.ffn_up_shexp.weight"),
+    ),
+    Rule(rf"{_BLOCK}shared_mlp\.input_linear\.weight", _stacked, (r"blk.\1.ffn_gate.weight", r"blk.\1.ffn_up.weight")),
+    Rule(rf"{_BLOCK}shared_mlp\.output_linear\.weight", lambda config, rows: rows, (r"blk.\1.ffn_down_shexp.weight",)),
+    Rule(rf"{_BLOCK}shared_mlp\.output_linear\.weight", lambda config, rows: rows, (r"blk.\1.ffn_down.weight",)),
 )

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import torch
-from gguf_case import Case
+from gguf_case import Case, interleaved
 from gguf_files import Tensors
 from models import LINEAR, MIXTURE
 from torch import Tensor
@@ -22,6 +22,19 @@ EXPERT_KEYS = {
     "expert_shared_feed_forward_length": 40,
 }  # fmt: skip
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 4, "block_auto_adjust_ff_dim": False}
+MAMBA = {
+    "mamba_n_heads": 12, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}  # fmt: skip
+MAMBA_KEYS = {
+    "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 1, "ssm.inner_size": 96, "ssm.time_step_rank": 12,
+}  # fmt: skip
+SCALES = {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.3, "attention_multiplier": 0.1}
+GRANITE = MAMBA | SCALES | {"layer_types": LINEAR["layer_types"], "num_experts_per_tok": 2}
+GRANITE_KEYS = MAMBA_KEYS | {
+    "embedding_scale": 12.0, "logit_scale": 8.0, "residual_scale": 0.3, "attention.scale": 0.1,
+    "attention.head_count_kv": [0, 2, 0], "rope.dimension_count": 12, "rope.scaling.finetuned": False,
+}  # fmt: skip
 
 
 def layer(name: str) -> str:
@@ -68,6 +81,32 @@ def tiled(model: Any, name: str, tensor: Tensor) -> Tensor:
     return tensor[:, order] if found[1] == "ssm_out" else tensor[order]
 
 
+def mamba(groups: int, tensor: Tensor, name: str) -> Tensor:
+    """Vectors of Mamba-2's heads as matrices."""
+    if name.endswith(("ssm_a", "ssm_d")):
+        return (-tensor.exp() if name.endswith("ssm_a") else tensor).unsqueeze(1)
+    if "ssm_norm" in name:
+        return tensor.reshape(groups, -1)
+    return tensor.squeeze(1) if name.endswith("ssm_conv1d.weight") else tensor
+
+
+def granite(model: Any, name: str, tensor: Tensor) -> Tensor:
+    return interleaved(model, name, mamba(1, tensor, name))
+
+
+def beside_experts(model: Any, name: str, tensor: Tensor) -> Tensors:
+    """Granite's feed-forward blocks for all tokens, and its router."""
+    suffix = "_shexp.weight" if model.config.num_local_experts else ".weight"
+    if "router" in name:
+        return {f"{layer(name)}.ffn_gate_inp.weight": tensor}
+    if "input_linear" in name:
+        return {
+            f"{layer(name)}.ffn_{part}{suffix}": half
+            for part, half in zip(("gate", "up"), tensor.chunk(2), strict=True)
+        }
+    return {f"{layer(name)}.ffn_down{suffix}": tensor} if "output_linear" in name else time_step(model, name, tensor)
+
+
 HYBRIDS = {
     "lfm2": Case(
         "lfm2", "Lfm2", CONVOLUTIONS | {"norm_eps": 1e-3, "rope_parameters": {"rope_theta": 20000.0}},
@@ -82,5 +121,22 @@ HYBRIDS = {
     "qwen35moe": Case(
         "qwen35moe", "Qwen3_5MoeText", DELTA | EXPERTS,
         DELTA_KEYS | EXPERT_KEYS | {"rope.dimension_sections": [2, 1, 1, 0]}, tiled, time_step,
+    ),
+    "granitehybrid": Case(
+        "granitehybrid", "GraniteMoeHybrid", GRANITE | {"num_local_experts": 4, "shared_intermediate_size": 40},
+        GRANITE_KEYS | {"expert_count": 4, "expert_used_count": 2, "expert_shared_feed_forward_length": 40},
+        granite, beside_experts,
+    ),
+    "granitehybrid of one block": Case(
+        "granitehybrid", "GraniteMoeHybrid", GRANITE | {"num_local_experts": 0, "shared_intermediate_size": 64},
+        GRANITE_KEYS | {"expert_count": 0, "expert_used_count": 0, "expert_shared_feed_forward_length": 64},
+        granite, beside_experts,
+    ),
+    "granitehybrid with positions": Case(
+        "granitehybrid", "GraniteMoeHybrid",
+        GRANITE | {"num_local_experts": 4, "shared_intermediate_size": 40, "position_embedding_type": "rope"},
+        GRANITE_KEYS | {"expert_count": 4, "expert_used_count": 2, "expert_shared_feed_forward_length": 40,
+                        "rope.scaling.finetuned": True},
+        granite, beside_experts,
     ),
 }  # fmt: skip

@@ -116,6 +116,22 @@ def test_granite_of_the_hybrid_s_converter_is_taken(tmp_path):
     assert load_gguf(save_case(tmp_path / "a.gguf", case, case_model(case), whole=whole), torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("granitehybrid", "rope.dimension_count", 6, "rope.dimension_count: expected the head size 12"),  # Bamba
+        ("granitehybrid", "logit_scale", None, "expected the key granitehybrid.logit_scale, got none"),
+        ("granitehybrid", "ssm.time_step_rank", 0, "ssm.time_step_rank: expected at least 1, got 0"),
+        ("qwen3next", "ssm.group_count", None, "expected the key qwen3next.ssm.group_count, got none"),
+        ("qwen35", "ssm.group_count", 3, "expected what makes model.layers.0.linear_attn."),
+    ],
+)
+def test_a_hybrid_that_is_not_understood_is_refused(tmp_path, name, key, value, message):
+    case = CASES[name]
+    changed = case._replace(keys=case.keys | {key: value})
+    assert message in refusal(save_case(tmp_path / "a.gguf", changed, case_model(case)))
+
+
 def test_norms_of_gemma_are_exact_in_bfloat16(tmp_path):
     """The file has one more than each weight, in float32: rounded first, most weights came back as others."""
     case = CASES["gemma"]
