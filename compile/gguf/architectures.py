@@ -13,7 +13,7 @@ from . import mixtures as mixed
 from .fields import Fields, has
 from .file import GgufFile
 from .metadata import Metadata
-from .recurrent_rules import GRANITE, QWEN3_5, QWEN3_NEXT
+from .recurrent_rules import GRANITE, MAMBA, QWEN3_5, QWEN3_NEXT
 from .rules import (
     CONVOLUTION,
     EXPERTS,
@@ -60,6 +60,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture("smollm3", of.smollm3, HALVES_OF_HEADS),
     "granite": Architecture("granite", of.granite, HALVES_OF_HEADS),
     "granitehybrid": Architecture("granitemoehybrid", hybrid.granitehybrid, (*HALVES_OF_HEADS, *GRANITE, *EXPERTS)),
+    "falcon-h1": Architecture("falcon_h1", hybrid.falcon_h1, MAMBA),
     "minicpm": Architecture("granite", of.minicpm, HALVES_OF_HEADS),
     "olmo2": Architecture("olmo2", of.olmo2),
     "starcoder2": Architecture("starcoder2", of.starcoder2),

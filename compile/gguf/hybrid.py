@@ -62,6 +62,22 @@ def granitehybrid(metadata: Metadata, file: GgufFile) -> Fields:
     } | biases(file)  # fmt: skip
 
 
+def falcon_h1(metadata: Metadata, file: GgufFile) -> Fields:
+    """Falcon H1: every layer has both. The converter multiplies all scales into the weights, those of embedding and
+    head, too, so that a file of a tied model has lost one of the two."""
+    if "output.weight" not in file.tensors:
+        raise BuildError(
+            f"model: {metadata.name}: expected output.weight, got none: its scale is not in a file of falcon-h1 whose "
+            "head is the embedding; give the directory that the file was made from"
+        )
+    return _mamba(metadata, file) | biases(file) | {
+        "mamba_d_ssm": metadata.need("ssm.inner_size"),
+        "mamba_rms_norm": has(file, "ssm_norm.weight"),
+        "mamba_norm_before_gate": False,  # llama.cpp knows no other
+        "projectors_bias": has(file, "ssm_out.bias"),
+    }  # fmt: skip
+
+
 def _mamba(metadata: Metadata, file: GgufFile) -> Fields:
     """Of Mamba-2's layers."""
     inner, heads = _count(metadata, "ssm.inner_size"), _count(metadata, "ssm.time_step_rank")

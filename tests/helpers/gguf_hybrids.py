@@ -35,6 +35,15 @@ GRANITE_KEYS = MAMBA_KEYS | {
     "embedding_scale": 12.0, "logit_scale": 8.0, "residual_scale": 0.3, "attention.scale": 0.1,
     "attention.head_count_kv": [0, 2, 0], "rope.dimension_count": 12, "rope.scaling.finetuned": False,
 }  # fmt: skip
+FALCON = MAMBA | {
+    "head_dim": 16, "mamba_d_ssm": 96, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_norm_before_gate": False,
+    "lm_head_multiplier": 0.5, "embedding_multiplier": 5.5, "mlp_multipliers": [0.9, 0.4], "key_multiplier": 0.4,
+    "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.9, "ssm_multipliers": [0.4, 0.3, 0.2, 0.5, 0.35],
+    "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.25, "rope_parameters": {"rope_theta": 20000.0},
+}  # fmt: skip
+FALCON_KEYS = MAMBA_KEYS | {
+    "ssm.group_count": 2, "attention.key_length": 16, "attention.value_length": 16, "vocab_size": 320,
+}  # fmt: skip
 
 
 def layer(name: str) -> str:
@@ -107,6 +116,22 @@ def beside_experts(model: Any, name: str, tensor: Tensor) -> Tensors:
     return {f"{layer(name)}.ffn_down{suffix}": tensor} if "output_linear" in name else time_step(model, name, tensor)
 
 
+def falcon(model: Any, name: str, tensor: Tensor) -> Tensor:
+    """Every scale multiplied into the weight beside it."""
+    config = model.config
+    into, gate, key = config.attention_in_multiplier, *config.mlp_multipliers[:1], config.key_multiplier
+    scales = {
+        "token_embd": config.embedding_multiplier, "attn_q": into, "attn_k": into * key, "attn_v": into,
+        "attn_output": config.attention_out_multiplier, "output.": config.lm_head_multiplier, "ffn_gate": gate,
+        "ffn_down": config.mlp_multipliers[1], "ssm_out": config.ssm_out_multiplier,
+    }  # fmt: skip
+    if "ssm_in" in name:
+        parts = zip(tensor.split([96, 96, 32, 32, 12]), config.ssm_multipliers, strict=True)
+        return torch.cat([part * scale for part, scale in parts]) * config.ssm_in_multiplier
+    scale = next((scale for part, scale in scales.items() if part in name), 1.0)
+    return mamba(2, tensor, name) * scale
+
+
 HYBRIDS = {
     "lfm2": Case(
         "lfm2", "Lfm2", CONVOLUTIONS | {"norm_eps": 1e-3, "rope_parameters": {"rope_theta": 20000.0}},
@@ -138,5 +163,9 @@ HYBRIDS = {
         GRANITE_KEYS | {"expert_count": 4, "expert_used_count": 2, "expert_shared_feed_forward_length": 40,
                         "rope.scaling.finetuned": True},
         granite, beside_experts,
+    ),
+    "falcon-h1": Case("falcon-h1", "FalconH1", FALCON, FALCON_KEYS, falcon, time_step),
+    "falcon-h1 with norms": Case(
+        "falcon-h1", "FalconH1", FALCON | {"mamba_rms_norm": True}, FALCON_KEYS, falcon, time_step
     ),
 }  # fmt: skip

@@ -132,6 +132,12 @@ def test_a_hybrid_that_is_not_understood_is_refused(tmp_path, name, key, value, 
     assert message in refusal(save_case(tmp_path / "a.gguf", changed, case_model(case)))
 
 
+def test_a_scale_that_a_file_has_lost_is_missed(tmp_path):
+    case = CASES["falcon-h1"]
+    tied = case._replace(changes=case.changes | {"tie_word_embeddings": True})
+    assert "expected output.weight, got none" in refusal(save_case(tmp_path / "a.gguf", tied, case_model(tied)))
+
+
 def test_norms_of_gemma_are_exact_in_bfloat16(tmp_path):
     """The file has one more than each weight, in float32: rounded first, most weights came back as others."""
     case = CASES["gemma"]
