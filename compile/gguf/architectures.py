@@ -13,7 +13,7 @@ from . import mixtures as mixed
 from .fields import Fields, has
 from .file import GgufFile
 from .metadata import Metadata
-from .recurrent_rules import GRANITE, MAMBA, QWEN3_5, QWEN3_NEXT
+from .recurrent_rules import GRANITE, MAMBA, NEMOTRON, QWEN3_5, QWEN3_NEXT
 from .rules import (
     CONVOLUTION,
     EXPERTS,
@@ -61,6 +61,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture("granite", of.granite, HALVES_OF_HEADS),
     "granitehybrid": Architecture("granitemoehybrid", hybrid.granitehybrid, (*HALVES_OF_HEADS, *GRANITE, *EXPERTS)),
     "falcon-h1": Architecture("falcon_h1", hybrid.falcon_h1, MAMBA),
+    "nemotron_h": Architecture("nemotron_h", hybrid.nemotron_h, NEMOTRON, partial=True),
+    "nemotron_h_moe": Architecture("nemotron_h", hybrid.nemotron_h_moe, NEMOTRON, partial=True),
     "minicpm": Architecture("granite", of.minicpm, HALVES_OF_HEADS),
     "olmo2": Architecture("olmo2", of.olmo2),
     "starcoder2": Architecture("starcoder2", of.starcoder2),

@@ -5,7 +5,7 @@ from .families import granite_scales
 from .fields import Fields, biases, has
 from .file import GgufFile
 from .metadata import Metadata
-from .mixtures import experts, sparse
+from .mixtures import SIGMOID, experts, sparse
 
 
 def lfm2(metadata: Metadata, file: GgufFile) -> Fields:
@@ -78,6 +78,54 @@ def falcon_h1(metadata: Metadata, file: GgufFile) -> Fields:
     }  # fmt: skip
 
 
+def nemotron_h(metadata: Metadata, file: GgufFile) -> Fields:
+    """Nemotron H: a layer has a state, attention or a feed-forward block. None knows positions."""
+    metadata.get("rope.scaling.finetuned")
+    tensors = {"ssm_in": "linear_attention", "attn_q": "full_attention", "ffn_gate_inp": "moe", "ffn_up": "mlp"}
+    heads = _count(metadata, "ssm.time_step_rank")
+    return {
+        "layers_block_type": [
+            next((kind for name, kind in tensors.items() if f"blk.{layer}.{name}.weight" in file.tensors), "mlp")
+            for layer in range(_layers(metadata))
+        ],
+        "conv_kernel": _count(metadata, "ssm.conv_kernel"),
+        "ssm_state_size": _count(metadata, "ssm.state_size"),
+        "n_groups": _count(metadata, "ssm.group_count"),
+        "mamba_num_heads": heads,
+        "mamba_head_dim": _count(metadata, "ssm.inner_size") // heads,
+        "use_conv_bias": has(file, "ssm_conv1d.bias"),
+        "use_bias": has(file, "ssm_in.bias") or has(file, "ssm_out.bias"),
+        "layer_norm_epsilon": _epsilon(metadata),
+        "time_step_min": 1e-30,  # of where training began; transformers alone takes it for a bound, and its logarithm
+    } | biases(file)
+
+
+def nemotron_h_moe(metadata: Metadata, file: GgufFile) -> Fields:
+    fields = experts(metadata, SIGMOID)
+    width = metadata.same("expert_feed_forward_length", metadata.same("feed_forward_length"))
+    return nemotron_h(metadata, file) | {
+        "n_routed_experts": fields["num_experts"],
+        "num_experts_per_tok": fields["num_experts_per_tok"],
+        "n_shared_experts": metadata.get("expert_shared_count", 1),
+        "moe_intermediate_size": width,
+        "moe_shared_expert_intermediate_size": metadata.need("expert_shared_feed_forward_length"),
+        "moe_latent_size": metadata.get("moe_latent_size"),
+        "routed_scaling_factor": metadata.get("expert_weights_scale", 0.0) or 1.0,
+        "norm_topk_prob": metadata.get("expert_weights_norm", False),
+        "n_group": metadata.get("expert_group_count") or 1,
+        "topk_group": metadata.get("expert_group_used_count") or 1,
+    }
+
+
+def _epsilon(metadata: Metadata) -> float:
+    """Under either name or both."""
+    keys = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+    given = {value for value in map(metadata.get, keys) if value is not None}
+    if len(given) != 1:
+        raise BuildError(f"model: {metadata.name}: {' and '.join(keys)}: expected one value, got {sorted(given)}")
+    return float(given.pop())
+
+
 def _mamba(metadata: Metadata, file: GgufFile) -> Fields:
     """Of Mamba-2's layers."""
     inner, heads = _count(metadata, "ssm.inner_size"), _count(metadata, "ssm.time_step_rank")
@@ -108,6 +156,10 @@ def _shared_expert(metadata: Metadata, file: GgufFile) -> Fields:
 
 def _layer_types(metadata: Metadata, file: GgufFile, other: str) -> list[str]:
     """What each layer is: attention where the file has its queries."""
-    layers = metadata.need("block_count") - metadata.get("nextn_predict_layers", 0)
-    attends = [f"blk.{layer}.attn_q.weight" in file.tensors for layer in range(layers)]
+    attends = [f"blk.{layer}.attn_q.weight" in file.tensors for layer in range(_layers(metadata))]
     return ["full_attention" if each else other for each in attends]
+
+
+def _layers(metadata: Metadata) -> int:
+    """Without those that draft."""
+    return int(metadata.need("block_count") - metadata.get("nextn_predict_layers", 0))

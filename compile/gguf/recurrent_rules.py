@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .rules import CONVOLUTION, Rule
+from .rules import CONVOLUTION, SCORES, Rule
 
 _LAYER = r"model\.layers\.(\d+)\.(?:linear_attn|mamba|mixer)\."
 # What a state keeps per step: the file has -exp of it, and its shift under a name of its own.
@@ -79,4 +79,10 @@ GRANITE = (
     Rule(rf"{_BLOCK}shared_mlp\.input_linear\.weight", _stacked, (r"blk.\1.ffn_gate.weight", r"blk.\1.ffn_up.weight")),
     Rule(rf"{_BLOCK}shared_mlp\.output_linear\.weight", lambda config, rows: rows, (r"blk.\1.ffn_down_shexp.weight",)),
     Rule(rf"{_BLOCK}shared_mlp\.output_linear\.weight", lambda config, rows: rows, (r"blk.\1.ffn_down.weight",)),
+)
+# Rows of queries and keys stay in the order of the file: without positions any order of both gives the same scores.
+NEMOTRON = (
+    *MAMBA,
+    SCORES,
+    Rule(rf"{_LAYER}experts\.(up|down)_proj", lambda config, weight: weight, (r"blk.\1.ffn_\2_exps.weight",)),
 )

@@ -77,7 +77,9 @@ def _sources(
 
 
 def _named(names: gguf.TensorNameMap, name: str) -> str:
-    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    published = name.replace("model.", "backbone.", 1)  # Nemotron H, whose layers the table knows by that name
+    each = (names.get_name(known, try_suffixes=(".weight", ".bias")) for known in (name, published))
+    found = next(filter(None, each), None)
     return found or f"no tensor for {name}"
 
 

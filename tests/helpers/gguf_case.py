@@ -102,7 +102,8 @@ def named_tensors(case: Case, model: Any) -> Tensors:
         elif part in OTHERS:
             found[f"blk.{layer}.{OTHERS[part]}"] = tensor
         else:
-            stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            suffixes = (".weight", ".bias")
+            stored = names.get_name(name, suffixes) or names.get_name(f"backbone{name.removeprefix('model')}", suffixes)
             assert stored is not None, name
             found[stored] = tensor
     rope = model.config.to_dict().get("rope_parameters") or {}

@@ -44,6 +44,26 @@ FALCON = MAMBA | {
 FALCON_KEYS = MAMBA_KEYS | {
     "ssm.group_count": 2, "attention.key_length": 16, "attention.value_length": 16, "vocab_size": 320,
 }  # fmt: skip
+NEMOTRON = {
+    "head_dim": 16, "mamba_num_heads": 12, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 16, "chunk_size": 8,
+    "layer_norm_epsilon": 1e-3, "time_step_min": 1e-30,
+}  # fmt: skip
+NEMOTRON_KEYS = MAMBA_KEYS | {
+    "ssm.group_count": 2, "attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 12,
+    "rope.scaling.finetuned": False, "attention.head_count_kv": [0, 2, 0, 0], "feed_forward_length": [0, 0, 64, 0],
+    "attention.layer_norm_epsilon": 1e-3, "attention.layer_norm_rms_epsilon": 1e-3,
+}  # fmt: skip
+LAYERS = ["linear_attention", "full_attention"]
+NEMOTRON_EXPERTS = NEMOTRON | {
+    "layers_block_type": [*LAYERS, "moe", "linear_attention"], "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5,
+    "n_group": 2, "topk_group": 1,
+}  # fmt: skip
+NEMOTRON_EXPERT_KEYS = NEMOTRON_KEYS | {
+    "feed_forward_length": [0, 0, 32, 0], "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32,
+    "expert_shared_feed_forward_length": 40, "expert_shared_count": 1, "expert_weights_norm": True,
+    "expert_weights_scale": 2.5, "expert_group_count": 2, "expert_group_used_count": 1,
+}  # fmt: skip
 
 
 def layer(name: str) -> str:
@@ -132,6 +152,16 @@ def falcon(model: Any, name: str, tensor: Tensor) -> Tensor:
     return mamba(2, tensor, name) * scale
 
 
+def nemotron(model: Any, name: str, tensor: Tensor) -> Tensor:
+    return interleaved(model, name, mamba(2, tensor, name))  # without positions the order of rows is nothing
+
+
+def ungated(model: Any, name: str, tensor: Tensor) -> Tensors:
+    if name.endswith("experts.up_proj"):
+        return {f"{layer(name)}.ffn_up_exps.weight": tensor}
+    return time_step(model, name, tensor)
+
+
 HYBRIDS = {
     "lfm2": Case(
         "lfm2", "Lfm2", CONVOLUTIONS | {"norm_eps": 1e-3, "rope_parameters": {"rope_theta": 20000.0}},
@@ -145,7 +175,8 @@ HYBRIDS = {
     ),
     "qwen35moe": Case(
         "qwen35moe", "Qwen3_5MoeText", DELTA | EXPERTS,
-        DELTA_KEYS | EXPERT_KEYS | {"rope.dimension_sections": [2, 1, 1, 0]}, tiled, time_step,
+        DELTA_KEYS | EXPERT_KEYS | {"rope.dimension_sections": [2, 1, 1, 0], "feed_forward_length": None},
+        tiled, time_step,
     ),
     "granitehybrid": Case(
         "granitehybrid", "GraniteMoeHybrid", GRANITE | {"num_local_experts": 4, "shared_intermediate_size": 40},
@@ -167,5 +198,14 @@ HYBRIDS = {
     "falcon-h1": Case("falcon-h1", "FalconH1", FALCON, FALCON_KEYS, falcon, time_step),
     "falcon-h1 with norms": Case(
         "falcon-h1", "FalconH1", FALCON | {"mamba_rms_norm": True}, FALCON_KEYS, falcon, time_step
+    ),
+    "nemotron_h": Case(
+        "nemotron_h", "NemotronH", NEMOTRON | {"layers_block_type": [*LAYERS, "mlp", "linear_attention"]},
+        NEMOTRON_KEYS, nemotron, time_step,
+    ),
+    "nemotron_h_moe": Case("nemotron_h_moe", "NemotronH", NEMOTRON_EXPERTS, NEMOTRON_EXPERT_KEYS, nemotron, ungated),
+    "nemotron_h_moe of latent experts": Case(
+        "nemotron_h_moe", "NemotronH", NEMOTRON_EXPERTS | {"moe_latent_size": 24},
+        NEMOTRON_EXPERT_KEYS | {"moe_latent_size": 24}, nemotron, ungated,
     ),
 }  # fmt: skip
