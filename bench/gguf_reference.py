@@ -103,7 +103,8 @@ def table(found: dict[str, Compared | str], steps: int = STEPS) -> str:
 
 def run(names: Sequence[str], report: Any) -> dict[str, Compared | str]:
     """Compare files, and the tiny models that are named; all of them where nothing is. Raises InputError."""
-    from gguf_cases import CASES, case_model, save_case
+    from gguf_case import case_model, save_case
+    from gguf_cases import CASES
     from specstep.errors import InputError
 
     found: dict[str, Compared | str] = {}

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from . import families as of
+from . import hybrid
 from . import mixtures as mixed
 from .fields import Fields, has
 from .file import GgufFile
 from .metadata import Metadata
+from .recurrent_rules import GRANITE, MAMBA, NEMOTRON, QWEN3_5, QWEN3_NEXT
 from .rules import (
     CONVOLUTION,
     EXPERTS,
@@ -48,12 +50,19 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3moe": Architecture(
         "qwen3_moe", lambda metadata, file: mixed.sparse(metadata, file) | {"norm_topk_prob": True}, EXPERTS
     ),
+    "qwen3next": Architecture("qwen3_next", hybrid.qwen3next, (*QWEN3_NEXT, *EXPERTS, SHARED_EXPERT), partial=True),
+    "qwen35": Architecture("qwen3_5_text", hybrid.qwen35, QWEN3_5, partial=True),
+    "qwen35moe": Architecture("qwen3_5_moe_text", hybrid.qwen35moe, (*QWEN3_5, *EXPERTS, SHARED_EXPERT), partial=True),
     "gemma": Architecture("gemma", rules=(ONE_LESS,)),
     "gemma2": Architecture("gemma2", of.gemma2, (ONE_LESS,)),
     "gemma3": Architecture("gemma3_text", of.gemma3, (ONE_LESS,)),
     "phi3": Architecture("phi3", of.phi3, partial=True),
     "smollm3": Architecture("smollm3", of.smollm3, HALVES_OF_HEADS),
     "granite": Architecture("granite", of.granite, HALVES_OF_HEADS),
+    "granitehybrid": Architecture("granitemoehybrid", hybrid.granitehybrid, (*HALVES_OF_HEADS, *GRANITE, *EXPERTS)),
+    "falcon-h1": Architecture("falcon_h1", hybrid.falcon_h1, MAMBA),
+    "nemotron_h": Architecture("nemotron_h", hybrid.nemotron_h, NEMOTRON, partial=True),
+    "nemotron_h_moe": Architecture("nemotron_h", hybrid.nemotron_h_moe, NEMOTRON, partial=True),
     "minicpm": Architecture("granite", of.minicpm, HALVES_OF_HEADS),
     "olmo2": Architecture("olmo2", of.olmo2),
     "starcoder2": Architecture("starcoder2", of.starcoder2),
@@ -67,6 +76,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie4_5": Architecture("ernie4_5", of.ernie),
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),
     "gpt-oss": Architecture("gpt_oss", mixed.gpt_oss, GPT_OSS),
-    "lfm2": Architecture("lfm2", of.lfm2, (CONVOLUTION,)),
+    "lfm2": Architecture("lfm2", hybrid.lfm2, (CONVOLUTION,)),
     "minimax-m2": Architecture("minimax_m2", mixed.minimax, (*EXPERTS, SCORES), partial=True),
 }

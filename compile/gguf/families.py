@@ -88,12 +88,15 @@ def granite(metadata: Metadata, file: GgufFile) -> Fields:
         raise BuildError(f"model: {metadata.name}: expert_count: expected 0 for granite, got a mixture")
     for key in [key for key in metadata.values if key.startswith("granite.ssm.")]:  # of its hybrid sisters
         metadata.get(key.removeprefix("granite."))
-    scale = metadata.get("attention.scale", 0.0) or 1 / math.sqrt(head_size(metadata))
-    return biases(file) | {
+    return biases(file) | granite_scales(metadata)
+
+
+def granite_scales(metadata: Metadata) -> Fields:
+    return {
         "logits_scaling": metadata.need("logit_scale"),
         "residual_multiplier": metadata.get("residual_scale", 0.0) or 1.0,
         "embedding_multiplier": metadata.get("embedding_scale", 0.0) or 1.0,
-        "attention_multiplier": scale,
+        "attention_multiplier": metadata.get("attention.scale", 0.0) or 1 / math.sqrt(head_size(metadata)),
     }
 
 
@@ -169,15 +172,3 @@ def exaone4(metadata: Metadata, file: GgufFile) -> Fields:
     if metadata.need("block_count") == 64:
         metadata.values.setdefault("exaone4.attention.sliding_window", 4096)
     return layer_types(metadata, 4)
-
-
-def lfm2(metadata: Metadata, file: GgufFile) -> Fields:
-    """Layers without attention are short convolutions."""
-    attends = [f"blk.{layer}.attn_q.weight" in file.tensors for layer in range(metadata.need("block_count"))]
-    return {
-        "layer_types": ["full_attention" if each else "conv" for each in attends],
-        "conv_L_cache": metadata.need("shortconv.l_cache"),
-        "conv_bias": has(file, "shortconv.conv.bias"),
-        "norm_eps": metadata.need("attention.layer_norm_rms_epsilon"),
-        "block_auto_adjust_ff_dim": False,  # the file has what it is adjusted to
-    }

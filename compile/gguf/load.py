@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
@@ -32,7 +33,7 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
     fields = common_fields(metadata, file, architecture.partial)
     fields |= {"model_type": architecture.model_type} | architecture.fields(metadata, file)
     ids = {"bos_token_id": special.ids.get("bos"), "pad_token_id": special.ids.get("padding")}
-    config = AutoConfig.for_model(**fields | ids | {"eos_token_id": list(special.stop) or None})
+    config = _config(metadata, fields | ids | {"eos_token_id": list(special.stop) or None})
     _check_norms(metadata, fields, config)
     _check_kept(metadata, fields, config)
     metadata.check_all_used()
@@ -61,6 +62,14 @@ def _architecture(metadata: Metadata) -> Architecture:
             f"model: {metadata.name}: general.architecture: expected one of {known}, got {metadata.architecture}"
         )
     return found
+
+
+def _config(metadata: Metadata, fields: dict[str, Any]) -> Any:
+    try:
+        return AutoConfig.for_model(**fields)
+    except (ValueError, StrictDataclassError) as error:  # sizes that do not go together
+        reason = str(error).splitlines()[-1].strip()
+        raise BuildError(f"model: {metadata.name}: expected what transformers takes, got {reason}") from error
 
 
 def _check_norms(metadata: Metadata, fields: dict[str, Any], config: Any) -> None:

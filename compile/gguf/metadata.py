@@ -21,7 +21,7 @@ HARMLESS = (
     r"tokenizer\.ggml\.remove_extra_whitespaces",  # of unigram tokenizers, which are refused
     r"ARCH\.vocab_size",  # the embedding says it
     r"ARCH\.tensor_data_layout",  # a remark; what it says is true of every file
-    r"ARCH\.rope\.scaling\.finetuned",  # a remark on how the model was trained; false is refused
+    r"ARCH\.rope\.scaling\.finetuned",  # a remark on how the model was trained; false is used or refused
     r"ARCH\.n_deepstack_layers",  # of images
     r"ARCH\.attention\.causal",  # false is refused
     r"ARCH\.nextn_predict_layers",  # of a drafter in the file
@@ -64,7 +64,8 @@ class Metadata:
         """Refuse a file with a key that nobody asked for, unless it is harmless. Raises BuildError."""
         if self.get("attention.causal", True) is False:
             raise BuildError(f"model: {self.name}: attention.causal: expected true, got false: it is no causal model")
-        if self.get("rope.scaling.finetuned", True) is False:  # Granite's switch for a model without positions
+        switch = f"{self.architecture}.rope.scaling.finetuned"  # Granite's, for a model without positions
+        if switch not in self.used and self.values.get(switch, True) is False:
             raise BuildError(f"model: {self.name}: rope.scaling.finetuned: expected true, got false")
         own = re.escape(self.architecture)
         harmless = re.compile("|".join(HARMLESS).replace("ARCH", own))

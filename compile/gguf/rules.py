@@ -28,7 +28,7 @@ def _transposed(config: Any, weight: Tensor) -> Tensor:
     return weight.transpose(-1, -2)
 
 
-_EXPERT = r"model\.layers\.(\d+)\.mlp\.experts\."
+_EXPERT = r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\."
 HALVES_OF_HEADS = (
     Rule(r".*\.q_proj\.(weight|bias)", lambda config, rows: _halves(config.num_attention_heads, rows)),
     Rule(r".*\.k_proj\.(weight|bias)", lambda config, rows: _halves(config.num_key_value_heads, rows)),
@@ -57,7 +57,7 @@ LATENT = (
     ),
 )
 SHARED_EXPERT = Rule(r".*\.mlp\.shared_expert_gate\.weight", lambda config, weight: weight.reshape(1, -1))
-CONVOLUTION = Rule(r".*\.conv\.conv\.weight", lambda config, weight: weight.unsqueeze(1))
+CONVOLUTION = Rule(r".*\.(conv\.conv|conv1d)\.weight", lambda config, weight: weight.unsqueeze(1))
 GPT2 = (Rule(r".*\.(c_attn|c_proj|c_fc)\.weight", _transposed),)
 GPT_OSS = (
     Rule(
@@ -75,5 +75,7 @@ GPT_OSS = (
     Rule(r"model\.layers\.(\d+)\.self_attn\.sinks", lambda config, sinks: sinks, (r"blk.\1.attn_sinks.weight",)),
 )
 SCORES = Rule(
-    r"model\.layers\.(\d+)\.mlp\..*e_score_correction_bias", lambda config, bias: bias, (r"blk.\1.exp_probs_b.bias",)
+    r"model\.layers\.(\d+)\.(?:mlp|mixer)\..*e_score_correction_bias",
+    lambda config, bias: bias,
+    (r"blk.\1.exp_probs_b.bias",),
 )

@@ -40,7 +40,14 @@ def read_weights(
             parameter.data = torch.zeros_like(parameter)  # of a layer whose siblings have one
             continue
         kind = torch.float32 if exact else parameter.dtype
-        value = make(config, *[_values(file, metadata, source, kind) for source in sources]).to(parameter.dtype)
+        parts = [_values(file, metadata, source, kind) for source in sources]
+        try:
+            value = make(config, *parts).to(parameter.dtype)
+        except RuntimeError as error:  # parts that cannot be cut or joined so
+            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+            raise BuildError(
+                f"model: {metadata.name}: {', '.join(sources)}: expected what makes {name}, got {shapes}"
+            ) from error
         if value.shape != parameter.shape:
             raise BuildError(
                 f"model: {metadata.name}: {', '.join(sources)}: expected shape {tuple(parameter.shape)} for {name}, "
@@ -70,7 +77,9 @@ def _sources(
 
 
 def _named(names: gguf.TensorNameMap, name: str) -> str:
-    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    published = name.replace("model.", "backbone.", 1)  # Nemotron H, whose layers the table knows by that name
+    each = (names.get_name(known, try_suffixes=(".weight", ".bias")) for known in (name, published))
+    found = next(filter(None, each), None)
     return found or f"no tensor for {name}"
 
 

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from gguf_cases import CASES, case_model, save_case
+from gguf_case import case_model, save_case
+from gguf_cases import CASES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
@@ -14,8 +15,11 @@ from gguf_reference import DIFFERENT, Compared, compare, table
 from side_by_side.engines import Skip
 from side_by_side.peer_llama_cpp import binary
 
-ERROR, ROUNDED = 2e-5, 3e-3
+ERROR, STATES, ROUNDED = 2e-5, 3e-4, 3e-3
 LOOK_UP = {"gemma", "gemma2", "gemma3", "starcoder2", "gpt2"}  # GELU, in llama.cpp a table of 16 bits
+
+# Weights that are changed by half a unit in their last place change these logits by up to 6e-5.
+LINEAR = {"qwen3next", "qwen3next of 2025", "qwen35", "qwen35moe"}
 
 
 def test_the_table_says_why_a_file_differs_or_was_not_compared():
@@ -45,7 +49,7 @@ def installed():
 @pytest.mark.parametrize("name", [name for name in CASES if name not in DIFFERENT])
 def test_log_probabilities_are_those_of_llama_cpp(installed, tmp_path, name):
     compared = compare(save_case(tmp_path / "a.gguf", CASES[name], case_model(CASES[name])), 6)
-    assert compared.error < (ROUNDED if name in LOOK_UP else ERROR)
+    assert compared.error < (ROUNDED if name in LOOK_UP else STATES if name in LINEAR else ERROR)
     assert compared.same == 6 or name in LOOK_UP
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from gguf_cases import CASES, case_model, save_case
+from gguf_case import case_model, save_case
+from gguf_cases import CASES
 from specstep.compile.gguf.load import load_gguf
 
 TOKENS = torch.randint(2, 300, (1, 40), generator=torch.Generator().manual_seed(0))

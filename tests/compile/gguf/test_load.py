@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from gguf_cases import CASES, case_model, interleaved, metadata, named_tensors, save_case
+from gguf_case import case_model, interleaved, metadata, named_tensors, save_case
+from gguf_cases import CASES
 from gguf_files import write_gguf
 from specstep.compile.gguf.load import load_gguf
 from specstep.compile.source import load_source
@@ -113,6 +114,50 @@ def test_granite_of_the_hybrid_s_converter_is_taken(tmp_path):
     case = CASES["granite"]
     whole = {"granite.ssm.conv_kernel": 4, "granite.expert_count": 0, "granite.expert_used_count": 0}
     assert load_gguf(save_case(tmp_path / "a.gguf", case, case_model(case), whole=whole), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("granitehybrid", "rope.dimension_count", 6, "rope.dimension_count: expected the head size 12"),  # Bamba
+        ("granitehybrid", "logit_scale", None, "expected the key granitehybrid.logit_scale, got none"),
+        ("granitehybrid", "ssm.time_step_rank", 0, "ssm.time_step_rank: expected at least 1, got 0"),
+        ("granitehybrid", "ssm.time_step_rank", 11, "got ValueError: mamba_n_heads must divide"),
+        ("qwen3next", "ssm.group_count", None, "expected the key qwen3next.ssm.group_count, got none"),
+        (
+            "nemotron_h",
+            "attention.layer_norm_epsilon",
+            1e-5,
+            "layer_norm_epsilon: expected one value, got [9.99",
+        ),
+        ("qwen35", "ssm.group_count", 3, "expected what makes model.layers.0.linear_attn."),
+    ],
+)
+def test_a_hybrid_that_is_not_understood_is_refused(tmp_path, name, key, value, message):
+    case = CASES[name]
+    changed = case._replace(keys=case.keys | {key: value})
+    assert message in refusal(save_case(tmp_path / "a.gguf", changed, case_model(case)))
+
+
+def test_layers_that_draft_are_left_out(tmp_path):
+    """The drafter's layer has attention, as no layer ahead of it in its place would."""
+    case = CASES["qwen35"]
+    model = case_model(case)
+
+    def own(model, name, tensor):
+        drafter = {f"blk.3.{part}.weight": tensor for part in ("attn_q", "nextn.eh_proj")}
+        return {"output.weight": tensor} | drafter if name == "lm_head.weight" else case.own(model, name, tensor)
+
+    keys = {"block_count": 4, "nextn_predict_layers": 1, "attention.recurrent_layers": [True, False, True, False]}
+    path = save_case(tmp_path / "a.gguf", case._replace(keys=case.keys | keys, own=own), model)
+    with torch.no_grad():
+        assert torch.allclose(load_gguf(path, torch.float32)[0].eval()(TOKENS).logits, model(TOKENS).logits, atol=1e-3)
+
+
+def test_a_scale_that_a_file_has_lost_is_missed(tmp_path):
+    case = CASES["falcon-h1"]
+    tied = case._replace(changes=case.changes | {"tie_word_embeddings": True})
+    assert "expected output.weight, got none" in refusal(save_case(tmp_path / "a.gguf", tied, case_model(tied)))
 
 
 def test_norms_of_gemma_are_exact_in_bfloat16(tmp_path):
