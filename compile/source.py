@@ -24,10 +24,9 @@ from .kept_groups import KeptWeight
 from .locate import is_adapter, locate
 from .quantized.checkpoint import Quantized, quantized, values
 from .quantized.checkpoint import kept_weights as kept_in_directory
+from .tokenizer_files import FAST, NO_CODE, read_tokenizer_files
 
 logger = logging.getLogger(__name__)
-
-NO_CODE = {"trust_remote_code": False}  # of a model's own; without it transformers asks at the terminal
 
 
 @dataclass(frozen=True)
@@ -196,13 +195,14 @@ def _reason(name: str, error: Exception) -> str:
 def _tokenizer(location: str) -> Any:
     """The fast tokenizer beside the model, or None: an engine without one takes token ids only."""
     folder = Path(location)
-    files = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-    if folder.is_dir() and not any((folder / file).is_file() for file in files):
-        return None
+    if folder.is_dir() and not (folder / FAST).is_file():
+        return read_tokenizer_files(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(location, use_fast=True, **NO_CODE)
     except Exception as error:  # loaders raise anything
         raise BuildError(f"model: {location}: expected a fast tokenizer, got {_reason(location, error)}") from error
+    if not hasattr(tokenizer, "backend_tokenizer"):  # Mistral's own, where its package is installed
+        raise BuildError(f"model: {location}: expected a fast tokenizer, got {type(tokenizer).__name__}")
     template = folder / "chat_template.json"  # of models whose processor has it
     if tokenizer.chat_template is None and template.is_file():
         tokenizer.chat_template = json.loads(template.read_text(encoding="utf-8"))["chat_template"]
