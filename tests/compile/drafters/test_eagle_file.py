@@ -72,7 +72,10 @@ def test_a_small_model_is_no_head(target, drafter_folder, tmp_path):
         (lambda t, c: c.update(num_hidden_layers=2), "num_hidden_layers: expected 1, got 2"),
         (lambda t, c: c.update(hidden_size=64), "hidden size 48, got one for 64"),
         (lambda t, c: c.update(layernorms=True), "layernorms: expected False, got True, which is not supported"),
-        (lambda t, c: c.update(speculators_model_type="independent"), "speculators_model_type: expected eagle, got independent"),
+        (
+            lambda t, c: c.update(speculators_model_type="independent"),
+            "speculators_model_type: expected eagle, got independent",
+        ),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(damage, message, target, tmp_path):
