@@ -20,7 +20,7 @@ NEW_TOKENS = 40
 
 def reference(architecture: str) -> list[list[int]]:
     model = tiny_model(architecture)
-    # transformers 5.24's pass over one token of Nemotron-H is off by 1e-2 from its pass over all of them.
+    # transformers 5.24 bounds Nemotron-H's time steps in a pass over several tokens, not in one over a single token.
     model.generation_config.use_cache = architecture != "NemotronH"
     return [greedy(model, prompt, NEW_TOKENS, stop_ids=[1]) for prompt in PROMPTS]
 
