@@ -128,6 +128,7 @@ def _last(fields: Fields, number: int, default: Any) -> Any:
 def _fields(data: bytes) -> dict[int, list[Any]]:
     """The fields of a message: integers of varints, bytes of all else. Raises IndexError for a damaged one."""
     found, at = defaultdict[int, list[Any]](list), 0
+    value: Any
     while at < len(data):
         key, at = _varint(data, at)
         kind = key & 7
