@@ -17,10 +17,10 @@ from .config import BuildOptions, EngineConfig, given_scorer, make_config
 from .drafters.validate import check_traceable
 from .drafters.vocabulary import said_in_common
 from .faithful import check_faithful
-from .gguf.blocks import held_types, widened_tensors
+from .gguf.blocks import held_types
 from .locate import gguf_file
 from .lowered import Lowered
-from .source import Source, load_source, model_summary
+from .source import Source, load_source, model_summary, quantized_file, widened_tensors
 from .stage_times import StageTimes
 from .stages import describe_tree
 from .try_drafts import settle_readings, try_drafts
@@ -91,7 +91,7 @@ def note_held_types(model: str, config: EngineConfig, report: OnProgress) -> Non
 
 def _widened(model: str, config: EngineConfig) -> dict[str, list[str]]:
     """The tensors of a quantised file that became larger, by the type that they have there."""
-    file = gguf_file(model)
+    file = quantized_file(model)
     keeps = config.weights == "auto" and config.dtype == "bfloat16" and config.device == "cpu"
     return widened_tensors(file) if file and keeps else {}
 

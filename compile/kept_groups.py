@@ -89,6 +89,7 @@ class KeptGroups:
 
 
 def _hash(rows: Tensor) -> Tensor:
-    """[N, K] bfloat16 -> [N] int64: the same for the same bits, within a process."""
-    held, width = rows.contiguous().view(torch.int16).numpy().tobytes(), rows.shape[-1] * 2
+    """[N, K] bfloat16 -> [N] int64: the same for the same numbers, within a process. Zeros lose their sign, which
+    groups of four-bit floats do not keep."""
+    held, width = (rows + 0.0).contiguous().view(torch.int16).numpy().tobytes(), rows.shape[-1] * 2
     return torch.tensor([hash(held[at : at + width]) for at in range(0, len(held), width)], dtype=torch.int64)

@@ -22,7 +22,7 @@ from .gguf import blocks
 from .gguf.load import load_gguf, load_gguf_tokenizer
 from .kept_groups import KeptWeight
 from .locate import is_adapter, locate
-from .quantized.checkpoint import Quantized, quantized, values
+from .quantized.checkpoint import Quantized, holds_blocks, quantized, values, widened_weights
 from .quantized.checkpoint import kept_weights as kept_in_directory
 from .tokenizer_files import FAST, NO_CODE, read_tokenizer_files
 
@@ -137,7 +137,7 @@ def quantized_file(name: str) -> Path | None:
     model, or none at all."""
     try:
         path = locate(name)
-        held = isinstance(path, Path) and (path.is_file() or quantized(name, path) is not None)
+        held = isinstance(path, Path) and (path.is_file() or quantized(name, path) is not None or holds_blocks(path))
     except BuildError:
         return None
     return Path(path) if held else None
@@ -146,6 +146,11 @@ def quantized_file(name: str) -> Path | None:
 def kept_weights(file: Path) -> list[KeptWeight]:
     """The weights of a `quantized_file` that our kernels multiply with as they are."""
     return blocks.kept_weights(file) if file.is_file() else kept_in_directory(file)
+
+
+def widened_tensors(file: Path) -> dict[str, list[str]]:
+    """The other quantised weights of it: their names by type."""
+    return blocks.widened_tensors(file) if file.is_file() else widened_weights(file)
 
 
 def load_tokenizer(name: str) -> tuple[Any, int]:

@@ -1,25 +1,26 @@
 """Reads a directory whose weights are quantised: layer after layer, in normal form."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from ...errors import BuildError, one_line
+from ...errors import BuildError
 from ...kernels.linear.groups import Groups
 from ..kept_groups import KeptWeight
-from .normal import Weight
+from .files import places, read, read_json
+from .mxfp4 import METHOD as MXFP4
+from .mxfp4 import kept_blocks, widened_blocks
+from .normal import Rounded, Weight
 from .readers import READERS, Reader, Settings
 
 FORMATS = (  # of compressed-tensors
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized", "mixed-precision",
 )  # fmt: skip
-WIDENED_BY_TRANSFORMERS = ("fp8", "mxfp4")  # quant_method of what it reads right
+WIDENED_BY_TRANSFORMERS = ("fp8", MXFP4)  # quant_method of what it reads right
 
 
 class Quantized(NamedTuple):
@@ -36,9 +37,9 @@ class Quantized(NamedTuple):
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """(name of a parameter, its weight) of each quantised layer. Raises BuildError."""
-        files = _places(self.folder)
+        files = places(self.folder)
         for layer, parts in sorted(self._layers(files).items()):
-            found = {part: _read(files[name], name) for part, name in parts.items()}
+            found = {part: read(files[name], name) for part, name in parts.items()}
             try:
                 yield f"{layer}.weight", self.reader.read(found, self._settings(layer))
             except (ValueError, KeyError, RuntimeError) as error:
@@ -47,11 +48,11 @@ class Quantized(NamedTuple):
 
     def others(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of all that is no part of a quantised weight."""
-        files = _places(self.folder)
+        files = places(self.folder)
         used = {name for parts in self._layers(files).values() for name in parts.values()}
         for name, file in files.items():
             if name not in used and not name.endswith((".k_scale", ".v_scale")):  # of a cache of eight bits
-                yield name, _read(file, name)
+                yield name, read(file, name)
 
     def _layers(self, files: Mapping[str, Path]) -> dict[str, dict[str, str]]:
         """Layer -> part -> name of its tensor, of the layers that have the key of a quantised weight."""
@@ -75,10 +76,10 @@ class Quantized(NamedTuple):
 def quantized(name: str, folder: Path) -> Quantized | None:
     """The quantised checkpoint in a directory, None where its weights are as transformers reads them. Raises BuildError
     for a kind that is not read."""
-    config = _json(folder / "config.json")
+    config = read_json(folder / "config.json")
     if isinstance(mlx := config.get("quantization"), dict):  # and the same again as quantization_config
         return Quantized(folder, "mlx", mlx)
-    own = config.get("quantization_config") or _json(folder / "hf_quant_config.json").get("quantization")
+    own = config.get("quantization_config") or read_json(folder / "hf_quant_config.json").get("quantization")
     if own is None:
         return None
     _check_objects(name, own)
@@ -111,20 +112,42 @@ def _check_objects(name: str, own: Any) -> None:
         raise BuildError(f"model: {name}: quantization_config: expected an object, got {odd[0]!r:.40}")
 
 
+def holds_blocks(folder: Path) -> bool:
+    """Whether transformers widens what our kernels may multiply with as it is."""
+    own = read_json(folder / "config.json").get("quantization_config")
+    return isinstance(own, dict) and own.get("quant_method") == MXFP4
+
+
 def kept_weights(folder: Path) -> list[KeptWeight]:
-    """The quantised weights of a directory that are groups of 32."""
+    """The quantised weights of a directory that our kernels multiply with as they are."""
+    if holds_blocks(folder):
+        return kept_blocks(folder)
     found = quantized(str(folder), folder)
     assert found is not None
-    return [_kept(weight) for _, weight in found.weights() if isinstance(weight, Groups)]
+    return [_kept(weight) for _, weight in found.weights() if not isinstance(weight, Tensor)]
 
 
-def _kept(weight: Groups) -> KeptWeight:
-    rows, steps, size = weight.quants.shape
-    return KeptWeight(weight.kind, rows, steps * size, lambda index: weight.each(lambda part: part[index]))
+def widened_weights(folder: Path) -> dict[str, list[str]]:
+    """The other quantised weights of such a directory: their names by method."""
+    if holds_blocks(folder):
+        method, names = MXFP4, widened_blocks(folder)
+    else:
+        found = quantized(str(folder), folder)
+        assert found is not None
+        method, names = found.method, [name for name, weight in found.weights() if isinstance(weight, Tensor)]
+    return {method: names} if names else {}
+
+
+def _kept(weight: Groups | Rounded) -> KeptWeight:
+    groups = weight.groups if isinstance(weight, Rounded) else weight
+    rows, steps, size = groups.quants.shape
+    return KeptWeight(groups.kind, rows, steps * size, lambda index: groups.each(lambda part: part[index]))
 
 
 def values(weight: Weight, dtype: torch.dtype) -> Tensor:
-    """The numbers that a weight stands for."""
+    """The numbers that a weight stands for; in bfloat16, in which groups are kept, those of the groups."""
+    if isinstance(weight, Rounded):
+        weight = weight.groups if dtype == torch.bfloat16 else weight.values
     if isinstance(weight, Groups):
         return weight.values(weight.quants.shape[-2] * weight.quants.shape[-1]).to(dtype)
     return weight.to(dtype)
@@ -134,39 +157,3 @@ def _targets(target: str, layer: str) -> bool:
     if target.startswith("re:"):
         return re.match(target[3:], layer) is not None
     return target == "Linear" or layer == target or layer.endswith(f".{target}")
-
-
-def _places(folder: Path) -> dict[str, Path]:
-    """Name of a tensor -> its file."""
-    index = _json(folder / "model.safetensors.index.json").get("weight_map")
-    if index is not None:
-        return {name: folder / file for name, file in index.items()}
-    file = folder / "model.safetensors"
-    with _open(file) as held:
-        return dict.fromkeys(held.keys(), file)
-
-
-def _read(file: Path, name: str) -> Tensor:
-    with _open(file) as held:
-        tensor: Tensor = held.get_tensor(name)
-        return tensor
-
-
-def _open(file: Path) -> Any:
-    try:
-        return safe_open(file, "pt")
-    except Exception as error:  # of several kinds
-        raise BuildError(f"model: {file}: expected a safetensors file, got {str(error).splitlines()[0]}") from None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """An object of JSON, empty where there is no file. Raises BuildError."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise BuildError(f"model: {path}: expected JSON, got {one_line(error)}") from None
-    if not isinstance(found, dict):
-        raise BuildError(f"model: {path}: expected an object, got {found!r:.40}")
-    return found

@@ -1,12 +1,23 @@
 """The normal form of a quantised weight: groups of 32 as our kernels have them where those say the same numbers, else
 the numbers themselves."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from ...kernels.linear.groups import GROUP, Groups
+from ...kernels.linear.groups import GROUP, KINDS, Groups
 
-Weight = Groups | Tensor  # [N, K]; a tensor is float32
+
+class Rounded(NamedTuple):
+    """Groups whose scales were rounded to float16, and the values that were meant. A float32 engine takes those."""
+
+    groups: Groups
+    values: Tensor
+
+
+Weight = Groups | Rounded | Tensor  # [N, K]; a tensor is float32
+ROUNDING = 2**-8  # the half of bfloat16's last place, of a number
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # magnitudes of four bits
 
 
@@ -24,6 +35,26 @@ def unpack_halves(data: Tensor) -> Tensor:
 def four_bit_floats(codes: Tensor) -> Tensor:
     """Codes of E2M1, sign in the fourth bit -> float32."""
     return torch.where(codes >= 8, -1.0, 1.0) * E2M1[(codes & 7).long()]
+
+
+def four_bit_groups(kind: str, codes: Tensor, scales: Tensor) -> Weight:
+    """Codes of E2M1 with scales of so many elements as the kind has.
+
+    codes: uint8 [N, K]. scales: [N, S] float32. Scales that float16 does not hold are rounded to it where that moves
+    numbers by at most an eighth of what bfloat16 may move them by, and those near zero by a 128th of what it may move
+    the largest of their row by. Where it would move them more, the numbers are kept.
+    """
+    values = four_bit_floats(codes) * spread(scales, codes.shape[1])
+    size = KINDS[kind].scaled
+    if codes.shape[1] % GROUP or codes.shape[1] // scales.shape[1] != size:
+        return values
+    halves = (scales / 2).half()  # the kinds' numbers are doubled
+    groups = Groups(kind, codes.unflatten(1, (-1, GROUP)), halves.unflatten(1, (-1, GROUP // size)))
+    size_of, off = scales.abs() / 2, (halves.float() - scales / 2).abs()
+    if bool((off == 0).all()):
+        return groups
+    near = off <= torch.maximum(size_of, size_of.amax(1, keepdim=True) / 16) * ROUNDING / 8
+    return Rounded(groups, values) if bool(near.all()) else values
 
 
 def spread(scales: Tensor, size: int) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .normal import Weight, four_bit_floats, scaled, spread, unpack_halves, unpack_words, with_least
+from .normal import Weight, four_bit_groups, scaled, unpack_halves, unpack_words, with_least
 
 Parts = Mapping[str, Tensor]
 Settings = Mapping[str, Any]
@@ -124,10 +124,9 @@ def int8_rows(parts: Parts, settings: Settings) -> Weight:
     return parts["weight"].float() * (parts["SCB"].float() / 127).reshape(-1, 1)
 
 
-def _four_bit_floats(data: Tensor, scales: Tensor, whole: Tensor) -> Tensor:
+def _four_bit_floats(data: Tensor, scales: Tensor, whole: Tensor) -> Weight:
     """Two codes of E2M1 a byte, scales of float8 along K, and one of the whole."""
-    values = four_bit_floats(unpack_halves(data))
-    return values * spread(scales.float() * whole, values.shape[1])
+    return four_bit_groups("nvfp4", unpack_halves(data), scales.float() * whole)
 
 
 def _of_groups(quants: Tensor, scales: Tensor, zeros: Tensor, bits: int, group_of: Tensor | None) -> Weight:

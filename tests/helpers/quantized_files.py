@@ -111,13 +111,15 @@ def floats(shape: Callable[[Tensor], tuple[int, ...]], **more: Tensor) -> Callab
     return write
 
 
-def nvfp4(packed: str, whole: str, divides: bool) -> Callable[[Tensor], Written]:
+def nvfp4(packed: str, whole: str, divides: bool, scale: float = 0.02) -> Callable[[Tensor], Written]:
+    """whole: the name of the scale of all, or of what it divides by."""
+
     def write(weight: Tensor) -> Written:
         codes = torch.randint(0, 16, weight.shape)
         scales = (torch.rand(len(weight), weight.shape[1] // 16) * 3 + 1).to(torch.float8_e4m3fn)
-        values = E2M1[codes] * scales.float().repeat_interleave(16, 1) * 0.02
+        values = E2M1[codes] * scales.float().repeat_interleave(16, 1) * scale
         data = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
-        return {packed: data, "weight_scale": scales, whole: torch.tensor([50.0 if divides else 0.02])}, values
+        return {packed: data, "weight_scale": scales, whole: torch.tensor([1 / scale if divides else scale])}, values
 
     return write
 
@@ -177,13 +179,13 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Tensor], Written], str | None]]
     ),
     "compressed nvfp4": (
         compressed(num_bits=4, type="float", strategy="tensor_group", group_size=16),
-        nvfp4("weight_packed", "weight_global_scale", divides=True), None,
+        nvfp4("weight_packed", "weight_global_scale", divides=True), "nvfp4",
     ),
     "modelopt fp8": (
         of_method("modelopt", quant_algo="FP8"), floats(lambda w: (), input_scale=torch.ones(())), None,
     ),
     "modelopt nvfp4": (
-        of_method("modelopt", quant_algo="NVFP4"), nvfp4("weight", "weight_scale_2", divides=False), None,
+        of_method("modelopt", quant_algo="NVFP4"), nvfp4("weight", "weight_scale_2", divides=False), "nvfp4",
     ),
     "fbgemm": (of_method("fbgemm_fp8"), floats(lambda w: (len(w), 1)), None),
     "mlx": ({"quantization": {"group_size": 32, "bits": 4}, "quantization_config": {"bits": 4}}, mlx, "int4_least"),

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 from models import save_model
-from quantized_files import CASES, SIZES, compressed, of_method, save_quantized
+from quantized_files import CASES, E2M1, SIZES, compressed, nvfp4, of_method, save_quantized
 from safetensors.torch import load_file, save_file
 from specstep.compile.config import make_config
 from specstep.compile.precision import choose_precision
 from specstep.compile.quantized.readers import _of_groups
-from specstep.compile.source import load_source, quantized_file
+from specstep.compile.source import load_source, quantized_file, widened_tensors
 from specstep.errors import BuildError
 from specstep.kernels.linear.groups import Groups, unpack_groups
 
@@ -32,7 +32,63 @@ def test_weights_are_those_that_were_meant(name, tmp_path):
             assert form.kind == (kind or "bfloat16"), key
             if kind:
                 groups = unpack_groups(form.make(weight), len(weight))
-                assert torch.equal(groups.values(weight.shape[1]), exact[key])
+                kept = groups.values(weight.shape[1])
+                assert torch.equal(kept.bfloat16(), weight)
+                # Scales of four-bit floats may be rounded to float16.
+                torch.testing.assert_close(kept, exact[key], rtol=2**-11 if kind == "nvfp4" else 0, atol=0)
+
+
+@pytest.mark.parametrize(("scale", "kept"), [(2.0**-6, True), (2.0**-20, True), (2.0**-24, False), (3e-7, False)])
+def test_four_bit_floats_are_kept_where_float16_holds_their_scales(scale, kept, tmp_path):
+    config, write = CASES["modelopt nvfp4"][0], nvfp4("weight", "weight_scale_2", divides=False, scale=scale)
+    torch.manual_seed(0)
+    expected = save_quantized(tmp_path, config, write)
+    model = load_source(str(tmp_path), "bfloat16", "cpu").model
+    precision = choose_precision(make_config({}), [quantized_file(str(tmp_path))], 320, {})
+    names = sorted(name for name in expected if "proj" in name)
+    assert widened_tensors(tmp_path) == ({} if kept else {"modelopt": names})
+    for name in names:
+        weight = model.get_parameter(name)
+        form = precision(weight)
+        assert form.kind == ("nvfp4" if kept else "bfloat16")
+        if kept:
+            groups = unpack_groups(form.make(weight), len(weight))
+            assert torch.equal(groups.values(weight.shape[1]), expected[name])
+        assert torch.equal(weight, expected[name].bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "zeros", "kept"),
+    [(104, 143, False, True), (103, 127, False, False), (120, 144, False, False), (0, 127, True, True)],
+)
+def test_blocks_of_experts_are_kept_where_float16_holds_their_scales(least, most, zeros, kept, tmp_path):
+    """zeros: of the blocks whose scales it does not hold."""
+    folder = save_model(tmp_path / "model", "GptOss", hidden_size=64, intermediate_size=96)
+    path = folder / "model.safetensors"
+    state, expected = load_file(path), {}
+    torch.manual_seed(0)
+    for name in [name for name in state if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, depth, outputs = state.pop(name).shape
+        codes = torch.randint(0, 16, (experts, outputs, depth // 32, 32), dtype=torch.uint8)
+        scales = torch.randint(least, most + 1, codes.shape[:-1], dtype=torch.uint8)
+        scales.view(-1)[:2] = torch.tensor([least, most], dtype=torch.uint8)
+        codes = torch.where(zeros & (scales < 104).unsqueeze(-1), codes & 8, codes)
+        state |= {f"{name}_blocks": codes[..., ::2] | codes[..., 1::2] << 4, f"{name}_scales": scales}
+        expected[name] = (E2M1[codes.long()] * torch.exp2(scales.float() - 127).unsqueeze(-1)).flatten(-2)
+    save_file(state, path, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | of_method("mxfp4")))
+    model = load_source(str(folder), "bfloat16", "cpu").model
+    precision = choose_precision(make_config({}), [quantized_file(str(folder))], 320, {})
+    assert widened_tensors(folder) == ({} if kept else {"mxfp4": sorted(expected)})
+    for name, values in expected.items():
+        weight = model.get_parameter(name).transpose(1, 2)
+        assert torch.equal(weight, values.bfloat16()) and torch.equal(values.bfloat16().float(), values)
+        form = precision(weight)
+        assert form.kind == ("mxfp4" if kept else "bfloat16")
+        if kept:
+            groups = unpack_groups(form.make(weight), weight.shape[1])
+            assert torch.equal(groups.values(weight.shape[2]), values)
 
 
 def test_a_part_of_the_layers_may_be_quantised(tmp_path):
