@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from .graphs.attention import Pass
     from .graphs.drafters.drafter import Scorer
     from .graphs.drafters.shared_noise import BestTokens
+    from .graphs.kept import CacheLayer
     from .graphs.state import State, StateTensor
-    from .graphs.target import CacheLayer
     from .graphs.tree import Candidates, Expand, TreeShape
     from .model_engines import load
     from .report import DraftedTree, TokenLogprobs
@@ -45,7 +45,7 @@ _HOMES = {
     "TreeShape": "graphs.tree",
     "State": "graphs.state",
     "StateTensor": "graphs.state",
-    "CacheLayer": "graphs.target",
+    "CacheLayer": "graphs.kept",
     "Pass": "graphs.attention",
     "load": "model_engines",
     "Engine": "runtime.engine",

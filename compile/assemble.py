@@ -12,10 +12,11 @@ from ..errors import BuildError
 from ..graphs.choice import sampled_choice
 from ..graphs.drafters.drafter import Drafter, Scorer, most_catch_up
 from ..graphs.forced import forced_choice
+from ..graphs.kept import CacheLayer, UnsupportedModel, cache_layers
 from ..graphs.prefill import Prefill
 from ..graphs.state import StateTensor, row_state
 from ..graphs.step import PlainStep, SpeculativeStep
-from ..graphs.target import CacheLayer, CausalLM, UnsupportedModel, cache_layers
+from ..graphs.target import CausalLM
 from ..runtime.engine_file import TREE, EngineSpec, ProgramSpec, TensorSpec
 from ..runtime.manifest_fields import SLOT_STEP
 from ..runtime.manifest_rules import capacity_for, scratch_for

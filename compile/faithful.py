@@ -15,8 +15,9 @@ from ..errors import BuildError
 from ..graphs.attention import ATTENTION_NAME, Pass, chain_pass
 from ..graphs.experts import EXPERTS_NAME
 from ..graphs.hybrid_cache import RECURRENT, WINDOW
+from ..graphs.kept import reason
 from ..graphs.linear_attention import as_kept
-from ..graphs.target import CausalLM, reason
+from ..graphs.target import CausalLM
 from ..kernels.tree_layout.op import tree_layout
 from .assemble import Graphs
 from .raised import RaisedTo

@@ -1,42 +1,18 @@
 """transformers' own modeling code as a traceable pass over the engine's cache: the target, and draft models alike."""
 
-import inspect
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .attention import ATTENTION_NAME, Pass, register_attention
-from .convolution import convolution_sizes, has_convolutions, register_convolutions
+from .convolution import convolution_sizes
 from .experts import EXPERTS_NAME, register_experts
-from .hybrid_cache import RECURRENT, WINDOW, HybridCache
-from .linear_attention import as_kept, has_linear_attention, register_linear_attention
-from .rope import BOUNDED_ROPE, PLAIN_ROPE, keep_short_frequencies, rope_kinds
-from .state import StateTensor
-
-FEED_FORWARD = ("mlp", "moe")  # layers of hybrid models that keep nothing
-
-
-class UnsupportedModel(ValueError):
-    """A model that cannot be traced faithfully; the message names the reason."""
-
-
-class CacheLayer(NamedTuple):
-    """Shape of one layer's K and V: heads, and the head size of each."""
-
-    heads: int
-    key_size: int
-    value_size: int
-
-
-class Kept(NamedTuple):
-    """What a model keeps of a row. caches: keys and values, by the numbers of the layers that have them; states: state
-    tensors of recurrent layers, by their names, see `hybrid_cache`."""
-
-    caches: dict[int, CacheLayer]
-    states: dict[str, StateTensor]
+from .hybrid_cache import HybridCache
+from .kept import UnsupportedModel, cache_name, kept_by
+from .rope import keep_short_frequencies
 
 
 class CausalLM(nn.Module):
@@ -103,11 +79,6 @@ class CausalLM(nn.Module):
         }
 
 
-def cache_name(model: nn.Module) -> str:
-    """What the `forward` of a model or a layer calls its cache: older releases of transformers have another name."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-
-
 def capture_last_layer(model: PreTrainedModel) -> None:
     """Have transformers return the output of the last layer as the last hidden state, where it puts the normed one.
     Raises UnsupportedModel for a model in which that cannot be had."""
@@ -158,120 +129,3 @@ def capture_normed(model: PreTrainedModel) -> Normed:
             "gets another one; expected a drafter that reads other hidden states"
         )
     return normed
-
-
-def check_config(model: PreTrainedModel) -> None:
-    """Refuse what is known to be wrong under our attention. The build also compares logits (`compile.faithful`)."""
-    config, name = model.config.get_text_config(), type(model).__name__
-    known = {"full_attention", "sliding_attention"} | ({"conv"} if has_convolutions(model) else set())
-    known |= {"linear_attention", "hybrid", *FEED_FORWARD} if has_linear_attention(model) else set()
-    odd = set(getattr(config, "layer_types", None) or ()) - known
-    if odd:
-        raise UnsupportedModel(
-            f"model: {name} has layers of type {sorted(odd)}; expected {' or '.join(sorted(known))} only"
-        )
-    for kind in rope_kinds(config):
-        if kind.get("rope_type", "default") not in PLAIN_ROPE | BOUNDED_ROPE:
-            raise UnsupportedModel(
-                f"model: {name} has rope_type {kind['rope_type']!r}, whose angles may change with the sequence length; "
-                f"expected one of {sorted(PLAIN_ROPE | BOUNDED_ROPE)}"
-            )
-    if model.get_output_embeddings() is None or getattr(model.config, "is_encoder_decoder", False):
-        raise UnsupportedModel(f"model: {name} is not a decoder-only causal language model")
-    if not model._can_set_attn_implementation():
-        raise UnsupportedModel(
-            f"model: {name} computes attention in code of its own; expected a model that calls transformers' "
-            "attention interface (ALL_ATTENTION_FUNCTIONS)"
-        )
-
-
-def kept_by(model: PreTrainedModel) -> Kept:
-    """What the model keeps of a row, read off one real forward pass of one token, so no family needs a special case.
-    Raises UnsupportedModel where that pass fails, or where a layer keeps nothing."""
-    check_config(model)
-    if model.config._attn_implementation == ATTENTION_NAME:  # it is part of another graph, too
-        model.set_attn_implementation("eager")
-    register_convolutions(model)
-    register_linear_attention(model)
-    recorder = _ShapeRecorder(model)
-    with torch.no_grad():
-        token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-        try:
-            given = {"position_ids": token, cache_name(model): recorder, "attention_mask": None}
-            model(input_ids=token, use_cache=True, **given)
-        except Exception as error:  # modeling code raises anything
-            raise UnsupportedModel(f"model: {type(model).__name__} cannot be traced: {reason(error)}") from error
-    count = model.config.get_text_config().num_hidden_layers
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or [""] * count
-    keep_nothing = {layer for layer, kind in enumerate(kinds) if kind in FEED_FORWARD}
-    found = {*recorder.caches, *recorder.recurrent}
-    if sorted(found | keep_nothing) != list(range(count)):
-        raise UnsupportedModel(
-            f"model: {type(model).__name__} keeps something of {len(found)} of its {count} layers; expected keys and "
-            "values, or a state, for each that attends"
-        )
-    return Kept(recorder.caches, recorder.states)
-
-
-def cache_layers(model: PreTrainedModel) -> list[CacheLayer]:
-    """Shapes of the keys and values that a model keeps, of those layers that do, see `kept_by`."""
-    caches = kept_by(model).caches
-    return [caches[layer] for layer in sorted(caches)]
-
-
-def reason(error: Exception) -> str:
-    """An error in one line: its type, and the first line of its message."""
-    first: str = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}"
-
-
-class _ShapeRecorder:
-    """A cache that keeps nothing but the shapes it was given."""
-
-    is_compileable = True
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        self.caches: dict[int, CacheLayer] = {}
-        self.recurrent: set[int] = set()  # layers with states
-        self.states: dict[str, StateTensor] = {}
-
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        self.caches[layer_idx] = CacheLayer(key.shape[1], key.shape[3], value.shape[3])
-        return key, value
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        return None
-
-    def update_conv_state(
-        self, x: Tensor, layer_idx: int, *_: object, conv_kernel_size: int | None = None, **__: object
-    ) -> Tensor:
-        if conv_kernel_size is None:
-            raise AttributeError("it does not say how many inputs its convolution has; expected conv_kernel_size")
-        self._add(f"{WINDOW}{layer_idx}", (conv_kernel_size - 1, x.shape[1]), x.dtype, layer_idx)
-        return x
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        return None
-
-    def update_recurrent_state(self, state: Tensor, layer_idx: int, *_: object, **__: object) -> Tensor:
-        self._add(f"{RECURRENT}{layer_idx}", tuple(as_kept(self.model, state).shape[1:]), torch.float32, layer_idx)
-        return state
-
-    def _add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, layer: int) -> None:
-        if name in self.states:
-            raise AttributeError(f"layer {layer} keeps two states of a kind; expected one")
-        self.states[name] = StateTensor(shape, dtype, in_place=True)
-        self.recurrent.add(layer)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return query_length, 0
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"it asks its cache for {name}; expected a model that caches keys and values alone")

@@ -16,8 +16,9 @@ from ...graphs.drafters.ngram import Ngram
 from ...graphs.drafters.ngram_tables import NgramTables
 from ...graphs.drafters.none import NoDraft
 from ...graphs.drafters.pard import Pard
+from ...graphs.kept import cache_layers
 from ...graphs.static_tree import StaticTree, likely_choices
-from ...graphs.target import CausalLM, cache_layers
+from ...graphs.target import CausalLM
 from ...graphs.tree import DynamicTree, TreeShape, chain
 from ..config import EngineConfig
 from ..locate import is_model

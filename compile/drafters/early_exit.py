@@ -12,7 +12,8 @@ from torch import nn
 from ...errors import BuildError
 from ...graphs.drafters.draft_model import DraftModel
 from ...graphs.drafters.vocabulary import SameTokens
-from ...graphs.target import CausalLM, cache_layers
+from ...graphs.kept import cache_layers
+from ...graphs.target import CausalLM
 from ..source import Source
 
 NAME = re.compile(r"early-exit:(.*)")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...errors import BuildError
 from ...graphs.drafters.mtp import MtpHead
 from ...graphs.drafters.recurrent import Recurrent
-from ...graphs.target import kept_by
+from ...graphs.kept import kept_by
 from ..config import EngineConfig
 from ..locate import locate
 from ..source import Source

@@ -16,8 +16,9 @@ from ...errors import BuildError
 from ...graphs.attention import chain_pass
 from ...graphs.drafters.drafter import Drafter, Scorer
 from ...graphs.drafters.merged import parts
+from ...graphs.kept import CacheLayer
 from ...graphs.state import State, StateTensor, row_state
-from ...graphs.target import CacheLayer, CausalLM
+from ...graphs.target import CausalLM
 from ...graphs.tree import Candidates, TreeShape
 from .blame import line_of, running_line
 

@@ -18,8 +18,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from ...kernels.bits import chain_bits, word_count
 from ..attention import LayerCache, Pass, chain_pass
+from ..kept import CacheLayer
 from ..state import State
-from ..target import CacheLayer
 from ..tree import Candidates, Expand, TreeShape
 from .all_depths import begun
 from .block_layer import BlockLayer, LayerMask

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..attention import Pass, chain_pass
+from ..kept import CacheLayer
 from ..state import State, StateTensor
-from ..target import CacheLayer, CausalLM
+from ..target import CausalLM
 from ..tree import Candidates, Expand, TreeShape
 from .drafter import Scorer, most_catch_up, owed_positions
 from .frontier import FrontierPasses, drafting

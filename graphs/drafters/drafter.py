@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from ... import controls
 from ..attention import Pass
+from ..kept import CacheLayer
 from ..state import State, StateTensor
-from ..target import CacheLayer
 from ..tree import Candidates, Expand, TreeShape, tree_state
 from .shared_noise import Ranking
 

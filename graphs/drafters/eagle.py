@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ..attention import LayerCache, Pass
-from ..target import CacheLayer
+from ..kept import CacheLayer
 from .head_layer import HeadLayer
 from .recurrent import RecurrentHead
 

@@ -13,8 +13,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from ..attention import LayerCache, Pass
+from ..kept import CacheLayer
 from ..state import State
-from ..target import CacheLayer
 from ..tree import Candidates, Expand, TreeShape
 from .frontier import drafting, embeddable
 from .head_layer import HeadLayer

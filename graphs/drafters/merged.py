@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Pass
+from ..kept import CacheLayer
 from ..state import State, StateTensor
-from ..target import CacheLayer
 from ..tree import Candidates, Expand, TreeShape
 from .best import best_of, rounded
 from .drafter import Scorer

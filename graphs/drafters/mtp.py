@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import LayerCache, Pass
-from ..target import CacheLayer
+from ..kept import CacheLayer
 from .recurrent import RecurrentHead
 
 

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..attention import chain_pass
+from ..kept import CacheLayer
 from ..state import State
-from ..target import CacheLayer, CausalLM
+from ..target import CausalLM
 from ..tree import Candidates, Expand, TreeShape
 from .all_depths import begun, masks_behind, of_depths, with_masks
 from .draft_model import DraftModel

@@ -15,8 +15,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from ..attention import ATTENTION_NAME, LayerCache, Pass, chain_pass, register_attention
+from ..kept import CacheLayer, cache_name
 from ..state import State
-from ..target import CacheLayer, cache_name
 from ..tree import Candidates, Expand, TreeShape
 from .all_depths import begun, masks_behind, of_depths, with_masks
 from .drafter import owed_positions

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import LayerCache, Pass, chain_pass
+from ..kept import CacheLayer
 from ..state import State, StateTensor
-from ..target import CacheLayer
 from ..tree import Candidates, Expand, TreeShape
 from .drafter import Scorer, most_catch_up, owed_positions
 from .frontier import FrontierPasses, drafting, embeddable

@@ -11,7 +11,8 @@ from gguf_cases import LONGROPE
 from models import ARCHITECTURES, final_norm, greedy, save_model, tiny_model
 from specstep.graphs import attention
 from specstep.graphs.attention import chain_pass
-from specstep.graphs.target import CausalLM, UnsupportedModel, cache_layers, capture_normed, check_config
+from specstep.graphs.kept import UnsupportedModel, cache_layers, check_config
+from specstep.graphs.target import CausalLM, capture_normed
 from transformers import AutoModelForCausalLM
 
 PROMPTS = [[5], [7, 8], [3, 9, 4] * 7, random.Random(0).choices(range(2, 300), k=45)]

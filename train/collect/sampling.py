@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...compile.source import Source
-from ...graphs.target import cache_layers, cache_name
+from ...graphs.kept import cache_layers, cache_name
 
 LIKELIEST = 256  # tokens among which one is drawn: sorting the whole vocabulary would take longer than the model
 SHARE_OF_MEMORY = 4  # a cache may take one part in so many of what is free

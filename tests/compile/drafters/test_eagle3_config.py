@@ -9,7 +9,8 @@ from models import ARCHITECTURES, final_norm, save_eagle3, save_model, tiny_mode
 from plain_eagle3 import chains, plain_chain
 from safetensors.torch import load_file
 from specstep.compile.drafters.eagle3_config import read_config
-from specstep.graphs.target import UnsupportedModel, capture_last_layer
+from specstep.graphs.kept import UnsupportedModel
+from specstep.graphs.target import capture_last_layer
 
 AUX, SPECULATORS = (
     "eagle_aux_hidden_state_layer_ids",

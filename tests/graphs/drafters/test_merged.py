@@ -13,10 +13,10 @@ from specstep.graphs.drafters.best import best_of
 from specstep.graphs.drafters.drafter import Drafter
 from specstep.graphs.drafters.merged import Merged
 from specstep.graphs.drafters.ngram import Ngram
+from specstep.graphs.kept import CacheLayer
 from specstep.graphs.prefill import Prefill
 from specstep.graphs.state import row_state
 from specstep.graphs.step import SpeculativeStep
-from specstep.graphs.target import CacheLayer
 from specstep.graphs.tree import Candidates, DynamicTree
 from specstep.kernels.rank.reference import STEPS_PER_NAT
 
