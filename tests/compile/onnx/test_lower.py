@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch
 from models import greedy, save_model, tiny_model
 from polygraphy.json import load_json
 from sessions import PROMPTS, agree
+from specstep.commands.describe import describe
 from specstep.compile.assemble import FlatProgram, assemble, example_inputs
 from specstep.compile.build import build, make_config
 from specstep.compile.check import TOLERANCE, check_same_step, compare, compared, within, worst_output
@@ -392,8 +394,9 @@ def test_states_of_rows(architecture, tmp_path):
     """Of a hybrid target and of itself as the draft model, in rows that are taken one after the other."""
     model = str(save_model(tmp_path / "model", architecture))
     options = OPTIONS | {"drafter": model, "nodes": 4, "dtype": "float32"}
-    engine = specstep.load(build(model, tmp_path / "engine", backend="onnx", **options))
-    expected = tiny_model(architecture)
+    folder = build(model, tmp_path / "engine", backend="onnx", **options)
+    assert re.search(r"^states +[24] recurrent layers, 0\.\d MiB for 2 rows", describe(read_manifest(folder)), re.M)
+    engine, expected = specstep.load(folder), tiny_model(architecture)
     results = engine.generate(PROMPTS, 30, ignore_eos=True)
     assert [result.token_ids for result in results] == [greedy(expected, prompt, 30, []) for prompt in PROMPTS]
     assert sum(result.stats["steps"] for result in results) < 10 * len(PROMPTS), "a perfect drafter is right"
