@@ -49,8 +49,8 @@ class SpeculativeStep(nn.Module):
     ) -> tuple[Tensor, State]:
         """nodes [T] int64: 0 .. T - 1, the nodes of the drafted tree to verify, the root the first; state as
         `state.row_state` and the drafter say, with state["catch_up"] for a scorer that pauses, see `Scorer.begin`;
-        keys, values: one [B, H_kv, S, D] per layer, the target's first, written in place, as are state["history"] and
-        what all rows share."""
+        keys, values: one [B, H_kv, S, D] per layer, the target's first, written in place, as are state["history"],
+        the states of recurrent layers, and what all rows share."""
         layers, state = self.target.layers, near(state, keys[0].shape[2])
         drafted = drafted_tree(state)
         tree = first_nodes(drafted, nodes)
