@@ -55,7 +55,7 @@ class FakeSession(Session):
         program = ProgramSpec("", (), ())
         caches = tuple(TensorSpec(name, (rows, 1, 256, 1), "float32") for name in ("own", "following"))
         super().__init__(EngineSpec(
-            {"backend": "inductor", "nodes": depth, "depth": depth}, rows, 100, 256, 64, 4, 0, (), 8, vocabulary,
+            {"backend": "inductor", "nodes": depth, "depth": depth}, rows, 100, 256, 64, 4, 0, (), (), 8, vocabulary,
             stops, "cpu", state, (), caches, program, program,
         ))  # fmt: skip
         self.caches = np.zeros((rows, 256, 2), np.int64)
