@@ -160,7 +160,7 @@ def _spec(
         scratch=scratch,
         catch_up=catch_up,
         drafter_tensors=drafters,
-        recurrent=tuple(name for name, tensor in (model.states | own).items() if tensor.in_place),
+        recurrent=tuple(name for name, tensor in (model.states | own).items() if tensor.recurrent),
         prefill_chunk=min(config.prefill_chunk, config.max_seq_len),
         vocab_size=model.vocab_size,
         stop_ids=target.stop_ids,

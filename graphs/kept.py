@@ -143,7 +143,7 @@ class _ShapeRecorder:
     def _add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, layer: int) -> None:
         if name in self.states:
             raise AttributeError(f"layer {layer} keeps two states of a kind; expected one")
-        self.states[name] = StateTensor(shape, dtype, in_place=True)
+        self.states[name] = StateTensor(shape, dtype, in_place=True, recurrent=True)
         self.recurrent.add(layer)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

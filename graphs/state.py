@@ -18,12 +18,14 @@ State = dict[str, Tensor]
 
 class StateTensor(NamedTuple):
     """One state tensor: its shape without the batch dimension, which one that all rows share does not have, its dtype,
-    the value an empty row holds, and whether it is written in place rather than returned anew."""
+    the value an empty row holds, whether it is written in place rather than returned anew, and whether a recurrent
+    layer keeps it: every token so far is in it, and it cannot be cut back to fewer."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     fill: int = 0
     in_place: bool = False
+    recurrent: bool = False
 
 
 def row_state(slots: int, nodes: int, vocabulary: int) -> dict[str, StateTensor]:

@@ -77,6 +77,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 12,
         "mamba_n_groups": 2,
         "mamba_d_state": 10,
+        "attention_multiplier": 0.25,
+        "position_embedding_type": "rope",
     },
     "Bamba": SMALL | MAMBA | {"attn_layer_indices": [1], "mamba_n_heads": 12, "mamba_n_groups": 2, "mamba_d_state": 10},
     "FalconH1": SMALL
