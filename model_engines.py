@@ -12,9 +12,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .errors import BuildError, EngineError, InputError, needs_extra
+from .kept_engines import FOLDER, make_room
 from .progress import OnProgress, silent
 from .runtime.engine_file import MANIFEST, check_files, read_manifest
 from .runtime.gpu import gpu_number
@@ -24,17 +25,8 @@ if TYPE_CHECKING:
     from .compile.config import BuildOptions
     from .runtime.engine import Engine
 
-FOLDER = "engines"
 OURS = re.compile(r"specstep: (?:[\d:]+ )?")  # before what `specstep build` says
 BUILD = "from specstep.cli import main; raise SystemExit(main())"
-
-
-class KeptEngine(NamedTuple):
-    """An engine in the user's cache. size: in bytes. used: when it was last asked for, in seconds since 1970."""
-
-    directory: Path
-    size: int
-    used: float
 
 
 def load(
@@ -110,19 +102,10 @@ def engine_of(
             if not _is_whole(directory):
                 report(f"{name}: builds its engine, once, into {directory}")
                 _build(name, directory, options, report)
+                make_room(directory, report)
     with suppress(OSError):  # of another user, or on a disk that is read only
         os.utime(directory)
     return directory
-
-
-def kept_engines() -> list[KeptEngine]:
-    """All in the user's cache, the last used first."""
-    kept = []
-    for manifest in cache_path(FOLDER).glob(f"[!.]*/{MANIFEST}"):
-        with suppress(OSError):  # removed meanwhile
-            size = sum(file.stat().st_size for file in manifest.parent.rglob("*") if file.is_file())
-            kept.append(KeptEngine(manifest.parent, size, manifest.parent.stat().st_mtime))
-    return sorted(kept, key=lambda engine: engine.used, reverse=True)
 
 
 def _is_engine(model: str | Path) -> bool:

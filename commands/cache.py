@@ -1,9 +1,7 @@
 """`specstep cache`."""
 
 import argparse
-import datetime
 import json
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..model_engines import FOLDER, kept_engines
+    from ..kept_engines import FOLDER, MOST_BYTES, kept_engines, remove_engine
 
     kept = {engine.directory.name: engine for engine in kept_engines()}
     unknown = [name for name in options.remove or () if name not in kept]
@@ -35,16 +33,15 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"remove: expected names of the list of `specstep cache`, got {', '.join(unknown)}")
     gone = [*kept] if options.clear else options.remove or []
     for name in gone:
-        _remove(kept[name].directory)
+        remove_engine(kept[name].directory)
     for name, engine in kept.items():
         size = f"{engine.size / MIB:,.0f} MiB"
         if name in gone:
             say(f"removed {name}, {size}")
         else:
-            used = datetime.datetime.fromtimestamp(engine.used).strftime("%Y-%m-%d %H:%M")
-            say(f"{name}  {size}  used {used}  {_made_of(engine.directory)}")
+            say(f"{name}  {size}  used {engine.said_use}  {_made_of(engine.directory)}")
     left = sum(engine.size for name, engine in kept.items() if name not in gone)
-    say(f"{len(kept) - len(gone)} engines, {left / MIB:,.0f} MiB, in {cache_path(FOLDER)}")
+    say(f"{len(kept) - len(gone)} engines, {left / MIB:,.0f} of {MOST_BYTES / MIB:,.0f} MiB, in {cache_path(FOLDER)}")
     _compiled("compiled programs", cache_path(PROGRAMS), "*.pt2", options.clear)
     _compiled("libraries of kernels", cache_path(), "native-*/*.so", options.clear)
     if options.clear:
@@ -81,14 +78,3 @@ def _made_of(directory: Path) -> str:
     config, model = manifest.spec.config, json.dumps(manifest.about.get("model", {}).get("name", "?"))
     rows, slots = manifest.spec.max_batch, manifest.spec.max_seq_len
     return f"{model}, drafter {config.get('drafter')}, {rows} rows of {slots} tokens"
-
-
-def _remove(directory: Path) -> None:
-    """Remove an engine; whoever has loaded it goes on with it. Raises InputError."""
-    from ..runtime.engine_file import MANIFEST
-
-    try:
-        (directory / MANIFEST).unlink()  # half of it is no engine
-        shutil.rmtree(directory)
-    except OSError as error:
-        raise InputError(f"remove: {directory}: {error.strerror}") from None

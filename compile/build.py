@@ -18,6 +18,7 @@ from .drafters.validate import check_traceable
 from .drafters.vocabulary import said_in_common
 from .faithful import check_faithful
 from .gguf.blocks import held_types
+from .hub import download
 from .locate import gguf_file
 from .lowered import Lowered
 from .source import Source, load_source, model_summary, quantized_file, widened_tensors
@@ -51,6 +52,7 @@ def build(model: str, output: str | Path, *, report: OnProgress = silent, **opti
     if config.gpu is not None:
         compiler.load_described_gpu()  # before a large model is loaded
     with engine_directory(Path(output)) as directory:
+        download(filter(None, [model, config.adapter, *config.drafter.split(",")]), report)
         report(f"loading {model}")
         source = load_source(model, config.dtype, config.build_device, config.adapter)
         write_tokenizer(directory, source)  # first: a template that is refused must not cost a compile

@@ -52,11 +52,11 @@ class EngineConfig:
 
     # "none"; "ngram", over the row's own history; "default", what the package has for the model, else ngram; "auto",
     # what `specstep tune` chose on this machine, else default, else an EAGLE-3 head that lies beside the model, with
-    # ngram; "mtp", a module in the model's own checkpoint; a path to count tables, a smaller causal LM or a published
-    # head; "package.module:factory", called with the loaded target, which returns a `Scorer`; or several of these with
-    # commas, mixed at every node.
+    # ngram; "mtp", a module in the model's own checkpoint; count tables, a smaller causal LM or a published head, by a
+    # path or a hub id; "package.module:factory", called with the loaded target, which returns a `Scorer`; or several of
+    # these with commas, mixed at every node.
     drafter: str = "default"
-    adapter: str | None = None  # a directory with a LoRA of PEFT, merged into the model's weights
+    adapter: str | None = None  # a LoRA of PEFT, by a directory or a hub id, merged into the model's weights
     nodes: int | None = None  # drafted tokens of a tree, the root not counted; None: the drafter's default
     tree: str | None = None  # "chain"; "dynamic", `depth` levels of `top_k`; "static", the paths of `tree_choices`
     depth: int | None = None  # levels of a tree; None: the drafter's default

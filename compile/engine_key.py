@@ -52,7 +52,7 @@ def _bases(model: str | Path) -> list[str]:
 
 def _stamp(place: str | Path, suffixes: Collection[str] | None = None) -> list[Any]:
     """What changes when a file, or any with one of these suffixes in a directory, does: names, sizes and times; of
-    module:factory, the module's. A hub id is a name alone: its engine stays until it is removed."""
+    module:factory, the module's. What is on the hub is a name alone: its engine stays until it is removed."""
     path = Path(place).expanduser()
     if not path.exists():
         module, colon, _ = str(place).partition(":")

@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 from ..errors import BuildError
+from .hub import here, hub_name
 
 # alias -> (importable package that carries the file, file, how to get it). The package is located, never imported.
 ALIASES = {
@@ -17,7 +18,8 @@ CONFIG, ADAPTER = "config.json", "adapter_config.json"
 
 
 def locate(name: str) -> Path | str:
-    """Name -> the GGUF file or the directory that it stands for, or a hub id. Raises BuildError."""
+    """Name -> the GGUF file or the directory that it stands for, or the name itself, of something on the hub. Raises
+    BuildError."""
     path = Path(name).expanduser()
     if name in ALIASES:
         package, file, hint = ALIASES[name]
@@ -32,12 +34,19 @@ def locate(name: str) -> Path | str:
         if not any((path / file).is_file() for file in (CONFIG, ADAPTER)):
             raise BuildError(f"model: expected a directory with config.json, a .gguf file or a hub id, got {name}")
         return path
-    if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".gguf":
+    if path.exists() or hub_name(name) is None:
         known = ", ".join(ALIASES)
         raise BuildError(
-            f"model: expected a model directory, a .gguf file, a hub id (owner/name) or {known}, got {name!r}"
+            "model: expected a model directory, a .gguf file, a hub id (owner/name, owner/name:Q4_K_M) or "
+            f"{known}, got {name!r}"
         )
     return name
+
+
+def local(name: str) -> Path:
+    """Name -> the GGUF file or the directory that it stands for, brought from the hub where it lies there. Raises
+    BuildError."""
+    return Path(here(str(locate(name))))
 
 
 def is_adapter(folder: Path) -> bool:
@@ -48,10 +57,10 @@ def is_adapter(folder: Path) -> bool:
 def gguf_file(name: str) -> Path | None:
     """The GGUF file that a model's name stands for, None for another kind of model, or none at all."""
     try:
-        path = locate(name)
+        path = local(name)
     except BuildError:
         return None
-    return path if isinstance(path, Path) and path.is_file() else None
+    return path if path.is_file() else None
 
 
 def is_model(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Where models come from: a Hugging Face directory, a GGUF file, a hub id, or the alias of the default model."""
+"""Where models come from: a Hugging Face directory or a GGUF file, here or on the hub, or the default model."""
 
 import contextlib
 import json
@@ -20,8 +20,9 @@ from .adapter import base_of, merge_adapter
 from .checkpoint import check_all_taken
 from .gguf import blocks
 from .gguf.load import load_gguf, load_gguf_tokenizer
+from .hub import here
 from .kept_groups import KeptWeight
-from .locate import is_adapter, locate
+from .locate import is_adapter, local
 from .quantized.checkpoint import Quantized, holds_blocks, quantized, values, widened_weights
 from .quantized.checkpoint import kept_weights as kept_in_directory
 from .tokenizer_files import FAST, NO_CODE, read_tokenizer_files
@@ -68,17 +69,18 @@ def load_source(name: str, dtype: str, device: str, adapter: str | None = None) 
     """Load weights and tokenizer. name: as `locate` takes it; a directory with an adapter names its model. adapter: a
     directory with another one. Raises BuildError."""
     _check_place(dtype, device)
-    path = locate(name)
-    if isinstance(path, Path) and is_adapter(path):
-        return load_source(_beside(path, base_of(path)), dtype, device, str(path))
+    path = local(name)
+    if is_adapter(path):
+        return load_source(_beside(path, base_of(path)), dtype, device, name)
     with _quiet():
-        if isinstance(path, Path) and path.is_file():
+        if path.is_file():
             model, tokenizer = load_gguf(path, getattr(torch, dtype))
         else:
-            model, tokenizer = _load_directory(name, str(path), dtype), _tokenizer(str(path))
+            model, tokenizer = _load_directory(name, path, dtype), _tokenizer(str(path))
         if adapter is not None:
-            merge_adapter(model, Path(adapter).expanduser())
-            tokenizer = _tokenizer(adapter) or tokenizer  # one that was trained with a template has it
+            merged = Path(here(adapter)).expanduser()
+            merge_adapter(model, merged)
+            tokenizer = _tokenizer(str(merged)) or tokenizer  # one that was trained with a template has it
         return Source(name, model.to(device).eval(), tokenizer, adapter)
 
 
@@ -88,19 +90,19 @@ def _beside(adapter: Path, base: str) -> str:
     return str(near) if not Path(base).exists() and near.is_dir() else base
 
 
-def _load_directory(name: str, location: str, dtype: str) -> PreTrainedModel:
-    """A model in transformers' own files: a directory, or a hub id."""
-    found, kind = quantized(name, Path(location)), getattr(torch, dtype)
+def _load_directory(name: str, folder: Path, dtype: str) -> PreTrainedModel:
+    """A model in transformers' own files."""
+    found, kind = quantized(name, folder), getattr(torch, dtype)
     try:
         options: dict[str, Any] = {"dtype": kind, "output_loading_info": True}
         if found is not None:
             model, loaded = _load_widened(found, options)
         else:
-            model, loaded = AutoModelForCausalLM.from_pretrained(location, **options, **NO_CODE)
+            model, loaded = AutoModelForCausalLM.from_pretrained(str(folder), **options, **NO_CODE)
     except BuildError:
         raise
     except Exception as error:  # loaders raise anything
-        raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
+        raise BuildError(f"model: {name}: expected a causal language model, got {_reason(error)}") from error
     if missing := sorted(loaded["missing_keys"]):  # transformers fills them with random numbers
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise BuildError(f"model: {name}: expected all weights, got none for {', '.join(missing[:3])}{more}")
@@ -136,11 +138,11 @@ def quantized_file(name: str) -> Path | None:
     """The GGUF file, or the directory with quantised weights, that a model's name stands for; None for another kind of
     model, or none at all."""
     try:
-        path = locate(name)
-        held = isinstance(path, Path) and (path.is_file() or quantized(name, path) is not None or holds_blocks(path))
+        path = local(name)
+        held = path.is_file() or quantized(name, path) is not None or holds_blocks(path)
     except BuildError:
         return None
-    return Path(path) if held else None
+    return path if held else None
 
 
 def kept_weights(file: Path) -> list[KeptWeight]:
@@ -156,17 +158,17 @@ def widened_tensors(file: Path) -> dict[str, list[str]]:
 def load_tokenizer(name: str) -> tuple[Any, int]:
     """A model's tokenizer, None where it has none, and the size of its vocabulary, without its weights. Raises
     BuildError."""
-    path = locate(name)
-    if isinstance(path, Path) and is_adapter(path):
+    path = local(name)
+    if is_adapter(path):
         tokenizer, size = load_tokenizer(_beside(path, base_of(path)))
         return _tokenizer(str(path)) or tokenizer, size
     with _quiet():
-        if isinstance(path, Path) and path.is_file():
+        if path.is_file():
             return load_gguf_tokenizer(path)
         try:
             config = AutoConfig.from_pretrained(str(path), **NO_CODE)
         except Exception as error:  # loaders raise anything
-            raise BuildError(f"model: {name}: expected a causal language model, got {_reason(name, error)}") from error
+            raise BuildError(f"model: {name}: expected a causal language model, got {_reason(error)}") from error
         return _tokenizer(str(path)), config.get_text_config().vocab_size
 
 
@@ -187,11 +189,8 @@ def _quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
 
 
-def _reason(name: str, error: Exception) -> str:
+def _reason(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    unreachable = "connect" in str(error).lower() or "offline" in str(error).lower() or "couldn't" in str(error).lower()
-    if unreachable and not Path(name).exists():
-        return f"no answer from the model hub ({lines[0]}); download the model and give its directory"
     if "trust_remote_code" in str(error):
         return "one with code of its own, which is never run; take a model of transformers' own architectures"
     return f"{type(error).__name__}: {lines[0]}"
@@ -205,7 +204,7 @@ def _tokenizer(location: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(location, use_fast=True, **NO_CODE)
     except Exception as error:  # loaders raise anything
-        raise BuildError(f"model: {location}: expected a fast tokenizer, got {_reason(location, error)}") from error
+        raise BuildError(f"model: {location}: expected a fast tokenizer, got {_reason(error)}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):  # Mistral's own, where its package is installed
         raise BuildError(f"model: {location}: expected a fast tokenizer, got {type(tokenizer).__name__}")
     template = folder / "chat_template.json"  # of models whose processor has it

@@ -8,13 +8,15 @@ import time
 
 import pytest
 import specstep
+import specstep.kept_engines as kept_engines_module
 from models import save_model
 from specstep import model_engines
 from specstep.cli import main
 from specstep.compile import engine_key
 from specstep.compile.swap import work_folder
 from specstep.errors import BuildError, EngineError, InputError
-from specstep.model_engines import engine_of, kept_engines
+from specstep.kept_engines import kept_engines
+from specstep.model_engines import engine_of
 from specstep.runtime import engine
 from specstep.user_cache import cache_path
 
@@ -220,9 +222,25 @@ def test_the_list_has_the_last_used_first_and_removes(model, builds, capsys):
         assert main(["cache", "--clear"]) == 0 and not kept_engines()
         assert running.exists() and not any(folder.exists() for folder in left)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-3].startswith("0 engines, 0 MiB, in ") and not [*cache_path("programs").iterdir()]
+    assert lines[-3].startswith("0 engines, 0 of 65,536 MiB, in ") and not [*cache_path("programs").iterdir()]
     assert lines[-2].startswith("1 compiled programs, 1 MiB, removed, in ")
     assert lines[-1].startswith("1 libraries of kernels, 1 MiB, removed, in ") and not [*cache_path().glob("*/*.so")]
+
+
+def test_kept_engines_have_a_bound(model, builds, monkeypatch):
+    """The last used stay, and the new one, however large it is."""
+    old, older = engine_of(model), engine_of(model, given={"max_batch": 2})
+    for directory, used in ((old, 2e9), (older, 1e9)):
+        os.utime(directory, (used, used))
+    [size] = {kept.size for kept in kept_engines()}
+    said = []
+    monkeypatch.setattr(kept_engines_module, "MOST_BYTES", 2 * size)
+    new = engine_of(model, said.append, given={"max_batch": 3})
+    assert old.exists() and new.exists() and not older.exists()
+    assert sum(line.startswith(f"removed {older.name}, 0 MiB, last used 2001-09-") for line in said) == 1
+    monkeypatch.setattr(kept_engines_module, "MOST_BYTES", 0)
+    newest = engine_of(model, given={"max_batch": 4})
+    assert [kept.directory for kept in kept_engines()] == [newest]
 
 
 def test_a_model_generates_what_its_engine_does(tmp_path, capsys):

@@ -21,6 +21,7 @@ from ...graphs.static_tree import StaticTree, likely_choices
 from ...graphs.target import CausalLM
 from ...graphs.tree import DynamicTree, TreeShape, chain
 from ..config import EngineConfig
+from ..hub import here
 from ..locate import is_model
 from ..source import Source, load_source
 from .beside import drafters_beside
@@ -111,6 +112,7 @@ def _scorer(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, Tr
     }
     if name in methods:
         return methods[name]()
+    name = here(name)
     if EARLY_EXIT.fullmatch(name):
         return load_early_exit(name, target), chain(4)
     if is_factory(name):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 
 from ...errors import BuildError
@@ -15,7 +14,7 @@ from ...graphs.drafters.mtp import MtpHead
 from ...graphs.drafters.recurrent import Recurrent
 from ...graphs.kept import kept_by
 from ..config import EngineConfig
-from ..locate import locate
+from ..locate import local
 from ..source import Source
 from .published import config_of, fill, read_some, read_tensors, tensor_names
 
@@ -112,9 +111,7 @@ def _module(target: Source, folder: str) -> tuple[Layout, dict[str, str]]:
 
 def _folder(target: Source) -> Path:
     """The directory of the target's tensors. Raises BuildError."""
-    path = locate(target.name)
-    if isinstance(path, str):
-        return Path(snapshot_download(path, local_files_only=True))
+    path = local(target.name)
     if path.is_file():
         raise BuildError("drafter: mtp: expected a model in a directory, got a GGUF file, of which no module is read")
     return path
