@@ -1,21 +1,23 @@
 """A conversation with tools: what the model is shown of them, and how its answer is held and read."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...errors import InputError
-from ...runtime.text.channels import SHOWN, Channels, has_channels
+from ...runtime.calls.channel_calls import ChannelCalls, described, one_call_each
+from ...runtime.calls.formats import FORMATS, HARMONY, HERMES
+from ...runtime.calls.template import TemplateTools
+from ...runtime.calls.tool import Tool, Tools
+from ...runtime.calls.written import ToolFormat
+from ...runtime.text.channels import Channels, has_channels
 from ...runtime.text.reasoning import MARKS, Reasoning, reasoning_of
 from ...runtime.text.tokenizer import EngineTokenizer
 from ..api_error import ApiError
 from .answer_reader import AnswerReader
-from .asked import Tool, Tools
-from .channel_calls import ChannelCalls, described, one_call_each
 from .custom import as_function
-from .formats import FORMATS, HARMONY, HERMES, TemplateTools, told
 from .grammar import LEAD, answer_grammar, schema_of
-from .written import ToolFormat
 
 Json = dict[str, Any]
 
@@ -40,6 +42,11 @@ class Reading:
     tools: Tools | None
     form: ToolFormat
 
+    @property
+    def thinks(self) -> Reasoning | Channels | None:
+        """What of the answer is reasoning."""
+        return Channels() if isinstance(self.form, ChannelCalls) else self.reasoning
+
     def reader(self) -> AnswerReader:
         """One for a choice."""
         return AnswerReader(self.reasoning, self.tools, self.form)
@@ -52,8 +59,6 @@ class Reading:
 
 def shown_text(text: EngineTokenizer) -> EngineTokenizer:
     """The tokenizer of answers that are read: it shows the marks of reasoning, of calls and of channels."""
-    if has_channels(text.chat_template):
-        return text.showing(SHOWN)
     forms = " ".join(form.write("f", {}) for form in FORMATS.values() if form is not HARMONY)
     marks = {LEAD, *(mark for pair in MARKS for mark in pair)}
     return text.showing({name for name in text.special_names if name and (name in marks or name in forms)})
@@ -158,3 +163,13 @@ def _call(call: Json) -> tuple[str, Json]:
     function = function if isinstance(function, dict) else {}
     arguments = function.get("arguments", {})
     return str(function.get("name", "")), arguments if isinstance(arguments, dict) else {"text": arguments}
+
+
+def told(form: ToolFormat, tools: list[Json]) -> str:
+    """What a model without tools in its template is told of them."""
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    example = form.write("NAME", {"ARGUMENT": ".."})
+    return (
+        f"You can call these functions:\n<tools>\n{listed}\n</tools>\n"
+        f"To call one, answer with its name and its arguments in this form:\n{example}"
+    )

@@ -9,10 +9,11 @@ import specstep
 from jsonschema import validate
 from models import save_model, tiny_tokenizer
 from served import PATIENCE, joined, running, user
+from specstep.runtime.calls.formats import HERMES
 from specstep.runtime.text.token_text import TokenText
 from specstep.serving.app import create_app
 from specstep.serving.options import ServeOptions
-from specstep.serving.tools.formats import HERMES, told
+from specstep.serving.tools.conversation import told
 
 PARAMETERS = {
     "type": "object",
@@ -162,8 +163,10 @@ def test_reasoning_is_apart_and_free(client, engines):
     asked = ASKED | {"model": "thinks", "extra_body": thinking, "max_tokens": 60, "logit_bias": ascii_alone}
     sampling = {"temperature": 1.0, "seed": 3, "logit_bias": {int(token): -100.0 for token in ascii_alone}}
     free = engines["thinks"].generate(user("hello"), 60, sampling=sampling, **thinking)
-    got = client.chat.completions.create(**asked).choices[0].message
+    answered = client.chat.completions.create(**asked)
+    got = answered.choices[0].message
     assert (got.content, got.reasoning_content) == ("", free.text.lstrip())
+    assert answered.usage.completion_tokens_details.reasoning_tokens == answered.usage.completion_tokens
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": PARAMETERS}}
     held = client.chat.completions.create(**asked, response_format=form).choices[0].message
     assert held.reasoning_content == got.reasoning_content
@@ -271,3 +274,8 @@ def test_the_user_says_the_form(engines):
         assert re.fullmatch(r'{"unit": "[cf]", "far": (true|false)}', got.function.arguments)
     with pytest.raises(specstep.InputError, match=r"tool-format: expected one of deepseek-v3, .* got x"):
         ServeOptions(tool_format="x")
+
+
+def test_a_model_without_tools_in_its_template_is_told_of_them():
+    assert '{"type": "function", "function": {"name": "now"}}' in WORDS
+    assert '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": ".."}}\n</tool_call>' in WORDS
