@@ -16,21 +16,22 @@ def describe(result: Mapping[str, Any]) -> str:
 
 
 def _accepted(result: Mapping[str, Any], width: int) -> list[str]:
-    rungs = [nodes for nodes in SHOWN if nodes in result["rungs"]]
+    rungs = [nodes for nodes in SHOWN if any(nodes in drafter["rungs"] for drafter in result["drafters"])]
     lines = ["tokens per step with the first n nodes of the tree", f"{'':<{width}}" + _cells(rungs, "{}")]
     for drafter in result["drafters"]:
-        values = [drafter["tokens_per_step"][result["rungs"].index(nodes)] for nodes in rungs]
+        known = [nodes for nodes in rungs if nodes in drafter["rungs"]]  # a shallow tree has fewer
+        values = [drafter["tokens_per_step"][drafter["rungs"].index(nodes)] for nodes in known]
         lines.append(f"{drafter['name']:<{width}}" + _cells(values, "{:.2f}"))
     return lines
 
 
 def _steps(result: Mapping[str, Any], width: int) -> list[str]:
-    rungs = [nodes for nodes in (0, *SHOWN) if nodes in result["rungs"]]
     lines = ["ms of a step that verifies n nodes; of these, the drafter"]
     for drafter in (each for each in result["drafters"] if each["built"]):
+        rungs = [nodes for nodes in (0, *SHOWN) if nodes in drafter["rungs"]]
         lines.append(f"{drafter['name']:<{width}}" + _cells(rungs, "{}") + f"{'drafter':>9}")
         for at in drafter["by_rows"]:
-            times = [1e3 * at["step_s"][result["rungs"].index(nodes)] for nodes in rungs]
+            times = [1e3 * at["step_s"][drafter["rungs"].index(nodes)] for nodes in rungs]
             cells = _cells(times, "{:.1f}") + f"{1e3 * at['draft_s']:>9.1f}"
             lines.append(f"  {_rows(at['rows']):<{width - 2}}" + cells)
     return lines

@@ -38,7 +38,7 @@ def draw(file: str, result: Mapping[str, Any], model: str) -> None:
 def _accepted(axes: Any, result: Mapping[str, Any]) -> None:
     for drafter in result["drafters"]:
         tokens, name = drafter["tokens_per_step"], drafter["name"]
-        axes.plot(result["rungs"], tokens, marker="o", markersize=3, label=name)
+        axes.plot(drafter["rungs"], tokens, marker="o", markersize=3, label=name)
     axes.set_title("tokens per step\nwith the first n nodes", loc="left", fontsize="medium")
     axes.set_xlabel("n")
     axes.set_ylim(bottom=1)
@@ -51,7 +51,7 @@ def _steps(axes: Any, result: Mapping[str, Any]) -> None:
     drafter = (chosen or built)[0]
     for place, at in enumerate(drafter["by_rows"]):
         times, label = [1e3 * seconds for seconds in at["step_s"]], f"{at['rows']} row{'s' * (at['rows'] > 1)}"
-        axes.plot(result["rungs"], times, color=SHADES[place % len(SHADES)], marker="o", markersize=3, label=label)
+        axes.plot(drafter["rungs"], times, color=SHADES[place % len(SHADES)], marker="o", markersize=3, label=label)
     axes.set_title(f"ms of a step with n nodes\n{drafter['name']}", loc="left", fontsize="medium")
     axes.set_xlabel("n")
     axes.set_ylim(bottom=0)

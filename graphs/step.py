@@ -64,8 +64,12 @@ class SpeculativeStep(nn.Module):
         compact([*keys[:layers], *values[:layers]], state["lengths"], path, accepted)
         report, after, moved = self._commit(Verified(tree, logits, features, choice), path, accepted, state)
         where.commit(path, report.count)
-        drafted, scores = self.drafter(moved, keys[layers:], values[layers:])
+        drafted, scores = self.drafter(moved, *(self._drafter_layers(caches) for caches in (keys, values)))
         return columns(report, (scores.exp() * SCORE_STEPS).round().long()), after | drafted
+
+    def _drafter_layers(self, caches: Sequence[Tensor]) -> list[Tensor]:
+        """Of the keys or the values of all layers those that the scorer begins with."""
+        return [*(caches[place] for place in self.drafter.scorer.target_caches), *caches[self.target.layers :]]
 
     def _commit(self, verified: Verified, path: Tensor, accepted: Tensor, state: State) -> tuple[Report, State, State]:
         """Commit the first `accepted` [B] nodes below the root on the path [B, D + 1], and the target's choice after

@@ -8,14 +8,25 @@ from typing import Any
 from ...errors import BuildError
 from ..locate import gguf_file
 from ..source import Source
+from .block_config import read_block_config
+from .block_file import is_block
 from .eagle3_config import read_config
 from .eagle3_file import check_target, is_eagle3
 from .mtp_file import NAME as MTP
 from .mtp_file import has_module
 from .peagle_file import is_peagle, read_peagle
-from .published import FILES
+from .published import FILES, config_of
+
+
+def _read_block(path: Path, hidden: int, layers: int, vocabulary: int) -> None:
+    """As `read_config`, for a block drafter."""
+    block, _ = read_block_config(str(path), config_of(str(path)) or {}, hidden, layers)
+    if block.mask_token >= vocabulary:
+        raise ValueError(block.mask_token)
+
 
 READERS: tuple[tuple[Callable[[str], bool], Callable[..., Any]], ...] = (
+    (is_block, _read_block),
     (is_peagle, read_peagle),
     (is_eagle3, read_config),
 )
@@ -28,8 +39,8 @@ def drafters_beside(target: Source) -> list[str]:
 
 
 def heads_beside(target: Source) -> list[Path]:
-    """EAGLE-3 and P-EAGLE heads for a target that lie in folders of its directory, or next to its directory or file in
-    folders whose names begin with its name."""
+    """Block drafters, EAGLE-3 and P-EAGLE heads for a target that lie in folders of its directory, or next to its
+    directory or file in folders whose names begin with its name."""
     place = gguf_file(target.name) or Path(target.name).expanduser()
     if not place.exists():
         return []

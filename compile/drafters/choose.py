@@ -39,12 +39,14 @@ from .mtp_file import is_mtp_speculator, load_mtp, load_mtp_speculator
 from .ngram_file import is_ngram_file, load_tables, shipped_tables
 from .pard_config import mask_token
 from .peagle_file import is_peagle, load_peagle
+from .shared_cache_file import is_shared_cache, load_shared_cache
 from .validate import check_declared
 from .vocabulary import tokens_between
 
 NGRAM_TREE = DynamicTree(depth=7, top_k=4, nodes=7)
 # What is published: how it is known, and what loads it. The first that knows a path has it.
 PUBLISHED: tuple[tuple[Callable[[str], bool], Callable[[str, Source, EngineConfig], Scorer]], ...] = (
+    (is_shared_cache, load_shared_cache),
     (is_block, load_block),
     (is_mtp_speculator, load_mtp_speculator),
     (is_peagle, load_peagle),
@@ -59,7 +61,7 @@ PUBLISHED: tuple[tuple[Callable[[str], bool], Callable[[str, Source, EngineConfi
 def make_drafter(target: Source, config: EngineConfig, scorer: Scorer | None = None) -> Drafter:
     """The drafter that the config asks for, on its device: `scorer` where one was handed in, else those that it names.
     Raises BuildError."""
-    chosen, default = adopt(scorer, target, config) if scorer is not None else _scorers(target, config)
+    chosen, default = adopt(scorer, target, config) if scorer is not None else scorers(target, config)
     try:
         shape = _shape(config, default, chosen.most_depth)
     except ValueError as error:
@@ -72,7 +74,7 @@ def make_drafter(target: Source, config: EngineConfig, scorer: Scorer | None = N
     return Drafter(chosen, shape).to(config.build_device)
 
 
-def _scorers(target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:
+def scorers(target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:
     """The scorer that `config.drafter` asks for, and the tree it grows by default: the one it names, or a mixture of
     those it lists. Raises BuildError."""
     stand_for = {"default": default_drafters, "auto": fitting_drafters}

@@ -1,66 +1,43 @@
 """Modules for multi-token prediction that lie in the target's own checkpoint, as each publisher names them."""
 
 import copy
+import inspect
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import BuildError
+from ...graphs.attention import ATTENTION_NAME, register_attention
 from ...graphs.drafters.mtp import MtpHead
-from ...graphs.drafters.recurrent import Recurrent
+from ...graphs.drafters.mtp_modules import MtpModules
+from ...graphs.drafters.recurrent import CatchingUp, Recurrent
 from ...graphs.kept import kept_by
 from ..config import EngineConfig
 from ..locate import local
 from ..source import Source
+from .mtp_layouts import LAYOUTS, NECESSARY, SPECULATORS, Layout, number_of, own_name
 from .published import config_of, fill, read_some, read_tensors, tensor_names
 
-
-class Layout(NamedTuple):
-    """How a publisher names a module. prefix: of its tensors, in which LAYER is the number of the target's layers;
-    names: pairs of a published name and ours, a regular expression and a template; what none of them fits is the
-    layer's. hidden_first: the projection takes the hidden state ahead of the embedding."""
-
-    prefix: str
-    names: tuple[tuple[str, str], ...]
-    hidden_first: bool = False
-
-
-LAYOUTS = {
-    "DeepSeek-V3, GLM-4.5": Layout(r"model\.layers\.LAYER\.", (
-        (r"(enorm|hnorm|embed_tokens)\.weight", r"\1.weight"), (r"eh_proj\.(\w+)", r"proj.\1"),
-        (r"shared_head\.norm\.weight", "norm.weight"), (r"shared_head\.head\.weight", "lm_head.weight"),
-    )),
-    "MiMo": Layout(r"(?:model\.)?mtp_layers\.0\.", (
-        (r"token_layernorm\.weight", "enorm.weight"), (r"hidden_layernorm\.weight", "hnorm.weight"),
-        (r"input_proj\.(\w+)", r"proj.\1"), (r"final_layernorm\.weight", "norm.weight"),
-    ), hidden_first=True),
-    "Ernie 4.5": Layout(r"model\.mtp_(?=[a-z_]+\.0\.)", (
-        (r"emb_norm\.0\.weight", "enorm.weight"), (r"hidden_norm\.0\.weight", "hnorm.weight"),
-        (r"linear_proj\.0\.(\w+)", r"proj.\1"), (r"block\.0\.(.*)", r"layer.\1"),
-    )),
-    "Qwen3-Next": Layout(r"mtp\.", (
-        (r"pre_fc_norm_embedding\.weight", "enorm.weight"), (r"pre_fc_norm_hidden\.weight", "hnorm.weight"),
-        (r"fc\.(\w+)", r"proj.\1"), (r"norm\.weight", "norm.weight"), (r"layers\.0\.(.*)", r"layer.\1"),
-    )),
-}  # fmt: skip
-SPECULATORS = LAYOUTS["MiMo"]._replace(hidden_first=False)  # of the type mtp, in a directory of its own
-FURTHER = r"(?:.*\.)?mtp(?:\.layers|_\w+)\.[1-9]\d*\..*"  # modules behind the first
 EXPERTS = "layer.mlp.experts."
 SINGLE_EXPERT = rf"{re.escape(EXPERTS)}\d+\.(gate|up|down)_proj\.weight"
 NAME = "mtp"  # of the drafter
 
 
-def load_mtp(target: Source, config: EngineConfig) -> Recurrent:
-    """The module in the target's checkpoint -> its scorer, in the engine's dtype and on its device. Raises BuildError
-    where there is none, and for every tensor of it that does not fit."""
+Modules = Sequence[dict[str, Tensor]]  # the tensors of each module by our names
+
+
+def load_mtp(target: Source, config: EngineConfig) -> CatchingUp:
+    """The modules in the target's checkpoint -> their scorer, in the engine's dtype and on its device. Raises
+    BuildError where there are none, and for every tensor of them that does not fit."""
     folder = str(_folder(target))
-    layout, own = _module(target, folder)
-    tensors = {own[name]: tensor for name, tensor in read_some(folder, own).items()}
-    return _scorer(NAME, target, config, layout, tensors)
+    layout, own = _modules(target, folder)
+    tensors = read_some(folder, {name for names in own for name in names})
+    modules = [{ours: tensors[name] for name, ours in names.items()} for names in own]
+    return _scorer(NAME, target, config, layout, modules)
 
 
 def is_mtp_speculator(name: str) -> bool:
@@ -68,45 +45,63 @@ def is_mtp_speculator(name: str) -> bool:
     return (config_of(name) or {}).get("speculators_model_type") == "mtp"
 
 
-def load_mtp_speculator(name: str, target: Source, config: EngineConfig) -> Recurrent:
+def load_mtp_speculator(name: str, target: Source, config: EngineConfig) -> CatchingUp:
     """The same of such a path. Raises BuildError."""
     data = config_of(name) or {}
     modules = data.get("num_nextn_predict_layers", 1)
     if modules != 1:
         raise BuildError(f"drafter: {name}: config.json: num_nextn_predict_layers: expected 1, got {modules!r}")
-    tensors = {_own_name(key, SPECULATORS, 0) or key: value for key, value in read_tensors(name).items()}
-    if missing := {"proj.weight", "enorm.weight", "hnorm.weight", "norm.weight"} - set(tensors):
+    tensors = {own_name(key, SPECULATORS, 0) or key: value for key, value in read_tensors(name).items()}
+    if missing := (NECESSARY | {"norm.weight"}) - set(tensors):
         raise BuildError(f"drafter: {name}: tensors do not fit: missing {', '.join(sorted(missing))}")
-    return _scorer(name, target, config, SPECULATORS, tensors)
+    return _scorer(name, target, config, SPECULATORS, [tensors])
 
 
 def has_module(target: Source) -> bool:
-    """Whether the target's checkpoint has one module whose layer has the tensors of one of the target's."""
+    """Whether the target's checkpoint has modules whose layers have the tensors of one of the target's."""
     try:
-        _, own = _module(target, str(_folder(target)))
+        layout, own = _modules(target, str(_folder(target)))
     except (BuildError, OSError):
         return False
-    found = {re.sub(SINGLE_EXPERT, _joined, name) for name in own.values() if name.startswith("layer.")}
     layers: Any = target.model.get_decoder().layers
-    return any(found == {f"layer.{name}" for name in layer.state_dict()} for layer in layers)
+    known = [{f"layer.{name}" for name in layer.state_dict()} for layer in layers]
+    found = [
+        {re.sub(SINGLE_EXPERT, _joined, name) for name in names.values() if name.startswith("layer.")} for names in own
+    ]
+    return bool(layout.layer) or all(names in known for names in found)
 
 
-def _module(target: Source, folder: str) -> tuple[Layout, dict[str, str]]:
-    """The layout of the module in a directory, and our names for its tensors. Raises BuildError where there is none, or
-    more than one."""
-    layers = target.model.config.get_text_config().num_hidden_layers
-    names = tensor_names(folder)
-    further = [name for name in sorted(names) if re.fullmatch(FURTHER, name) or _layer_of(name) > layers]
-    if further:
-        raise BuildError(f"drafter: mtp: expected one module, got another, {further[0]}; several are not supported")
+def _modules(target: Source, folder: str) -> tuple[Layout, list[dict[str, str]]]:
+    """The layout of the modules in a directory, and our names for the tensors of each. Raises BuildError where there
+    are none, or several of which it is not known what they take."""
+    text = target.model.config.get_text_config()
+    layers, names = text.num_hidden_layers, tensor_names(folder)
     for layout in LAYOUTS.values():
-        own = {name: ours for name in names if (ours := _own_name(name, layout, layers))}
-        if {"proj.weight", "enorm.weight", "hnorm.weight"} <= set(own.values()):
-            return layout, own
-    raise BuildError(
-        f"drafter: mtp: expected a module for multi-token prediction in the checkpoint of {target.name}, as "
-        f"{', '.join(LAYOUTS)} have it, got none"
-    )
+        if set(_named(names, layout, layers, 0).values()) >= NECESSARY:
+            break
+    else:
+        raise BuildError(
+            f"drafter: mtp: expected a module for multi-token prediction in the checkpoint of {target.name}, as "
+            f"{', '.join(LAYOUTS)} have it, got none"
+        )
+    count = 1 + max(number_of(name, layers) for name in names)
+    if layout.chained is None and count > 1:
+        further = next(name for name in sorted(names) if number_of(name, layers) > 0)
+        raise BuildError(
+            f"drafter: mtp: expected one module, got another, {further}; several are known of DeepSeek-V3's layout and "
+            "MiMo-V2's"
+        )
+    said = getattr(text, "num_nextn_predict_layers", None)
+    if layout.chained is not None and said not in (None, max(count, 1)):
+        raise BuildError(
+            f"drafter: mtp: num_nextn_predict_layers: expected {count}, as many modules as the checkpoint has, got "
+            f"{said!r}"
+        )
+    return layout, [_named(names, layout, layers, module) for module in range(max(count, 1))]
+
+
+def _named(names: Collection[str], layout: Layout, layers: int, module: int) -> dict[str, str]:
+    return {name: ours for name in names if (ours := own_name(name, layout, layers, module))}
 
 
 def _folder(target: Source) -> Path:
@@ -117,44 +112,67 @@ def _folder(target: Source) -> Path:
     return path
 
 
-def _layer_of(name: str) -> int:
-    found = re.match(r"(?:.*\.)?layers\.(\d+)\.", name)
-    return int(found[1]) if found and "mtp" not in name else -1
+def _scorer(name: str, target: Source, config: EngineConfig, layout: Layout, modules: Modules) -> CatchingUp:
+    heads = [
+        _head(name if len(modules) == 1 else f"{name}: module {place}", target, config, layout, tensors)
+        for place, tensors in enumerate(modules)
+    ]
+    embed: Any = target.model.get_input_embeddings()
+    unrolled = len(heads) == 1 and layout.chained is not False
+    scorer = Recurrent(heads[0], embed) if unrolled else MtpModules(heads, embed, chained=bool(layout.chained))
+    return scorer.eval().requires_grad_(False)
 
 
-def _own_name(name: str, layout: Layout, layers: int) -> str | None:
-    """The name that `MtpHead` has for a tensor of the checkpoint; None for one that is not the module's."""
-    found = re.match(layout.prefix.replace("LAYER", str(layers)), name)
-    if not found:
-        return None
-    rest = name[found.end() :]
-    for pattern, ours in layout.names:
-        if match := re.fullmatch(pattern, rest):
-            return match.expand(ours)
-    return f"layer.{rest}"
-
-
-def _scorer(name: str, target: Source, config: EngineConfig, layout: Layout, tensors: dict[str, Tensor]) -> Recurrent:
+def _head(name: str, target: Source, config: EngineConfig, layout: Layout, tensors: dict[str, Tensor]) -> MtpHead:
+    """One module, with its tensors. Raises BuildError."""
     model: Any = target.model
-    text, place = model.config.get_text_config(), _like_which(tensors, model.get_decoder().layers)
-    last = model.get_decoder().layers[place]
-    embed, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
-    for table, own in (("embed_tokens.weight", embed), ("lm_head.weight", lm_head)):
-        if table in tensors and not torch.equal(tensors.pop(table).to(own.weight.dtype), own.weight.cpu()):
-            raise BuildError(
-                f"drafter: {name}: {table}: expected the target's own, got another one; it is not supported"
-            )
-    norms: dict[str, nn.Module] = {part: copy.deepcopy(last.input_layernorm) for part in ("enorm", "hnorm", "norm")}
+    text, decoder = model.config.get_text_config(), model.get_decoder()
+    _check_tables(name, model, tensors)
+    layer, place = _layer(name, model, layout, tensors)
+    norms: dict[str, nn.Module] = {part: copy.deepcopy(layer.input_layernorm) for part in ("enorm", "hnorm", "norm")}
     if "norm.weight" not in tensors:
         norms["norm"] = nn.Identity()
+    by_kind = "layer_type" in inspect.signature(decoder.rotary_emb.forward).parameters
     head = MtpHead(
-        text.hidden_size, norms, _copy_of(last), model.get_decoder().rotary_emb, lm_head,
-        text.num_hidden_layers + 1, kept_by(model).caches[place], layout.hidden_first, "proj.bias" in tensors,
+        text.hidden_size, norms, layer, decoder.rotary_emb, model.get_output_embeddings(),
+        text.num_hidden_layers + layout.normed, kept_by(model).caches[place], layout.hidden_first,
+        "proj.bias" in tensors, text.layer_types[place] if by_kind else None,
     )  # fmt: skip
     tensors = _with_joined_experts(tensors, head.state_dict())
     fill(name, head, tensors, without=["lm_head.", "rotary."])
     head.proj.to(device=config.build_device, dtype=getattr(torch, config.dtype))
-    return Recurrent(head, embed).eval().requires_grad_(False)
+    return head
+
+
+def _check_tables(name: str, model: Any, tensors: dict[str, Tensor]) -> None:
+    """Take embeddings and a head out of a module's tensors. Raises BuildError where they are not the target's own."""
+    tables = {"embed_tokens": model.get_input_embeddings(), "lm_head": model.get_output_embeddings()}
+    for table, own in tables.items():
+        weight = tensors.pop(f"{table}.weight", None)
+        if weight is not None and not torch.equal(weight.to(own.weight.dtype), own.weight.cpu()):
+            raise BuildError(
+                f"drafter: {name}: {table}.weight: expected the target's own, got another one; it is not supported"
+            )
+
+
+def _layer(name: str, model: Any, layout: Layout, tensors: dict[str, Tensor]) -> tuple[Any, int]:
+    """A layer for a module, not filled yet, and the number of one of the target's whose cache is like its. Raises
+    BuildError."""
+    layers, text = model.get_decoder().layers, model.config.get_text_config()
+    if not layout.layer:
+        place = _like_which(tensors, layers)
+        return _copy_of(layers[place]), place
+    own = copy.deepcopy(text)
+    for field, value in layout.layer.items():
+        if not hasattr(text, field):
+            raise BuildError(f"drafter: {name}: expected a target whose config has {field}, got {text.model_type}")
+        setattr(own, field, value)
+    kind = layout.layer["layer_types"][0]
+    if kind not in text.layer_types:
+        raise BuildError(f"drafter: {name}: expected a target with a layer of type {kind}, got {text.layer_types}")
+    register_attention()
+    own._attn_implementation = ATTENTION_NAME
+    return type(layers[0])(own, 0).to(device=model.device, dtype=model.dtype), text.layer_types.index(kind)
 
 
 def _like_which(tensors: dict[str, Tensor], layers: Any) -> int:

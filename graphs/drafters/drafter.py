@@ -26,6 +26,7 @@ class Scorer(nn.Module):
     takes the embedding of the next token; the prefix cache keeps no slot whose tokens are not all known.
     feature_layers: indices of the target's hidden states to get as features, side by side; i is the input of layer i,
     the number of layers the output of the last one, and the next index that behind the final norm.
+    target_caches: which of the target's cache layers `begin` reads: it gets them ahead of the scorer's own.
     `keys` and `values` are the scorer's own cache layers, one [B, heads, S, size] for each, written in place. What
     `state` declares, `prefill` returns, and `begin` and `commit` return together, but for what is written in place.
     What else `commit` returns is for the `begin` that follows, and is not kept.
@@ -38,6 +39,7 @@ class Scorer(nn.Module):
     most_depth: int | None = None
     lookahead = 1
     feature_layers: tuple[int, ...] = ()
+    target_caches: tuple[int, ...] = ()
 
     def read_otherwise(self) -> str | None:
         """Take its checkpoint in the other of two ways that its publisher leaves open -> which one that is, for people;
@@ -121,8 +123,8 @@ class Drafter(nn.Module):
 
     def forward(self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[State, Tensor]:
         """state as after a commit, its history [B, S] cut to the slots in use, and "moved", see `Scorer.begin`; keys,
-        values: one [B, H_kv, S, D] for each of the scorer's cache layers -> the tree below each row's root, as the
-        state holds it, and the scorer's next state; the scores of the tree's nodes, see `TreeShape.grow`."""
+        values: one [B, H_kv, S, D] for each of the cache layers that `Scorer.begin` gets -> the tree below each row's
+        root, as the state holds it, and the scorer's next state; the scores of its nodes, see `TreeShape.grow`."""
         root = state["history"].gather(1, state["lengths"][:, None])[:, 0]
         children, expand, scorer_state = self.scorer.begin(state, keys, values, self.shape)
         ranking = Ranking(state, self.shape.top_k)

@@ -43,6 +43,7 @@ class Merged(Scorer):
         self.lookahead = max(scorer.lookahead for scorer in scorers)
         depths = [scorer.most_depth for scorer in scorers]
         self.most_depth = None if None in depths else max(depth for depth in depths if depth is not None)
+        self.target_caches = tuple(place for scorer in scorers for place in scorer.target_caches)
         self.feature_layers = tuple(layer for scorer in scorers for layer in scorer.feature_layers)
 
     def cache_layers(self) -> list[CacheLayer]:
@@ -74,7 +75,7 @@ class Merged(Scorer):
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor], shape: TreeShape
     ) -> tuple[Candidates, Expand, State]:
         scorers = self._scorers()
-        own = zip(scorers, self._states(state), self._layers(keys), self._layers(values), strict=True)
+        own = zip(scorers, self._states(state), self._with_targets(keys), self._with_targets(values), strict=True)
         begun = [scorer.begin(its, k, v, shape) for scorer, its, k, v in own]
         asked = [go_on for _, go_on, _ in begun]
         cheap = [not scorer.neural or scorer.all_at_once for scorer in scorers]
@@ -127,6 +128,15 @@ class Merged(Scorer):
         for scorer in self._scorers():
             end = start + len(scorer.cache_layers())
             parts.append(caches[start:end])
+            start = end
+        return parts
+
+    def _with_targets(self, caches: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        """What each scorer begins with of the keys or of the values: those of the target that it reads, and its own."""
+        count, start, parts = len(self.target_caches), 0, list[Sequence[Tensor]]()
+        for scorer, own in zip(self._scorers(), self._layers(caches[count:]), strict=True):
+            end = start + len(scorer.target_caches)
+            parts.append([*caches[start:end], *own])
             start = end
         return parts
 

@@ -30,16 +30,17 @@ class MtpHead(RecurrentHead):
         cache_layer: CacheLayer,
         hidden_first: bool,
         bias: bool,
+        rope_kind: str | None = None,
     ):
         """norms: enorm, hnorm and norm, the last an identity where the publisher has none; layer: of the target's
         class, the first of its cache; rotary, lm_head: the target's own; hidden_first: whether the projection takes the
-        hidden state ahead of the embedding."""
+        hidden state ahead of the embedding; rope_kind: the layer's type where angles depend on that."""
         super().__init__()
         self.enorm, self.hnorm, self.norm = norms["enorm"], norms["hnorm"], norms["norm"]
         self.proj = nn.Linear(2 * size, size, bias=bias)
         self.layer, self.rotary, self.lm_head = layer, rotary, lm_head
         self.feature_layers, self.width, self.cache_layer = (feature_layer,), size, cache_layer
-        self.hidden_first = hidden_first
+        self.hidden_first, self.rope_kinds = hidden_first, [rope_kind] if rope_kind else []
         names = inspect.signature(layer.forward).parameters
         self.cache_name = "cache" if "cache" in names else "past_key_values"
 
@@ -52,7 +53,7 @@ class MtpHead(RecurrentHead):
         given: dict[str, Any] = {
             "attention_mask": None,
             "position_ids": where.positions,
-            "position_embeddings": self.rotary(x, where.positions),
+            "position_embeddings": self.rotary(x, where.positions, *self.rope_kinds),
             "use_cache": True,
             self.cache_name: cache,
             "attention_pass": whole,

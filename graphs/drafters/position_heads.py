@@ -82,6 +82,11 @@ class PositionHeads(Scorer):
         return expand(root, torch.zeros_like(root)), expand, {}
 
     def commit(self, state: State, path: Tensor, features: Tensor | None) -> State:
-        assert features is not None
-        last = path.gather(1, (state["moved"] - 1).clamp(min=0)[:, None])
-        return {"hidden": features.gather(1, last[:, :, None].expand(-1, -1, features.shape[2]))}
+        return {"hidden": last_committed(state, path, features)}
+
+
+def last_committed(state: State, path: Tensor, features: Tensor | None) -> Tensor:
+    """The features [B, 1, H] of the last position that a step commits, see `Scorer.commit`."""
+    assert features is not None
+    last = path.gather(1, (state["moved"] - 1).clamp(min=0)[:, None])
+    return features.gather(1, last[:, :, None].expand(-1, -1, features.shape[2]))

@@ -98,9 +98,13 @@ class CatchingUp(Scorer):
     def remember(self, features: Tensor, first: Tensor, recent: Tensor) -> None:
         """Write features [B, T, F] of the positions from first [B] on to `recent`. What comes of rejected nodes lies
         behind the others, where the next step's will be."""
-        place = (first[:, None] + torch.arange(features.shape[1], device=first.device)) % recent.shape[1]
-        row = torch.arange(features.shape[0], device=first.device)[:, None]
-        recent.index_put_((row, place), features.to(recent.dtype))
+        self.remember_at(features, first[:, None] + torch.arange(features.shape[1], device=first.device), recent)
+
+    @staticmethod
+    def remember_at(features: Tensor, index: Tensor, recent: Tensor) -> None:
+        """Write features [B, T, F] of positions [B, T] to `recent`."""
+        row = torch.arange(features.shape[0], device=index.device)[:, None]
+        recent.index_put_((row, index % recent.shape[1]), features.to(recent.dtype))
 
     @staticmethod
     def recalled(recent: Tensor, index: Tensor) -> Tensor:

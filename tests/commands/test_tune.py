@@ -5,6 +5,7 @@ import json
 
 import pytest
 import specstep
+from block_drafters import PUBLISHED, block_tensors, save_block
 from models import save_model
 from specstep.cli import main
 from specstep.compile import tuned
@@ -118,12 +119,25 @@ def test_command_measures_keeps_and_explains(uncompiled, tmp_path, capsys):
     assert "drafter ngram: putting it together" in err and "timing steps" in err and "kept in" in err
     result = json.loads((tmp_path / "t.json").read_text())
     assert [at["rows"] for at in result["plain"]] == [choice["max_batch"] for choice in result["choices"]] == [1, 2]
-    assert result["rungs"][0] == 0 and result["drafters"][0]["built"]
+    assert result["drafters"][0]["rungs"][0] == 0 and result["drafters"][0]["built"]
     source = load_source(str(model_folder), "float32", "cpu")
     for choice in result["choices"]:
         config = EngineConfig(dtype="float32", max_batch=choice["max_batch"])
         taken = tuned.with_tuned(source, config, {}, lambda line: None)
         assert {name: getattr(taken, name) for name in tuned.CHOSEN} == {name: choice[name] for name in tuned.CHOSEN}
+
+
+def test_a_drafter_that_scores_few_levels_is_tuned_at_these(uncompiled, tmp_path, monkeypatch):
+    """A block drafter alone, whose blocks say four tokens."""
+    model_folder, built = uncompiled
+    save_model(model_folder, tokenizer=True)
+    config = PUBLISHED["JetSpec"][0]
+    head = save_block(tmp_path / "head", config, block_tensors(config))
+    monkeypatch.setattr(run, "candidates", lambda source: [])
+    options = {"dtype": "float32", "max_seq_len": 64, "max_batch": 1, "max_new_tokens": 6}
+    result = run.tune(str(model_folder), ["hello hello"], drafters=[str(head)], **options)
+    assert [(options["depth"], options["nodes"]) for options in built] == [(4, 31), (0, 0)]
+    assert result["choices"][0]["depth"] <= 4 and result["drafters"][0]["name"] == "head"
 
 
 @pytest.mark.parametrize("architecture", ["Llama", "Qwen3Moe"])

@@ -53,7 +53,12 @@ LAYOUTS = {  # our names for the parts -> the publisher's
 
 def add_module(folder, layout, tensors, **more):
     """Write a module into the checkpoint of a target, and tensors under their published names beside it."""
-    names, file = LAYOUTS[layout], folder / "model.safetensors"
+    return write_module(folder, LAYOUTS[layout], tensors, **more)
+
+
+def write_module(folder, names, tensors, **more):
+    """The same with the publisher's names, see LAYOUTS."""
+    file = folder / "model.safetensors"
     named = {
         name.replace(part, names[part], 1): tensor
         for name, tensor in tensors.items()
@@ -94,3 +99,78 @@ def mtp_chain(w, model, tokens, length, layout="MiMo", shift=1):
         following.append(drafted[-1])
         hidden = torch.cat([hidden, out])
     return drafted
+
+
+MIMO_V2 = SMALL | {
+    "head_dim": 12, "v_head_dim": 10, "sliding_window": 5, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+def add_deepseek_modules(folder, modules):
+    """Write several modules into the checkpoint of a target, one behind the other as DeepSeek's layout has them."""
+    for place, tensors in enumerate(modules):
+        names = {
+            part: name.replace("layers.3", f"layers.{LAYERS + place}") for part, name in LAYOUTS["DeepSeek-V3"].items()
+        }
+        write_module(folder, names, tensors)
+    return folder
+
+
+def mimo_v2_module(seed=0):
+    """A random module of MiMo-V2's, under its published names without their beginning."""
+    torch.manual_seed(seed)
+    shapes = {
+        "eh_proj": (48, 96), "self_attn.q_proj": (48, 48), "self_attn.k_proj": (48, 48), "self_attn.v_proj": (40, 48),
+        "self_attn.o_proj": (48, 40), "mlp.gate_proj": (64, 48), "mlp.up_proj": (64, 48), "mlp.down_proj": (48, 64),
+    }  # fmt: skip
+    norms = ("enorm", "hnorm", "input_layernorm", "pre_mlp_layernorm", "final_layernorm")
+    tensors = {f"{name}.weight": torch.randn(shape) * 0.3 for name, shape in shapes.items()}
+    tensors |= {f"{name}.weight": norm_weight(48) for name in norms}
+    return tensors | {"self_attn.attention_sink_bias": torch.randn(4)}
+
+
+def add_mimo_v2_modules(folder, modules):
+    """Write several of them into the checkpoint of a target."""
+    file = folder / "model.safetensors"
+    named = {
+        f"model.mtp.layers.{place}.{name}": tensor
+        for place, tensors in enumerate(modules)
+        for name, tensor in tensors.items()
+    }
+    save_file(load_file(file) | named, file, {"format": "pt"})
+    return folder
+
+
+def mimo_v2_chain(modules, model, tokens, hidden, chained=False, shift=1):
+    """The chain that such modules draft after these tokens, recomputed from nothing for each: hidden [T, 48] of all
+    tokens but the last. shift: how many places behind a hidden state module 0's token is; 1 in the right chain."""
+    drafted = []
+    for place, w in enumerate(modules):
+        following = [*tokens, *drafted, *tokens[-1:]][place + shift :][: len(hidden)]
+        embedded = model.get_input_embeddings()(torch.tensor(following))
+        x = torch.cat([rms(embedded, w["enorm.weight"]), rms(hidden, w["hnorm.weight"])], -1) @ w["eh_proj.weight"].T
+        out = rms(mimo_v2_layer(w, x), w["final_layernorm.weight"])
+        drafted.append(int((out[-1] @ model.get_output_embeddings().weight.T).argmax()))
+        hidden = out if chained else hidden
+    return drafted
+
+
+def mimo_v2_layer(w, x, window=MIMO_V2["sliding_window"]):
+    """A dense layer with sinks and a sliding window over x [T, 48]: 4 heads of 12, of which 4 dimensions turn."""
+    normed, count = rms(x, w["input_layernorm.weight"]), len(x)
+    q, k, v = ((normed @ w[f"self_attn.{part}_proj.weight"].T).view(count, 4, -1) for part in "qkv")
+    angle = torch.arange(count)[:, None] / 10000.0 ** (torch.arange(0, 4, 2) / 4)
+    cos, sin = (part.repeat(1, 2)[:, None] for part in (angle.cos(), angle.sin()))
+    q, k = (
+        torch.cat([y[..., :4] * cos + torch.cat([-y[..., 2:4], y[..., :2]], -1) * sin, y[..., 4:]], -1) for y in (q, k)
+    )
+    far = torch.arange(count)[:, None] - torch.arange(count)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / 12**0.5
+    scores = scores.masked_fill((far < 0) | (far >= window), -torch.inf)
+    sinks = w["self_attn.attention_sink_bias"][:, None, None].expand(-1, count, 1)
+    weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+    x = x + torch.einsum("hqk,khd->qhd", weights, v * 0.707).flatten(1) @ w["self_attn.o_proj.weight"].T
+    normed = rms(x, w["pre_mlp_layernorm.weight"])
+    gate = torch.nn.functional.silu(normed @ w["mlp.gate_proj.weight"].T) * (normed @ w["mlp.up_proj.weight"].T)
+    return x + gate @ w["mlp.down_proj.weight"].T

@@ -14,7 +14,7 @@ from pathlib import Path
 from ...graphs.tree import DynamicTree
 from ...runtime.acceptance import Acceptance
 
-NODES, DEPTH, TOP_K = 31, 7, 4  # of the tree that is measured
+NODES, DEPTH, TOP_K = 31, 7, 4  # of the tree that is measured, or fewer nodes and levels where a drafter scores fewer
 CLOSE = 0.99  # of trees of a drafter with nearly the same speed the one that drafts least is taken
 WORTH = 1.02  # times the speed of plain decoding: what drafts must bring to be kept
 
@@ -45,10 +45,11 @@ PLAIN = DrafterSetup("none", 0, 0, 1, None)
 @dataclass(frozen=True)
 class Drafted:
     """What the target accepts of a drafter's largest tree: over all prompts, and over the third of them that it drafts
-    best. levels: of a tree of DEPTH, those that are scored at a cost. length: mean tokens in a row's cache. draft_s:
-    median seconds in which plain modules draft."""
+    best. depth: of that tree; levels: those of it that are scored at a cost. length: mean tokens in a row's cache.
+    draft_s: median seconds in which plain modules draft."""
 
     drafter: str
+    depth: int
     levels: int
     acceptance: Acceptance
     easy: Acceptance
@@ -109,7 +110,7 @@ def choose(measured: Sequence[tuple[Drafted, Steps]], rows: int) -> tuple[Drafte
 def best_tree(drafted: Drafted, steps: Steps) -> Expected:
     """The tree with which a drafter is fastest, over all prompts and where drafts hit best, for nodes are chosen as it
     runs; of those that are nearly as fast, one that drafts least. It has as many nodes as ever pay."""
-    trees = [[expect(drafted, steps, *shape, easy) for easy in (False, True)] for shape in shapes()]
+    trees = [[expect(drafted, steps, *shape, easy) for easy in (False, True)] for shape in shapes(drafted.depth)]
     enough = CLOSE * max(statistics.geometric_mean([tree.mean for tree in pair]) for pair in trees)
     close = [pair for pair in trees if statistics.geometric_mean([tree.mean for tree in pair]) >= enough]
     usual, easy = min(close, key=lambda pair: (pair[0].choice.depth, pair[0].choice.top_k))
@@ -117,9 +118,14 @@ def best_tree(drafted: Drafted, steps: Steps) -> Expected:
     return replace(usual, choice=replace(usual.choice, nodes=nodes, depth=min(usual.choice.depth, nodes)))
 
 
-def shapes() -> Iterator[tuple[int, int]]:
+def shapes(deepest: int) -> Iterator[tuple[int, int]]:
     """Depth and top-k of the trees that are judged."""
-    return itertools.product(range(1, DEPTH + 1), range(1, TOP_K + 1))
+    return itertools.product(range(1, deepest + 1), range(1, TOP_K + 1))
+
+
+def most_nodes(depth: int, top_k: int) -> int:
+    """How many nodes such a tree can have, of those that are measured."""
+    return min(NODES, sum(DynamicTree.level_sizes(depth, top_k)))
 
 
 def expect(drafted: Drafted, steps: Steps, depth: int, top_k: int, easy: bool = False) -> Expected:
@@ -127,7 +133,7 @@ def expect(drafted: Drafted, steps: Steps, depth: int, top_k: int, easy: bool = 
     pay."""
     acceptance = drafted.easy if easy else drafted.acceptance
     tokens = [acceptance.with_tree(nodes, depth, top_k) for nodes in steps.rungs]
-    saved = 1 - min(depth, drafted.levels) / min(DEPTH, drafted.levels)
+    saved = 1 - min(depth, drafted.levels) / min(drafted.depth, drafted.levels)
     speed, nodes = {}, {}
     for rows, seconds in steps.seconds.items():
         each = [
@@ -137,5 +143,4 @@ def expect(drafted: Drafted, steps: Steps, depth: int, top_k: int, easy: bool = 
         each[0] = max(each[0], steps.plain(rows) / (seconds[0] - steps.saved[rows]))
         speed[rows] = max(each)
         nodes[rows] = steps.rungs[each.index(speed[rows])]
-    most = sum(DynamicTree.level_sizes(depth, top_k))
-    return Expected(DrafterSetup(drafted.drafter, min(NODES, most), depth, top_k), speed, nodes)
+    return Expected(DrafterSetup(drafted.drafter, most_nodes(depth, top_k), depth, top_k), speed, nodes)

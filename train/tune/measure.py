@@ -13,6 +13,7 @@ from torch import nn
 
 from ...compile.assemble import assemble
 from ...compile.config import EngineConfig
+from ...compile.drafters.choose import scorers
 from ...compile.jit import run_plain
 from ...compile.source import Source
 from ...compile.try_drafts import settle_readings
@@ -28,7 +29,7 @@ from ...runtime.inductor.torch_session import TorchSession
 from ...runtime.ladder.ladder import rungs_up_to
 from ...runtime.ladder.measure_steps import measure
 from ...runtime.session import Session
-from .choose import DEPTH, NODES, TOP_K, Drafted, DrafterSetup, Steps, label
+from .choose import DEPTH, TOP_K, Drafted, DrafterSetup, Steps, label, most_nodes
 
 REPORT_EVERY = 5.0  # seconds
 STEPS_S = 12.0  # that steps are timed for
@@ -37,9 +38,10 @@ PROFILED = 12  # steps of each number of rows that are taken apart
 MOST_DRAFT = 0.95  # share of a step that verifies nothing: what is left is the target's
 
 
-def largest(drafter: str) -> DrafterSetup:
-    """The tree of a drafter that is measured."""
-    return DrafterSetup(drafter, NODES, DEPTH, TOP_K)
+def largest(drafter: str, deepest: int | None) -> DrafterSetup:
+    """The tree of a drafter that is measured. deepest: how many levels it scores at most, None for any number."""
+    depth = min(DEPTH, deepest or DEPTH)
+    return DrafterSetup(drafter, most_nodes(depth, TOP_K), depth, TOP_K)
 
 
 def try_drafter(
@@ -49,8 +51,10 @@ def try_drafter(
     BuildError and InputError."""
     name = label(drafter)
     report(f"drafter {name}: putting it together")
-    settings = dataclasses.asdict(largest(drafter)) | {"backend": "inductor", "max_batch": config.max_batch}
-    graphs = assemble(source, dataclasses.replace(config, **settings))
+    scorer, _ = scorers(source, dataclasses.replace(config, drafter=drafter))
+    tree = largest(drafter, scorer.most_depth)
+    settings = dataclasses.asdict(tree) | {"backend": "inductor", "max_batch": config.max_batch}
+    graphs = assemble(source, dataclasses.replace(config, **settings), scorer)
     settle_readings(source, graphs, config.build_device, report)
     step = graphs.step.module
     assert isinstance(step, SpeculativeStep)
@@ -70,10 +74,9 @@ def try_drafter(
     easy = [requests[place] for _, place in each[len(each) * 2 // 3 :]]
     length = sum(len(request.prompt) + len(request.tokens) / 2 for request in requests) / len(requests)
     drafted = Acceptance.of(requests)
-    report(f"drafter {name}: {drafted.tokens_per_step:.2f} tokens per step with {NODES} nodes")
-    return Drafted(
-        drafter, costly_levels(step.drafter.scorer), drafted, Acceptance.of(easy), length, statistics.median(drafts)
-    )
+    report(f"drafter {name}: {drafted.tokens_per_step:.2f} tokens per step with {tree.nodes} nodes")
+    levels = costly_levels(scorer, tree.depth)
+    return Drafted(drafter, tree.depth, levels, drafted, Acceptance.of(easy), length, statistics.median(drafts))
 
 
 @contextlib.contextmanager
@@ -89,11 +92,13 @@ def _timed(module: nn.Module) -> Iterator[list[float]]:
         after.remove()
 
 
-def costly_levels(scorer: Scorer) -> int:
-    """Levels of a tree of DEPTH that a scorer scores at a cost: all; but of a mixture with n-grams those at which its
-    neural scorers are asked."""
+def costly_levels(scorer: Scorer, depth: int) -> int:
+    """Levels of a tree that a scorer scores at a cost: all; but of a mixture with n-grams those at which its neural
+    scorers are asked, and one where a pass scores all."""
     neural = {part.neural for part in parts(scorer)}
-    return min(scorer.levels, DEPTH) if isinstance(scorer, Merged) and len(neural) == 2 else DEPTH
+    if scorer.neural and scorer.all_at_once:
+        return 1
+    return min(scorer.levels, depth) if isinstance(scorer, Merged) and len(neural) == 2 else depth
 
 
 def time_steps(engine: Engine, length: float, report: OnProgress) -> Steps:

@@ -53,7 +53,7 @@ def tune(
     **options: Any,
 ) -> dict[str, Any]:
     """Measure, choose, and keep the choices for `build` -> "choices" (options of `build`, and why, for engines of 1, 2,
-    4, ... rows), "plain" (tokens/s without drafts by rows), "rungs" and "drafters" (what was measured of each).
+    4, ... rows), "plain" (tokens/s without drafts by rows) and "drafters" (what was measured of each).
 
     prompts: text or token ids. drafters: what to try beside those that fit the model, as in `build`. options: dtype,
     device, backend, max_batch (8 unless given) and max_seq_len of the engines. Raises BuildError and InputError.
@@ -127,7 +127,7 @@ class Bench:
             candidate = left[most]
 
     def _steps(self, drafted: Drafted) -> Steps:
-        with self._build(largest(drafted.drafter)) as engine:
+        with self._build(largest(drafted.drafter, drafted.depth)) as engine:
             steps = time_steps(engine, drafted.length, self.report)
             shares = draft_shares(engine.session, list(steps.seconds), drafted.length, self.report)
         if shares is not None:
@@ -161,7 +161,6 @@ def summary(drafted: Sequence[Drafted], measured: Mapping[str, Steps]) -> dict[s
     plain = {rows: min(steps.plain(rows) for _, steps in both) for rows in sizes}
     return {
         "choices": [_choice(both, rows, plain) for rows in sizes],
-        "rungs": list(both[0][1].rungs),
         "plain": [{"rows": rows, "step_s": plain[rows], "tokens_per_s": rows / plain[rows]} for rows in sizes],
         "drafters": [_figures(each, both, plain) for each in drafted],
     }
@@ -183,9 +182,9 @@ def _choice(both: Sequence[tuple[Drafted, Steps]], rows: int, plain: Mapping[int
 
 def _figures(drafted: Drafted, both: Sequence[tuple[Drafted, Steps]], plain: Mapping[int, float]) -> dict[str, Any]:
     """What was measured of a drafter and what it is expected to bring, by rows; estimated where no engine was built."""
-    rungs = both[0][1].rungs
-    accepted = [drafted.acceptance.with_tree(nodes, DEPTH, TOP_K) for nodes in rungs]
     steps = next((steps for each, steps in both if each is drafted), None)
+    rungs = (steps or both[0][1]).rungs
+    accepted = [drafted.acceptance.with_tree(nodes, DEPTH, TOP_K) for nodes in rungs]
     best = best_tree(drafted, steps) if steps else limit(drafted, both)
     by_rows = [
         {"rows": rows, "speed": best.speed[rows], "tokens_per_s": rows * best.speed[rows] / plain[rows]}
@@ -197,6 +196,7 @@ def _figures(drafted: Drafted, both: Sequence[tuple[Drafted, Steps]], plain: Map
         "drafter": drafted.drafter,
         "name": label(drafted.drafter),
         "built": steps is not None,
+        "rungs": list(rungs),
         "tokens_per_step": accepted,
     }
     return about | {"easy_tokens_per_step": drafted.easy.tokens_per_step, "by_rows": by_rows}

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from block_drafters import PUBLISHED, block_tensors, save_block
 from models import ARCHITECTURES, save_eagle3, save_model, tiny_model
 from mtp_modules import GLM, add_module, module_tensors
 from specstep.compile.config import EngineConfig
@@ -40,6 +41,19 @@ def test_a_p_eagle_head_is_found(tmp_path):
     named = {"speculators_model_type": "peagle", "mask_token_id": 311, "num_hidden_layers": 2}
     head = save_eagle3(tmp_path / "tiny-peagle", **named)
     assert fitting_drafters(source) == ["ngram", str(head)]
+
+
+def test_a_block_drafter_is_found(tmp_path):
+    """Not one of other sizes, nor one whose mask the target does not know."""
+    source, config = load_source(str(save_model(tmp_path / "tiny")), "float32", "cpu"), PUBLISHED["JetSpec"][0]
+    mask = {"dflash_config": config["dflash_config"] | {"mask_token_id": 320}}
+    for changes in ({"hidden_size": 64}, mask):
+        save_block(tmp_path / "tiny-block", config | changes, block_tensors(config))
+        assert fitting_drafters(source) == ["ngram"]
+    head = save_block(tmp_path / "tiny-block", config, block_tensors(config))
+    assert fitting_drafters(source) == ["ngram", str(head)]
+    drafter = make_drafter(source, EngineConfig(drafter="auto", dtype="float32"))
+    assert [type(part).__name__ for part in drafter.scorer.scorers] == ["Ngram", "BlockDrafter"]
 
 
 @pytest.mark.parametrize("architecture", ["Llama", "Glm4Moe"])

@@ -4,7 +4,7 @@ import pytest
 import specstep
 import torch
 from models import greedy, save_model, tiny_model
-from mtp_modules import add_module, module_tensors, mtp_chain, save_speculator
+from mtp_modules import add_mimo_v2_modules, add_module, mimo_v2_module, module_tensors, mtp_chain, save_speculator
 from plain_eagle3 import chains
 
 OPTIONS = {"drafter": "mtp", "dtype": "float32", "max_seq_len": 96, "tree": "chain", "nodes": 3}
@@ -69,16 +69,27 @@ def test_modules_that_do_not_fit_are_refused(layout, damage, message, tmp_path):
 @pytest.mark.parametrize(
     ("layout", "further"),
     [
-        ("DeepSeek-V3", "model.layers.4.eh_proj.weight"),
         ("MiMo", "model.mtp_layers.1.input_proj.weight"),
         ("Qwen3-Next", "mtp.layers.1.mlp.up_proj.weight"),
         ("Ernie", "model.mtp_block.1.mlp.up_proj.weight"),
     ],
 )
-def test_several_modules_are_refused(layout, further, tmp_path):
+def test_several_modules_of_which_one_alone_is_known_are_refused(layout, further, tmp_path):
     tensors = module_tensors(tiny_model("Llama"))
     folder = add_module(save_model(tmp_path / "target"), layout, tensors, **{further: torch.ones(1)})
     with pytest.raises(specstep.BuildError, match=f"expected one module, got another, {further}"):
+        specstep.eager(str(folder), **OPTIONS)
+
+
+def test_modules_of_targets_that_are_not_run_are_refused(tmp_path):
+    """LongCat's names, and MiMo-V2's for another target, whose layers are not like its."""
+    folder = save_model(tmp_path / "longcat")
+    names = ("enorm.m.weight", "hnorm.m.weight", "eh_proj.weight", "transformer_layer.mlp.up_proj.weight")
+    add_module(folder, "MiMo", {}, **{f"model.mtp.layers.0.{name}": torch.ones(1) for name in names})
+    with pytest.raises(specstep.BuildError, match=r"expected a module for multi-token prediction in .*, got none"):
+        specstep.eager(str(folder), **OPTIONS)
+    folder = add_mimo_v2_modules(save_model(tmp_path / "llama"), [mimo_v2_module()])
+    with pytest.raises(specstep.BuildError, match="expected a target whose config has layer_types, got llama"):
         specstep.eager(str(folder), **OPTIONS)
 
 

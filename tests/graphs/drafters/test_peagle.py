@@ -5,6 +5,7 @@ import json
 import pytest
 import specstep
 import torch
+from cycle import FIRST, SIZE, TOKENS, accepted, save_cycle, to_axis, to_scores
 from models import greedy, save_eagle3, save_model, tiny_model
 from plain_eagle3 import chains, hidden_states, plain_head, plain_layer, rms
 from safetensors.torch import load_file, save_file
@@ -140,6 +141,75 @@ def test_heads_that_do_not_fit_are_refused(changes, message, folder, tmp_path):
     head = save_peagle(tmp_path / "head", **changes)
     with pytest.raises(specstep.BuildError, match=message):
         specstep.eager(str(folder / "target"), drafter=str(head), **OPTIONS)
+
+
+def knowing(tensors, reads, off=0, ahead=1):
+    """A head that knows what comes after each token: from the token of the slot ahead, or from its own hidden state.
+    In each of its layers a slot takes what the slot ahead has, moved on by one place: a mask behind the root has its
+    answer from the first layer on, the next one from the second on. One more dimension is the same in every slot:
+    attention reads it, and chooses by place alone. off: places too far; ahead: which slot is read."""
+    w = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    w |= {name: torch.ones_like(tensor) for name, tensor in tensors.items() if "norm" in name}
+    content = torch.eye(SIZE) * ((torch.arange(SIZE) >= FIRST) & (torch.arange(SIZE) < TOKENS))
+    constant, length = 100.0, SIZE**0.5  # so much is the constant: next to it, contents change no norm
+    if reads == "hidden state":
+        w["fc.weight"][:, :SIZE] = to_axis(1 + off) @ content
+    w["fc.weight"][-1, :TOKENS] = constant
+    w["mask_hidden"][..., 0] = 1.0  # the axis of a token that is in no answer: no content
+    angle = ahead * 10000.0 ** -(torch.arange(0, 12, 2) / 12)
+    key = torch.cat([torch.ones(6), torch.zeros(6)]).repeat(4) * 2
+    query = torch.cat([angle.cos(), -angle.sin()]).repeat(4) * 2  # the score is highest so far ahead
+    for index in range(LAYERS):
+        name, token = f"layers.{index}.self_attn.", index == 0 and reads == "token"
+        w[f"{name}q_proj.weight"][:, -1], w[f"{name}k_proj.weight"][:, -1] = query, key
+        value = w[f"{name}v_proj.weight"]
+        value[:, slice(0, SIZE) if token else slice(-SIZE, None)] = content * ((1 if token else constant) / length)
+        w[f"{name}o_proj.weight"].copy_(to_axis(1 + off if token else 1))
+    return w | {"lm_head.weight": to_scores(), "d2t": tensors["d2t"]}
+
+
+def save_knowing(folder, mask=1, **planted):
+    """Write such a head, of the cycle's tokens."""
+    head = save_peagle(folder, num_key_value_heads=4, vocab_size=TOKENS, draft_vocab_size=TOKENS, mask_token_id=mask)
+    rows = {"k_proj": SIZE, "v_proj": SIZE, "lm_head": TOKENS, "d2t": TOKENS}
+    tensors = load_file(head / "model.safetensors")
+    for part, count in rows.items():
+        for name in [name for name in tensors if part in name]:
+            tensors[name] = tensors[name].new_zeros(count, *tensors[name].shape[1:])
+    return head, knowing(tensors, **planted)
+
+
+@pytest.mark.parametrize(
+    ("planted", "expected"),
+    [
+        ({"reads": "token"}, {1 + LAYERS: 5}),
+        ({"reads": "hidden state"}, {1 + LAYERS: 5}),
+        ({"reads": "token", "off": 1}, {0: 24}),
+        ({"reads": "hidden state", "off": 1}, {0: 24}),
+        ({"reads": "token", "mask": FIRST + 3}, {LAYERS: 6}),
+        ({"reads": "hidden state", "ahead": 2}, {0: 24}),
+    ],
+    ids=["token", "hidden state", "token off", "hidden state off", "another mask token", "another slot"],
+)
+def test_a_head_that_knows_the_answer_is_always_right(planted, expected, tmp_path):
+    """In as many depths as it has layers, and one more. One that is a place off never is. A mask that is a token of the
+    text drowns what reaches the last depth."""
+    head, tensors = save_knowing(tmp_path / "head", **planted)
+    save_file(tensors, head / "model.safetensors")
+    engine = specstep.eager(
+        str(save_cycle(tmp_path / "cycle")), drafter=str(head), tree="chain", nodes=1 + LAYERS, **OPTIONS
+    )
+    assert accepted(engine, (5, 6, 7, 8, 9, 10)) == expected
+
+
+def test_masks_read_their_own_hidden_state(tmp_path):
+    """Not the last feature, nor nothing: with another token's in it, the first depth alone is right."""
+    head, tensors = save_knowing(tmp_path / "head", reads="hidden state")
+    tensors["mask_hidden"][..., FIRST + 5] = 30.0
+    save_file(tensors, head / "model.safetensors")
+    folder = str(save_cycle(tmp_path / "cycle"))
+    engine = specstep.eager(folder, drafter=str(head), tree="chain", nodes=1 + LAYERS, **OPTIONS)
+    assert accepted(engine, (5, 6, 7, 8, 9, 10)) == {1: 12}
 
 
 @pytest.mark.slow

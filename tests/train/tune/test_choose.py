@@ -22,14 +22,14 @@ RUNGS = (0, 1, 3, 7, 15, 31)
 CHAIN = tuple((depth, 0) for depth in range(1, DEPTH + 1))  # always right at the first choice
 
 
-def drafted(*paths, name="a", levels=DEPTH, easy=None, draft_s=0.002):
+def drafted(*paths, name="a", depth=DEPTH, levels=DEPTH, easy=None, draft_s=0.002):
     """A drafter whose steps accepted these paths of (node, rank), each as often."""
 
     def acceptance(paths):
         counts = Counter(tuple(AcceptedNode(*node) for node in path) for path in paths)
         return Acceptance(1, sum(1 + len(path) for path in paths), counts)
 
-    return Drafted(name, levels, acceptance(paths), acceptance(easy or paths), 100.0, draft_s)
+    return Drafted(name, depth, min(levels, depth), acceptance(paths), acceptance(easy or paths), 100.0, draft_s)
 
 
 def steps(base=10.0, token=0.1, draft=0.0, rows=(1, 2, 4, 8), saved=0.0):
@@ -110,7 +110,7 @@ def test_a_model_that_never_gains_is_told_so():
 
 
 def test_every_tree_that_is_judged_can_be_built():
-    for depth, top_k in shapes():
+    for depth, top_k in shapes(DEPTH):
         for rows in (1, 8):
             choice = best_tree(drafted(CHAIN), steps(token=0.01 * rows)).choice
             DynamicTree(choice.depth, choice.top_k, choice.nodes)
@@ -156,11 +156,32 @@ def test_a_table_says_what_is_measured_and_what_is_a_limit():
 
 
 def test_levels_of_mixtures():
-    neural = NoDraft()
-    neural.neural = True
-    assert measure.costly_levels(Ngram()) == DEPTH
-    assert measure.costly_levels(Merged([Ngram(), neural])) == 2
-    assert measure.costly_levels(Merged([neural, neural])) == DEPTH
+    neural, block = NoDraft(), NoDraft()
+    neural.neural = block.neural = block.all_at_once = True
+    neural.all_at_once = False
+    assert measure.costly_levels(Ngram(), DEPTH) == DEPTH
+    assert measure.costly_levels(Merged([Ngram(), neural]), DEPTH) == 2
+    assert measure.costly_levels(Merged([neural, neural]), DEPTH) == DEPTH
+    assert measure.costly_levels(block, DEPTH) == measure.costly_levels(Merged([Ngram(), block]), DEPTH) == 1
+
+
+@pytest.mark.parametrize(("deepest", "tree"), [(None, (31, 7)), (15, (31, 7)), (3, (31, 3)), (2, (20, 2)), (1, (4, 1))])
+def test_a_drafter_that_scores_few_levels_is_measured_and_judged_at_these(deepest, tree):
+    found = measure.largest("a", deepest)
+    assert (found.nodes, found.depth) == tree
+    DynamicTree(found.depth, found.top_k, found.nodes)
+    shallow = drafted(CHAIN[: found.depth], depth=found.depth)
+    assert best_tree(shallow, steps(token=0.01)).choice.depth == found.depth
+
+
+def test_a_table_of_drafters_with_different_trees():
+    deep, shallow = drafted(CHAIN, name="deep"), drafted(CHAIN[:2], name="shallow", depth=2)
+    fewer = steps()
+    fewer = dataclasses.replace(fewer, rungs=(0, 1, 3, 7, 15, 20))
+    result = summary([deep, shallow], {"deep": steps(), "shallow": fewer})
+    page = describe(result).splitlines()
+    assert [line.count(".") for line in page if line.startswith(("deep ", "shallow "))][:2] == [5, 4]
+    assert describe(summary([shallow, deep], {"shallow": fewer, "deep": steps()}))
 
 
 def test_picture(tmp_path):

@@ -1,0 +1,75 @@
+"""How publishers name modules for multi-token prediction, and what they leave to the code that runs them."""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Layout(NamedTuple):
+    """How a publisher names modules. prefix: of a module's tensors, in which LAYER is the number of the target's layers
+    and the module's own on top, MODULE the module's; names: pairs of a published name and ours, a regular expression
+    and a template; what none of them fits is the layer's. hidden_first: the projection takes the hidden state ahead of
+    the embedding.
+
+    chained: of several modules, whether each takes the output of the one before, else all take the target's hidden
+    state; None where only single ones are published. normed: whether that is the one behind the final norm. layer:
+    fields of the config of the module's layer, where no layer of the target is like it."""
+
+    prefix: str
+    names: tuple[tuple[str, str], ...]
+    hidden_first: bool = False
+    chained: bool | None = None
+    normed: bool = True
+    layer: Mapping[str, list[str]] = {}
+
+
+LAYOUTS = {
+    "DeepSeek-V3, GLM-4.5": Layout(r"model\.layers\.LAYER\.", (
+        (r"(enorm|hnorm|embed_tokens)\.weight", r"\1.weight"), (r"eh_proj\.(\w+)", r"proj.\1"),
+        (r"shared_head\.norm\.weight", "norm.weight"), (r"shared_head\.head\.weight", "lm_head.weight"),
+    ), chained=True),  # transformers' MtpModel runs several so
+    "MiMo": Layout(r"(?:model\.)?mtp_layers\.MODULE\.", (
+        (r"token_layernorm\.weight", "enorm.weight"), (r"hidden_layernorm\.weight", "hnorm.weight"),
+        (r"input_proj\.(\w+)", r"proj.\1"), (r"final_layernorm\.weight", "norm.weight"),
+    ), hidden_first=True),
+    "MiMo-V2": Layout(r"model\.mtp\.layers\.MODULE\.", (
+        (r"(enorm|hnorm)\.weight", r"\1.weight"), (r"eh_proj\.(\w+)", r"proj.\1"),
+        (r"final_layernorm\.weight", "norm.weight"),
+        (r"pre_mlp_layernorm\.weight", "layer.post_attention_layernorm.weight"),
+        (r"self_attn\.attention_sink_bias", "layer.self_attn.sinks"),
+    ), chained=False, normed=False,  # as SGLang runs them (mimo_v2_nextn, multi_layer_eagle_worker_v2)
+        layer={"layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"]}),
+    "Ernie 4.5": Layout(r"model\.mtp_(?=[a-z_]+\.MODULE\.)", (
+        (r"emb_norm\.\d+\.weight", "enorm.weight"), (r"hidden_norm\.\d+\.weight", "hnorm.weight"),
+        (r"linear_proj\.\d+\.(\w+)", r"proj.\1"), (r"block\.\d+\.(.*)", r"layer.\1"),
+    )),
+    "Qwen3-Next": Layout(r"mtp\.", (
+        (r"pre_fc_norm_embedding\.weight", "enorm.weight"), (r"pre_fc_norm_hidden\.weight", "hnorm.weight"),
+        (r"fc\.(\w+)", r"proj.\1"), (r"norm\.weight", "norm.weight"), (r"layers\.0\.(.*)", r"layer.\1"),
+    )),
+}  # fmt: skip
+SPECULATORS = LAYOUTS["MiMo"]._replace(hidden_first=False)  # of the type mtp, in a directory of its own
+NECESSARY = {"proj.weight", "enorm.weight", "hnorm.weight"}
+FURTHER = r"(?:.*\.)?mtp(?:\.layers|_\w+)\.(\d+)\..*"  # numbered modules
+
+
+def own_name(name: str, layout: Layout, layers: int, module: int = 0) -> str | None:
+    """The name that `MtpHead` has for a tensor of the checkpoint; None for one that is not that module's. layers: of
+    the target."""
+    prefix = layout.prefix.replace("LAYER", str(layers + module)).replace("MODULE", str(module))
+    found = re.match(prefix, name)
+    if not found:
+        return None
+    rest = name[found.end() :]
+    for pattern, ours in layout.names:
+        if match := re.fullmatch(pattern, rest):
+            return match.expand(ours)
+    return f"layer.{rest}"
+
+
+def number_of(name: str, layers: int) -> int:
+    """Which module a tensor belongs to by its number, -1 for none."""
+    if found := re.fullmatch(FURTHER, name):
+        return int(found[1])
+    found = re.match(r"(?:.*\.)?layers\.(\d+)\.", name)
+    return int(found[1]) - layers if found and int(found[1]) >= layers else -1
