@@ -41,6 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "with --device cuda, any number with tensorrt-rtx (default: the GPU at hand)")  # fmt: skip
     add("--sum-parts", type=int, metavar="R", help="compute rowwise layers as R parts, added in order: the bits of R "
         "ranks on one device (default: 1)")  # fmt: skip
+    add("--ranks", type=int, metavar="R", help="share the model between R processes of this machine, on a CPU: tensor "
+        "parallel (default: 1)")  # fmt: skip
     add("--stats", action="store_true", help="print where the time of the build went, on standard error")
     add("--no-plugins", dest="plugins", action="store_false", default=None, help="TensorRT: its own layers only")
     add("--forced-acceptance", type=int, metavar="K", help="to measure speed: accept K drafts per step, right or wrong")
