@@ -58,7 +58,8 @@ def write_weights(
                 stored[key] = f"{program}/{constant}" if constant in tensors else constant
                 tensors[stored[key]] = tensor.cpu().contiguous()
             names[program][constant] = stored[key]
-    save_tensors(tensors, directory / file)
+    # Those of ranks are alike but for their numbers: a file that was renamed would not be noticed otherwise.
+    save_tensors(tensors, directory / file, None if file == WEIGHTS else {"file": file})
     return names
 
 

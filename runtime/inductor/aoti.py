@@ -92,6 +92,9 @@ def open_weights(path: Path, spec: EngineSpec) -> Weights:
     """Map a weights file: {name: tensor}. On a CPU the tensors are views of the mapped file."""
     try:
         with safe_open(str(path), framework="pt", device=spec.device) as file:
+            written = (file.metadata() or {}).get("file", path.name)  # as which a rank's file was written
+            if written != path.name:
+                raise OSError(f"that which was written as {written}")
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
         reason = one_line(error)

@@ -19,6 +19,7 @@ def open_ranks(directory: Path, spec: EngineSpec, programs: list[Program]) -> Ra
     threads = max(1, torch.get_num_threads() // spec.ranks)
     others: list[RankProcess] = []
     memory: int | None = None
+    communicator: Communicator | None = None
     try:
         memory = make_shared_memory(spec.ranks)
         digest = manifest_digest(directory)
@@ -29,6 +30,8 @@ def open_ranks(directory: Path, spec: EngineSpec, programs: list[Program]) -> Ra
             each.wait_until_loaded()
         return RankSession(spec, programs, communicator, others, threads)
     except BaseException as error:
+        if communicator is not None:
+            communicator.leave()
         close_all(others)
         if isinstance(error, OSError):
             raise EngineError(f"ranks: expected to start {spec.ranks} of them, got {error}") from None

@@ -17,8 +17,10 @@ import specstep
 from models import save_model
 from specstep.commands.describe import describe
 from specstep.commands.profile import _check as check_profile
+from specstep.errors import EngineError
 from specstep.kernels.communicator import make_shared_memory
 from specstep.runtime.engine_file import MANIFEST, read_manifest
+from specstep.runtime.inductor.aoti import open_weights
 
 PROMPTS = [[5], [7, 8], [3, 9, 4] * 7]
 SAMPLED = specstep.SamplingParams(temperature=0.8, seed=3, logprobs=2)
@@ -149,6 +151,9 @@ def test_a_rank_that_does_not_load_is_told(pair, tmp_path):
     file.write_bytes(b"\xff" * file.stat().st_size)
     with pytest.raises(specstep.EngineError, match=r"weights.rank1.safetensors: expected a safetensors file"):
         specstep.load(folder)
+    (folder / "weights.rank0.safetensors").rename(file)
+    with pytest.raises(EngineError, match=r"got that which was written as weights.rank0.safetensors"):
+        open_weights(file, read_manifest(folder).spec)
 
 
 def test_inspect_names_the_ranks_and_profile_refuses_them(pair):
@@ -161,6 +166,19 @@ def test_inspect_names_the_ranks_and_profile_refuses_them(pair):
     assert manifest.about["drafts_may_change_text"] == []
     with pytest.raises(specstep.EngineError, match=r"profile: expected an engine of one rank.*got 2 ranks"):
         check_profile(None, manifest.spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("drafter", "dtype"), [("head_folder", "bfloat16"), ("drafter_folder", "float32")])
+def test_each_rank_has_the_drafter(tmp_path, request, drafter, dtype):
+    drafter = str(request.getfixturevalue(drafter))
+    build_pair(tmp_path, changes={"vocab_size": 320}, drafter=drafter, nodes=None, dtype=dtype)
+    found = []
+    for name, nodes in (("parts", "all"), ("ranks", "all"), ("ranks", 0)):
+        with specstep.load(tmp_path / name, nodes=nodes) as engine:
+            found.append(texts(engine))
+    assert found[0] == found[1]
+    assert [tokens for tokens, _ in found[1]] == [tokens for tokens, _ in found[2]]
 
 
 THREE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 96}
