@@ -18,6 +18,7 @@ from pathlib import Path
 from ...errors import EngineError
 
 PATIENCE = 5.0  # seconds that a process has to end by itself
+MOMENT = 1.0  # seconds in which one that was killed has ended
 Call = tuple[str, tuple[object, ...]]  # a method, and its arguments
 
 
@@ -68,7 +69,7 @@ class RankProcess:
         """What to say of a rank that has ended."""
         status: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            status = self._process.wait(1)
+            status = self._process.wait(MOMENT)
         how = "no longer answers" if status is None else "has ended"
         if status is not None and status < 0:
             how = f"was killed by signal {-status}"
@@ -77,14 +78,21 @@ class RankProcess:
             "load the engine again"
         )
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether it runs no more."""
-        return self._process.poll() is not None
-
     def close(self) -> None:
         """Let it end."""
         self._connection.close()
+
+
+def ended_first(processes: Sequence[RankProcess]) -> RankProcess | None:
+    """One that runs no more; None where there is none within a moment: one that was killed takes some time to end."""
+    until = time.monotonic() + MOMENT
+    while True:
+        for each in processes:
+            if each._process.poll() is not None:
+                return each
+        if time.monotonic() > until:
+            return None
+        time.sleep(0.01)
 
 
 def close_all(processes: Sequence[RankProcess]) -> None:

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import EngineError
+from ...errors import EngineError, one_line
 from ...kernels.communicator import Communicator
 from ..buffers import Tensors
 from ..engine_file import EngineSpec
 from ..inductor.openmp import on_threads
 from ..inductor.torch_session import Program, TorchSession
-from .processes import RankProcess, close_all
+from .processes import RankProcess, close_all, ended_first
 
 MOST_HELD = 256  # calls that wait for the next program
 
@@ -121,8 +121,8 @@ class RankSession(TorchSession):
             with self._communicator.bound(), on_threads(self._threads):
                 yield
         except BaseException as error:  # the others are elsewhere in their programs
-            ended = next((each for each in self.others if each.has_ended), None)
-            reason = ended.ended() if ended else EngineError(f"ranks: expected a step of all, got {error!r:.200}")
+            ended = ended_first(self.others)
+            reason = ended.ended() if ended else EngineError(f"ranks: expected a step of all, got {one_line(error)}")
             self._fail(reason)
             raise reason from None
 
