@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..runtime.engine_file import WEIGHTS, EngineSpec, Manifest
+from ..runtime.engine_file import EngineSpec, Manifest
 
 
 def describe(manifest: Manifest) -> str:
@@ -10,7 +10,7 @@ def describe(manifest: Manifest) -> str:
     spec, about = manifest.spec, manifest.about
     model, config = about["model"], spec.config
     copies = 2 if "plans" in about and not config["plugins"] else 1  # a step without plugins writes its caches anew
-    caches = copies * sum(tensor.nbytes for tensor in spec.caches)
+    caches = copies * spec.ranks * sum(tensor.nbytes for tensor in spec.caches)
     lines = [
         f"model       {model['name']}: {model.get('model_type', '')}, {model['parameters'] / 1e6:.1f}M parameters, "
         + config["dtype"],
@@ -24,12 +24,13 @@ def describe(manifest: Manifest) -> str:
         *_drafts(about.get("drafts_may_change_text")),
         *_forced(config.get("forced_acceptance")),
         *_parts(config.get("sum_parts", 1)),
+        *_ranks(spec.ranks),
         f"limits      {spec.max_batch} rows of {spec.max_seq_len} tokens, prompts in chunks of {spec.prefill_chunk}",
         f"runs on     {'cuda' if 'plans' in about else spec.device}; "
         + "; ".join(f"{key} {_short(value)}" for key, value in manifest.requires.items()),
         f"KV cache    {len(spec.caches) // 2} layers, {caches / 2**20:.0f} MiB at most",
         *_states(spec),
-        *_memory(about.get("weights", {}), manifest.files, caches),
+        *_memory(about.get("weights", {}), manifest, caches),
         *_widened(about.get("widened", {})),
         "built with  " + ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
         f"built in    {about['build_s']} s{_stage_times(about.get('stage_s', {}))}",
@@ -62,6 +63,10 @@ def _tools(tools: dict[str, Any] | None) -> list[str]:
 
 def _parts(parts: int) -> list[str]:
     return [f"parts       rowwise layers are sums of {parts}"] if parts > 1 else []
+
+
+def _ranks(ranks: int) -> list[str]:
+    return [f"ranks       {ranks} processes share the model; the drafter is in each"] if ranks > 1 else []
 
 
 def _stage_times(seconds: dict[str, float]) -> str:
@@ -145,11 +150,12 @@ def _states(spec: EngineSpec) -> list[str]:
     return [f"states      {layers} recurrent layers, {size / 2**20:.1f} MiB for {spec.max_batch} rows of any length"]
 
 
-def _memory(kinds: dict[str, int], files: dict[str, dict[str, Any]], caches: float) -> list[str]:
+def _memory(kinds: dict[str, int], manifest: Manifest, caches: float) -> list[str]:
     """What the weights are, and what an engine takes once it is loaded."""
-    if WEIGHTS not in files or not kinds:
+    files = [manifest.files[name] for name in manifest.spec.weights_files if name in manifest.files]
+    if not files or not kinds:
         return []
-    whole = files[WEIGHTS]["bytes"]
+    whole = sum(file["bytes"] for file in files)
     said = [f"{count / 2**20:.1f} MiB {kind}" for kind, count in kinds.items()]
     said += [f"{(whole - sum(kinds.values())) / 2**20:.1f} MiB that is not packed"]
     return [

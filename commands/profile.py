@@ -69,6 +69,8 @@ def _check(options: argparse.Namespace, spec: "EngineSpec") -> list[int]:
             f"profile: expected an engine of backend inductor on cpu, whose ops can be timed, got {backend} on "
             f"{device}; time whole steps with `specstep generate DIR --prompt TEXT --stats`"
         )
+    if spec.ranks > 1:
+        raise EngineError(f"profile: expected an engine of one rank, whose ops can be timed, got {spec.ranks} ranks")
     bounds = {"rows": (1, spec.max_batch), "nodes": (0, spec.nodes), "steps": (1, 100_000)}
     for name, (least, most) in bounds.items():
         number = getattr(options, name)

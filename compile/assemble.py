@@ -25,7 +25,7 @@ from .drafters.choose import make_drafter
 from .drafters.validate import check_drafter
 from .gpus import GPU
 from .precision import Precision, choose_precision
-from .ranks.parts import cut_rows
+from .ranks.parts import Cut, cut_rows
 from .source import Source, quantized_file
 
 
@@ -33,7 +33,8 @@ from .source import Source, quantized_file
 class Graphs:
     """The modules of an engine, flat (see `FlatProgram`), its spec, in which the programs' files are not set yet, how
     its weights are packed where a backend packs them, and the GPU it is for where it is built without one: its modules
-    lie on the CPU then. plain: of an engine whose steps may draft nothing."""
+    lie on the CPU then. plain: of an engine whose steps may draft nothing. cut: how the target was cut into parts;
+    others: the programs of all ranks but the first, see `ranks.share`."""
 
     prefill: "FlatProgram"
     step: "FlatProgram"
@@ -41,6 +42,8 @@ class Graphs:
     spec: EngineSpec
     precision: Precision
     gpu: GPU | None = None
+    cut: Cut | None = None
+    others: "tuple[dict[str, FlatProgram], ...]" = ()
 
     @property
     def programs(self) -> dict[str, "FlatProgram"]:
@@ -87,7 +90,7 @@ class FlatProgram(nn.Module):
 def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None) -> Graphs:
     """Put the graphs together, with the drafter that the config names or with a scorer that was handed in. Raises
     BuildError for what does not fit."""
-    slices = cut_rows(target.model, config.sum_parts, "sum_parts") if config.sum_parts > 1 else None
+    cut = _cut(target, config)
     try:
         layers = cache_layers(target.model)
         if not layers:
@@ -108,13 +111,24 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     files = [file for name in (target.name, *config.drafter.split(",")) if (file := quantized_file(name)) is not None]
     addresses = [{p.data_ptr() for p in module.parameters()} for module in (drafter.scorer, target.model)]
     precision = choose_precision(config, files, model.vocab_size, addresses[0] - addresses[1])
-    precision = precision if slices is None else slices.precision(precision)
+    precision = precision if cut is None else cut.slices.precision(precision)
     prefill, step = Prefill(model, drafter.scorer, spec.prefill_chunk), SpeculativeStep(model, drafter, choice)
     modules: dict[str, nn.Module] = {"prefill": prefill, "step": step, "plain": PlainStep(model, drafter, choice)}
     declared = row_state(1, 1, 1) | model.states | drafter.scorer.state(drafter.shape)
     in_place = {name for name, tensor in declared.items() if tensor.in_place}
     flat = {name: _flat(modules[name], program, spec, in_place) for name, program in spec.programs.items()}
-    return Graphs(flat["prefill"], flat["step"], flat.get("plain"), spec, precision, config.gpu)
+    return Graphs(flat["prefill"], flat["step"], flat.get("plain"), spec, precision, config.gpu, cut)
+
+
+def _cut(target: Source, config: EngineConfig) -> Cut | None:
+    """Cut the target into the parts that were asked for. Raises BuildError."""
+    if config.ranks > 1:
+        if quantized_file(target.name) is not None:
+            raise BuildError(
+                f"ranks: expected a model whose weights are not quantised, got {target.name}; leave the option out"
+            )
+        return cut_rows(target.model, config.ranks, "ranks")
+    return cut_rows(target.model, config.sum_parts, "sum_parts") if config.sum_parts > 1 else None
 
 
 def _flat(module: nn.Module, program: ProgramSpec, spec: EngineSpec, in_place: set[str]) -> FlatProgram:

@@ -22,6 +22,7 @@ from .gguf.blocks import held_types
 from .hub import download
 from .locate import gguf_file
 from .lowered import Lowered
+from .ranks.share import share
 from .source import Source, load_source, model_summary, quantized_file, widened_tensors
 from .stage_times import StageTimes
 from .stages import describe_tree
@@ -70,6 +71,9 @@ def build(model: str, output: str | Path, *, report: OnProgress = silent, **opti
         report("comparing the traced model with transformers")
         check_faithful(graphs)
         try_drafts(source, graphs, config.build_device, report)
+        if config.ranks > 1:
+            report(f"sharing the model between {config.ranks} ranks")
+            graphs = share(graphs)
 
         lowered = compiler.lower(graphs, directory, report)
         about = _about(source, graphs, lowered) | {

@@ -43,6 +43,7 @@ class BuildOptions(TypedDict, total=False):
     prefill_chunk: int
     compute_capability: tuple[str, ...] | None
     sum_parts: int
+    ranks: int
     plugins: bool
     tool_format: str | None
     forced_acceptance: int | None
@@ -82,6 +83,7 @@ class EngineConfig:
     compute_capability: tuple[str, ...] | None = None
     # rowwise layers are sums of so many products, over slices of their inputs: the bits of as many ranks on one device.
     sum_parts: int = 1
+    ranks: int = 1  # processes of one machine that share the target's weights and work, on a CPU
     plugins: bool = True  # whether TensorRT runs our kernels as plugins, or builds our ops from its own layers
     # how the model writes calls of tools, a name of `runtime.calls.formats`; None: as its chat template has it.
     tool_format: str | None = None
@@ -111,7 +113,7 @@ class EngineConfig:
         ranges = {
             "nodes": (0, 256), "depth": (0, 64), "top_k": (1, 64), "max_batch": (1, 256), "prefill_chunk": (2, 8192),
             "forced_acceptance": (0, 64), "learned_rows": (0, MOST_LEARNED_ROWS),
-            "sum_parts": (1, MOST_PARTS),
+            "sum_parts": (1, MOST_PARTS), "ranks": (1, MOST_PARTS),
         }  # fmt: skip
         for field, (low, high) in ranges.items():
             value = getattr(self, field)
@@ -143,19 +145,34 @@ class EngineConfig:
                 f"weights: expected auto with dtype {self.dtype} on {self.device}, got {self.weights}; dtype bfloat16 "
                 f"on {device} takes it"
             )
-        for field, default in (("plugins", True), ("compute_capability", None), ("weights", "auto"), ("sum_parts", 1)):
+        defaults = {"plugins": True, "compute_capability": None, "weights": "auto", "sum_parts": 1, "ranks": 1}
+        for field, default in defaults.items():
             got = getattr(self, field)
             if got != default and field not in backend.options:
                 takers = " or ".join(name for name, other in BACKENDS.items() if field in other.options)
                 raise BuildError(
                     f"{field}: expected {default} for backend {self.backend}, got {got}; {takers} takes it"
                 )
-        if self.sum_parts > 1 and self.device != "cpu":
-            raise BuildError(
-                f"sum_parts: expected 1 with device {self.device}, got {self.sum_parts}; device cpu takes it"
-            )
+        for field in ("sum_parts", "ranks"):
+            if getattr(self, field) > 1 and self.device != "cpu":
+                raise BuildError(
+                    f"{field}: expected 1 with device {self.device}, got {getattr(self, field)}; device cpu takes it"
+                )
+        if self.ranks > 1:
+            self._check_ranks()
         if self.compute_capability is not None:
             self._check_compute_capability(self.compute_capability)
+
+    def _check_ranks(self) -> None:
+        """What ranks do not have. Raises BuildError."""
+        if self.sum_parts > 1:
+            raise BuildError(
+                f"sum_parts: expected 1 with {self.ranks} ranks, which have those parts, got {self.sum_parts}"
+            )
+        if self.dtype == "float16":
+            raise BuildError("dtype: expected bfloat16 or float32 with several ranks, got float16")
+        if self.weights not in ("auto", "bfloat16"):
+            raise BuildError(f"weights: expected auto or bfloat16 with several ranks, got {self.weights}")
 
     def _check_compute_capability(self, named: tuple[str, ...]) -> None:
         if self.backend != "inductor":

@@ -77,6 +77,8 @@ def _assembled(model: str, options: BuildOptions) -> tuple[Source, Graphs]:
             "compute_capability: expected None without an artifact, got "
             f"{' '.join(config.compute_capability)}; `specstep build` takes it"
         )
+    if config.ranks > 1:
+        raise BuildError(f"ranks: expected 1 without an artifact, got {config.ranks}; `specstep build` takes it")
     source = load_source(model, config.dtype, config.device, config.adapter)
     graphs = assemble(source, config, given_scorer(options))
     settle_readings(source, graphs, config.device, silent)

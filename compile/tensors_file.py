@@ -8,10 +8,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write tensors by name. The file's mode is that of a new file, which the umask says: the library makes it 0600,
-    and no other user could load it. Raises OSError and SafetensorError."""
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write tensors by name, and what is said of them. The file's mode is that of a new file, which the umask says: the
+    library makes it 0600, and no other user could load it. Raises OSError and SafetensorError."""
     with path.open("wb") as new:
         mode = stat.S_IMODE(os.fstat(new.fileno()).st_mode)
-    save_file(tensors, path)
+    save_file(tensors, path, metadata)
     path.chmod(mode)

@@ -44,7 +44,9 @@ def engine_directory(output: Path) -> Iterator[Path]:
         raise BuildError(str(error)) from None
 
 
-def write_weights(directory: Path, programs: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, str]]:
+def write_weights(
+    directory: Path, programs: dict[str, dict[str, Tensor]], file: str = WEIGHTS
+) -> dict[str, dict[str, str]]:
     """Write each tensor once -> for each program, {constant: name in the file}. programs: name -> constants by name."""
     stored: dict[tuple[Any, ...], str] = {}
     tensors: dict[str, Tensor] = {}
@@ -57,7 +59,8 @@ def write_weights(directory: Path, programs: dict[str, dict[str, Tensor]]) -> di
                 stored[key] = f"{program}/{constant}" if constant in tensors else constant
                 tensors[stored[key]] = tensor.cpu().contiguous()
             names[program][constant] = stored[key]
-    save_tensors(tensors, directory / WEIGHTS)
+    # Those of ranks are alike but for their numbers: a file that was renamed would not be noticed otherwise.
+    save_tensors(tensors, directory / file, None if file == WEIGHTS else {"file": file})
     return names
 
 

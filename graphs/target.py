@@ -96,10 +96,13 @@ def capture_last_layer(model: PreTrainedModel) -> None:
 
 
 class Normed:
-    """Holds the hidden state behind a model's final norm after each of its passes. No list: the exporter would put
-    another one in its place."""
+    """Holds the hidden state behind a model's final norm after each of its passes, as a hook of its head. No list: the
+    exporter would put another one in its place; no function: a copy of the model would share it."""
 
     state: Tensor | None = None
+
+    def __call__(self, _: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        self.state = arguments[0]
 
     def take(self) -> Tensor:
         """It, once."""
@@ -114,11 +117,7 @@ def capture_normed(model: PreTrainedModel) -> Normed:
     if model.config._attn_implementation == ATTENTION_NAME:
         model.set_attn_implementation("eager")
     normed = Normed()
-
-    def keep(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        normed.state = arguments[0]
-
-    model.get_output_embeddings().register_forward_pre_hook(keep)
+    model.get_output_embeddings().register_forward_pre_hook(normed)
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
         model(input_ids=token, use_cache=False)

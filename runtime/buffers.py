@@ -30,6 +30,9 @@ class Buffers:
     def leave_thread(self) -> None:
         """Called by a thread that hands work to another one, which will be the next to call."""
 
+    def close(self) -> None:
+        """End what was started for it. Nothing is called afterwards."""
+
     def conditions(self) -> list[Any]:
         """What the time of a step depends on beside the engine and the processor, for JSON."""
         return []

@@ -217,8 +217,13 @@ class Engine:
         used again. Weights that were mapped from a file are memory that the system takes back by itself when it is
         short. Raises EngineError where the file cannot be written."""
         session = self._scheduler.close()
-        if session is not None and self._learned is not None and self.learning:
-            save_learned(self._learned, session, self.text)
+        if session is None:
+            return
+        try:
+            if self._learned is not None and self.learning:
+                save_learned(self._learned, session, self.text)
+        finally:
+            session.close()
 
     def __enter__(self) -> "Engine":
         return self

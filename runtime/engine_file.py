@@ -5,7 +5,8 @@ manifest.json            format version, configuration, programs with their inpu
 prefill.pt2, step.pt2,   the compiled graphs, without weights; the last one where steps may draft nothing. NAME.onnx for
 plain.pt2                the backend onnx, NAME.plan for those of TensorRT, weights included and without the last
 libspecstep.so           our C++ kernels, for engines of AOTInductor on a CPU
-weights.safetensors      all weights once, memory-mapped and shared by all of them
+weights.safetensors      all weights once, memory-mapped and shared by all of them; weights.rank0.safetensors and so on
+                         where several ranks have a share of them each
 tokenizer.json, chat_template.jinja
 """
 
@@ -20,11 +21,11 @@ from typing import Any
 from ..errors import EngineError
 from .manifest_fields import DTYPE_BYTES
 from .manifest_rules import NEXT as NEXT  # in a program that writes nothing in place
-from .manifest_rules import check_manifest
+from .manifest_rules import WEIGHTS as WEIGHTS
+from .manifest_rules import check_manifest, weights_files
 
 FORMAT_VERSION = 18
 MANIFEST = "manifest.json"
-WEIGHTS = "weights.safetensors"
 SIZES = ("nodes", "catch_up")  # inputs of a step that hold 0, 1, ..., and say by their length how many
 TREE = ("tree_tokens", "tree_parents")  # the state in which a drafted tree lies
 MOST_MANIFEST = 2**26  # bytes; that of a model of 100 layers has 200 KB
@@ -90,6 +91,16 @@ class EngineSpec:
         return {"prefill": self.prefill, "step": self.step} | plain
 
     @property
+    def ranks(self) -> int:
+        """Processes that share the target's weights and work."""
+        return int(self.config.get("ranks", 1))
+
+    @property
+    def weights_files(self) -> list[str]:
+        """The file of each rank's weights."""
+        return weights_files(self.ranks)
+
+    @property
     def nodes(self) -> int:
         """Nodes of a drafted tree, the root not counted: the most that a step may be given."""
         return int(self.config["nodes"])
@@ -142,6 +153,12 @@ def read_manifest(directory: str | Path) -> Manifest:
     return Manifest(**(data | {"spec": _spec(data["spec"])}))
 
 
+def manifest_digest(directory: Path) -> str:
+    """What tells the manifest there from others."""
+    with (directory / MANIFEST).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name}, which is no number of JSON")
 
@@ -178,7 +195,7 @@ def check_files(directory: Path, manifest: Manifest, deep: bool) -> None:
         size = path.stat().st_size
         if size != expected["bytes"]:
             raise EngineError(f"{path}: expected {expected['bytes']} bytes, got {size}; copy it again or {REBUILD}")
-        if deep or name != WEIGHTS:
+        if deep or name not in manifest.spec.weights_files:
             got = file_entry(path)["sha256"]
             if got != expected["sha256"]:
                 raise EngineError(

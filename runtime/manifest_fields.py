@@ -89,6 +89,7 @@ CONFIG = fields(
         "prefill_chunk": integer(2, 8192),
         "forced_acceptance": optional(number),
     },
+    maybe={"ranks": integer(1, 64)},
     further=True,
 )
 SPEC = fields(

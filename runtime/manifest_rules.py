@@ -11,6 +11,7 @@ from ..controls import BANNED_WORDS, BIASES, STOP_IDS, WORD_TOKENS, Sampling, mo
 from .json_checks import equal_to, refusal
 from .manifest_fields import MANIFEST_FIELDS, TENSORRT
 
+WEIGHTS = "weights.safetensors"
 NEXT = "next."  # in a program that writes nothing in place, `next.X` is the output that input X becomes
 GIVEN = ("tokens", "count", "nodes", "catch_up")  # inputs that are no tensors of the session
 Data = dict[str, Any]
@@ -22,6 +23,7 @@ def check_manifest(data: Any) -> None:
     spec = data["spec"]
     _check_numbers(spec, data["about"]["tree"])
     _check_tensors(spec)
+    _check_ranks(spec["config"], data["files"])
     if spec["config"]["backend"].startswith("tensorrt"):
         TENSORRT("manifest", {**spec["config"], **data["about"]})
     for name in ("prefill", "step", "plain"):
@@ -30,6 +32,11 @@ def check_manifest(data: Any) -> None:
     returned = [spec["prefill"]["outputs"][1:], spec["step"]["outputs"][5:]]
     if spec["config"]["backend"] == "inductor":
         equal_to(returned[0])("step.outputs after tree_parents", returned[1])
+
+
+def weights_files(ranks: int) -> list[str]:
+    """The file of each rank's weights."""
+    return [WEIGHTS] if ranks == 1 else [f"weights.rank{rank}.safetensors" for rank in range(ranks)]
 
 
 def capacity_for(max_seq_len: int, scratch: int, slot_step: int) -> int:
@@ -78,6 +85,14 @@ def _check_numbers(spec: Data, tree: Data) -> None:
         "scratch", spec["scratch"]
     )
     equal_to(capacity_for(spec["max_seq_len"], spec["scratch"], spec["slot_step"]))("capacity", spec["capacity"])
+
+
+def _check_ranks(config: Data, files: Data) -> None:
+    """There are weights of each rank, and of no other."""
+    expected = weights_files(config.get("ranks", 1))
+    got = sorted(name for name in files if name.startswith("weights."))
+    if config["backend"] == "inductor" and got != sorted(expected):
+        raise refusal("files", " ".join(expected), " ".join(got) or "none")
 
 
 def _check_tensors(spec: Data) -> None:

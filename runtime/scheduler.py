@@ -112,14 +112,19 @@ class Scheduler:
         return EngineError(f"engine: expected an open engine, got {got}; load it again")
 
     def close(self) -> Session | None:
-        """Cancel everything, wait for the step under way, and let go of the session -> the session; None where it was
-        closed before, or failed."""
+        """Cancel everything, wait for the step under way, and let go of the session -> the session, which the caller
+        closes; None where it was closed before, or failed."""
         with self._lock:
             self._closed, worker = True, self._worker
         if worker is not None:
             worker.join()
         rows, self._rows = self._rows, None
-        return None if rows is None or self._broken is not None else rows.session
+        if rows is None:
+            return None
+        if self._broken is not None:
+            rows.session.close()
+            return None
+        return rows.session
 
     def _work(self) -> None:
         """The worker: prefill, step, hand out, until there is nothing to do."""
@@ -206,4 +211,6 @@ os.register_at_fork(after_in_child=_refuse_after_fork)
 def _close_all() -> None:
     """A worker in the middle of a step must not outlive the interpreter."""
     for scheduler in list(_SCHEDULERS):
-        scheduler.close()
+        session = scheduler.close()
+        if session is not None:
+            session.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import specstep
 import torch
-from specstep.runtime.engine_file import read_manifest
+from specstep.runtime.engine_file import WEIGHTS, read_manifest
 from specstep.runtime.inductor.aoti import open_weights
 
 from .engines import OUR_WEIGHTS, Report, Settings
@@ -88,7 +88,7 @@ def _engines(settings: Settings, weights: Sequence[str], nodes: tuple[int, ...],
             options = options | {"weights": OUR_WEIGHTS[precision], "max_seq_len": settings.slots}
             folder = built(settings, options, report)
             engine = specstep.load(folder, nodes="all", learning=False)
-            stored = open_weights(folder, engine.spec).values()
+            stored = open_weights(folder / WEIGHTS, engine.spec).values()
             size = sum(tensor.numel() * tensor.element_size() for tensor in stored)
             yield Timed(precision, counts, folder, engine, size)
 

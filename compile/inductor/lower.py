@@ -5,12 +5,13 @@ import dataclasses
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._inductor import cpu_vec_isa
 from torch.export import ExportedProgram
 
@@ -30,6 +31,7 @@ from .forked import Forked, run_forked
 from .kept_code import find_program, keep_program, program_key
 from .layer_code import layers_once
 from .lean_code import FEW_PAIRS, UNCHECKED, known, no_input_checks, rules_made_once
+from .of_rank import export_like
 from .rewrites import rewrite_for_cpu, rewrite_for_gpu
 from .signature import signed
 from .stored_program import Packed
@@ -87,13 +89,24 @@ def _lower(graphs: Graphs, directory: Path, report: OnProgress, export: Export, 
     report("writing weights")
     if device == "cpu" and has_library():
         shutil.copyfile(build_library(), directory / LIBRARY_NAME)  # with the mode of a new file
-    held = {name: {**program.state_dict, **program.constants} for name, program in exported.items()}
     wanted = {name: constant_names(directory / f"{name}.pt2", device) for name in exported}
-    constants = write_weights(directory, {name: {key: held[name][key] for key in wanted[name]} for name in exported})
+    first, *others = graphs.spec.weights_files
+    constants = write_weights(directory, _constants(exported, wanted), first)
+    for file, of_rank in zip(others, graphs.others, strict=True):
+        own, more = export_like(exported, of_rank, graphs, export)
+        packed += more
+        if write_weights(directory, _constants(own, wanted), file) != constants:
+            raise AssertionError(f"{file}: expected the names of {first}")
     for name in exported:
         programs[name] = dataclasses.replace(graphs.spec.programs[name], file=f"{name}.pt2", constants=constants[name])
     details = {"weights": _bytes_of_kinds(packed), "operators": count_operators(exported["step"])}
     return Lowered(programs, stages, requires(device), {}, inexact, details)
+
+
+def _constants(exported: Mapping[str, ExportedProgram], wanted: dict[str, list[str]]) -> dict[str, dict[str, Tensor]]:
+    """The tensors that each program is lent."""
+    held = {name: {**program.state_dict, **program.constants} for name, program in exported.items()}
+    return {name: {key: held[name][key] for key in wanted[name]} for name in exported}
 
 
 def _check_without_library(weights: str) -> None:

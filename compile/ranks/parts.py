@@ -1,20 +1,26 @@
 """A model whose rowwise layers are sums of parts, on one device."""
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...graphs.parts import ExpertsOfParts, LinearOfParts
-from .plan import read_plan
+from .plan import Plan, read_plan
 from .slices import Slices
 
 
-def cut_rows(model: PreTrainedModel, parts: int, field: str) -> Slices:
-    """Replace the rowwise layers of a model, in place, by sums of so many parts over slices of their inputs -> the
-    slices, which are views. field: the build option that asks for it. Raises BuildError for a model that cannot be cut
-    so."""
+class Cut(NamedTuple):
+    """How a model was cut."""
+
+    plan: Plan
+    slices: Slices
+
+
+def cut_rows(model: PreTrainedModel, parts: int, field: str) -> Cut:
+    """Replace the rowwise layers of a model, in place, by sums of so many parts over slices of their inputs, which are
+    views. field: the build option that asks for it. Raises BuildError for a model that cannot be cut so."""
     plan, slices = read_plan(model, field), Slices(field)
     for name in plan.rows:
         linear: Any = model.get_submodule(name)
@@ -25,16 +31,17 @@ def cut_rows(model: PreTrainedModel, parts: int, field: str) -> Slices:
         experts: Any = model.get_submodule(name)
         narrow = narrow_experts(experts, parts, slices, f"{type(model).__name__}'s {name}")
         model.set_submodule(name, ExpertsOfParts(narrow))
-    return slices
+    return Cut(plan, slices)
 
 
 def narrow_experts(experts: Any, parts: int, slices: Slices, name: str) -> list[nn.Module]:
     """Modules like experts with an equal share of their inner width each."""
     down = slices.cut(experts.down_proj.detach(), parts, f"{name}.down_proj")
+    gate_up = experts.gate_up_proj.detach()
     narrow, shared = [], {id(each): each for each in (experts.config, *experts.parameters())}
     for part, weight in enumerate(down):
         one = copy.deepcopy(experts, dict(shared))  # with hooks of its own
-        one.gate_up_proj = _parameter(slices.rows_of(experts.gate_up_proj.detach(), 2, parts, part))
+        one.gate_up_proj = _parameter(slices.rows_of(gate_up, [gate_up.shape[1] // 2] * 2, parts, part))
         one.down_proj = _parameter(weight)
         narrow.append(one)
     return narrow

@@ -1,7 +1,10 @@
 """Slices of weights, and what they become: what the whole weight does, cut at whole groups."""
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ...errors import BuildError
@@ -35,12 +38,21 @@ class Slices:
             self.known[identity(view)] = Slice(view, weight, part * depth // parts)
         return cut
 
-    def rows_of(self, weight: Tensor, blocks: int, parts: int, part: int) -> Tensor:
-        """Part number `part` of the outputs of a weight [..., N, K] of `blocks` blocks of one size: that of each block,
-        one after the other."""
-        split = weight.unflatten(-2, (blocks, parts, -1))[..., part, :, :].flatten(-3, -2)
-        self.known[identity(split)] = Slice(split, weight, None)
-        return split
+    def rows_of(self, weight: Tensor, blocks: Sequence[int], parts: int, part: int) -> Tensor:
+        """Part number `part` of the outputs of a weight [..., N, K], which lie in blocks of these sizes: that of each
+        block, one after the other. A view where there is one block. Raises BuildError where a block has no such
+        part."""
+        if odd := [size for size in blocks if size % parts]:
+            raise BuildError(f"{self.field}: expected a divisor of {odd[0]} outputs of a layer, got {parts}")
+        starts = [end - size for end, size in zip(accumulate(blocks), blocks, strict=True)]
+        sizes = [size // parts for size in blocks]
+        own = [weight.narrow(-2, at + part * size, size) for at, size in zip(starts, sizes, strict=True)]
+        return self.note(own[0] if len(own) == 1 else torch.cat(own, -2), weight)
+
+    def note(self, some: Tensor, weight: Tensor) -> Tensor:
+        """Note that a tensor holds some of the outputs of a weight -> it."""
+        self.known[identity(some)] = Slice(some, weight, None)
+        return some
 
     def precision(self, of_whole: Precision) -> Precision:
         """What each weight becomes, slices among them, where `of_whole` says what whole weights become."""

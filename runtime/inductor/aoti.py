@@ -16,11 +16,12 @@ from ...errors import EngineError, InputError, one_line
 from ...kernels.native import LIBRARY_NAME, load_library
 from ...processor import cpu_instructions
 from ...progress import OnProgress
-from ..engine_file import REBUILD, WEIGHTS, EngineSpec, Manifest, ProgramSpec
+from ..engine_file import REBUILD, EngineSpec, Manifest, ProgramSpec
 from ..gpu import plan_memory, refuse_gpu
+from ..ranks.open import open_ranks
 from ..session import Session
 from .signature import Signature, check_tensors, check_weights
-from .torch_session import TorchSession
+from .torch_session import Program, TorchSession
 
 Weights = dict[str, Tensor]
 
@@ -63,9 +64,17 @@ def _open_session(directory: Path, manifest: Manifest) -> Session:
     """Load the programs for the CPU or the current GPU."""
     spec = manifest.spec
     load_libraries(directory, manifest)
-    weights = open_weights(directory, spec)
-    programs = (load_program(directory, spec, program, weights) for program in spec.programs.values())
-    return TorchSession(spec, *programs)
+    programs = open_programs(directory, spec)
+    if spec.ranks == 1:
+        return TorchSession(spec, *programs)
+    return open_ranks(directory, spec, programs)
+
+
+def open_programs(directory: Path, spec: EngineSpec, rank: int = 0) -> list[Program]:
+    """Load the programs and lend them a rank's weights. Raises EngineError."""
+    path = directory / spec.weights_files[rank]
+    weights = open_weights(path, spec)
+    return [load_program(directory, spec, program, path, weights) for program in spec.programs.values()]
 
 
 def load_libraries(directory: Path, manifest: Manifest) -> None:
@@ -79,20 +88,24 @@ def load_libraries(directory: Path, manifest: Manifest) -> None:
             ) from None
 
 
-def open_weights(directory: Path, spec: EngineSpec) -> Weights:
-    """Map the weights file: {name: tensor}. On a CPU the tensors are views of the mapped file."""
-    path = directory / WEIGHTS
+def open_weights(path: Path, spec: EngineSpec) -> Weights:
+    """Map a weights file: {name: tensor}. On a CPU the tensors are views of the mapped file."""
     try:
         with safe_open(str(path), framework="pt", device=spec.device) as file:
+            written = (file.metadata() or {}).get("file", path.name)  # as which a rank's file was written
+            if written != path.name:
+                raise OSError(f"that which was written as {written}")
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
         reason = one_line(error)
         raise EngineError(f"{path}: expected a safetensors file, got {reason}; copy it again or {REBUILD}") from None
 
 
-def load_program(directory: Path, spec: EngineSpec, program: ProgramSpec, weights: Weights) -> LoadedProgram:
-    """Load one compiled graph and lend it the weights; it keeps no copy of them. Raises EngineError where the manifest
-    or the weights are not those that it was compiled for."""
+def load_program(
+    directory: Path, spec: EngineSpec, program: ProgramSpec, weights_path: Path, weights: Weights
+) -> LoadedProgram:
+    """Load one compiled graph and lend it the weights of a file; it keeps no copy of them. Raises EngineError where the
+    manifest or the weights are not those that it was compiled for."""
     path = directory / program.file
     index = torch.cuda.current_device() if spec.device == "cuda" else -1
     try:
@@ -106,7 +119,7 @@ def load_program(directory: Path, spec: EngineSpec, program: ProgramSpec, weight
             )
         signature = Signature.read(loader.get_metadata())
         check_tensors(path, signature, spec, program)
-        check_weights(directory / WEIGHTS, signature, program, weights)
+        check_weights(weights_path, signature, program, weights)
         constants = {name: weights[stored] for name, stored in program.constants.items()}
         loader.load_constants(constants, False, True, True)  # all of them, lent, not copied
     except (RuntimeError, KeyError) as error:

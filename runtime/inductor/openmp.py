@@ -21,17 +21,22 @@ def release_threads() -> None:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Have the calling thread work alone. Where it has no helpers yet, starting them takes milliseconds, more than
-    filling a row does."""
+def on_threads(count: int) -> Iterator[None]:
+    """Have the calling thread work with so many threads, itself among them."""
     before = [library.omp_get_max_threads() for library in _libraries()]
     for library in _libraries():
-        library.omp_set_num_threads(1)
+        library.omp_set_num_threads(count)
     try:
         yield
     finally:
         for library, threads in zip(_libraries(), before, strict=True):
             library.omp_set_num_threads(threads)
+
+
+def one_thread() -> contextlib.AbstractContextManager[None]:
+    """Have the calling thread work alone. Where it has no helpers yet, starting them takes milliseconds, more than
+    filling a row does."""
+    return on_threads(1)
 
 
 @functools.cache

@@ -132,9 +132,9 @@ def test_a_load_while_the_engine_is_replaced_is_of_one_engine(engines, monkeypat
     place, files = engines
     opened, real = [], aoti.open_weights
 
-    def replaced(directory, spec):
-        opened.append(word(directory))
-        weights = real(directory, spec)
+    def replaced(path, spec):
+        opened.append(word(path.parent))
+        weights = real(path, spec)
         if len(opened) == 1:
             rebuild(place, files)
         return weights

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_threads import on_ranks
+from specstep.compile.ranks.threads import on_ranks
 from specstep.kernels.all_gather.op import all_gather
 from specstep.kernels.all_gather.reference import all_gather as reference
 

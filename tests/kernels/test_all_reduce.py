@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_threads import on_ranks
+from specstep.compile.ranks.threads import on_ranks
 from specstep.kernels.all_reduce.op import all_reduce
 from specstep.kernels.all_reduce.reference import all_reduce as reference
 from specstep.kernels.native import load_library

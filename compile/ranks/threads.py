@@ -1,12 +1,12 @@
-"""Ranks as threads of one process."""
+"""Ranks as threads of one process, to try what they compute without compiling it."""
 
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from specstep.kernels.communicator import Communicator, make_shared_memory
-from specstep.kernels.native import load_library
+from ...kernels.communicator import Communicator, make_shared_memory
+from ...kernels.native import load_library
 
 
 def on_ranks(ranks: int, run: Callable[[int], Any]) -> list[Any]:

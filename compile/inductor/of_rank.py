@@ -1,0 +1,29 @@
+"""Weights of further ranks, as the programs take them that were compiled for the first."""
+
+from collections.abc import Mapping
+
+from torch.export import ExportedProgram
+
+from ...errors import BuildError
+from ..assemble import FlatProgram, Graphs
+from ..export import Export
+from .kept_code import program_key
+from .rewrites import rewrite_for_cpu
+from .stored_program import Packed
+
+
+def export_like(
+    first: Mapping[str, ExportedProgram], programs: Mapping[str, FlatProgram], graphs: Graphs, export: Export
+) -> tuple[dict[str, ExportedProgram], list[Packed]]:
+    """Trace and rewrite a rank's programs, whose weights are packed then -> them, and what was packed. first: those of
+    the first rank, rewritten; Raises BuildError where a program of the first would compute
+    something else."""
+    exported = {name: export(program, graphs.spec) for name, program in programs.items()}
+    packed = rewrite_for_cpu(exported.values(), graphs.precision)
+    for name, program in exported.items():
+        if program_key(program, {}) != program_key(first[name], {}):
+            raise BuildError(
+                f"ranks: expected one program {name} for all, got another one for a rank: a weight of it is of one "
+                "number alone, or of a few; leave the option out"
+            )
+    return exported, packed

@@ -1,0 +1,190 @@
+"""The graphs of ranks: each has a share of the target, and all of the drafter."""
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import BuildError
+from ...graphs.attention import chain_pass
+from ...graphs.kept import reason
+from ...graphs.parts import ExpertsOfParts, LinearOfParts
+from ...graphs.ranks import ExpertsOfRank, HeadOfRank, LinearOfRank
+from ...graphs.target import CausalLM
+from ...kernels.native import has_library
+from ...runtime.engine_file import EngineSpec, TensorSpec
+from ..assemble import FlatProgram, Graphs
+from .parts import Cut
+from .threads import on_ranks
+
+HEADS = {"num_heads", "num_attention_heads", "num_key_value_heads"}
+TOKENS, SLOTS = 8, 64  # of the pass that is compared
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2}  # of the logits' norm; a wrong slice is off by 1 or so
+
+
+def share(graphs: Graphs) -> Graphs:
+    """Graphs whose target was cut into as many parts as there are ranks -> those of the first rank, and the programs of
+    the `others`. Raises BuildError for what ranks cannot share."""
+    ranks, cut, target = int(graphs.spec.config["ranks"]), graphs.cut, _target(graphs.step)
+    assert cut is not None
+    name = type(target.model).__name__
+    _check(graphs.spec, target, name)
+    spec = _spec_of_rank(graphs.spec, target, cut, ranks)
+    every = []
+    for rank in range(ranks):
+        tensors = [tensor for each in graphs.programs.values() for tensor in (*each.parameters(), *each.buffers())]
+        programs = copy.deepcopy(graphs.programs, {id(tensor): tensor for tensor in tensors})
+        take_share(_target(programs["step"]).model, cut, ranks, rank)
+        every.append(programs)
+    _compare(target, graphs.spec, [_target(programs["step"]) for programs in every], spec, name)
+    first, *others = every
+    own = first["prefill"], first["step"], first.get("plain")
+    return Graphs(*own, spec, graphs.precision, cut=cut, others=tuple(others))
+
+
+def take_share(model: Any, cut: Cut, ranks: int, rank: int) -> None:
+    """Replace what a rank has a share of, in place, in a model whose rowwise layers are sums of parts. Weights are
+    views of the model's where they can be. Raises BuildError."""
+    for name in cut.plan.rows:
+        whole: Any = model.get_submodule(name)
+        assert isinstance(whole, LinearOfParts)
+        model.set_submodule(name, LinearOfRank(whole.weights[rank].detach(), _held(whole.bias), ranks))
+    for name in cut.plan.experts:
+        experts: Any = model.get_submodule(name)
+        assert isinstance(experts, ExpertsOfParts)
+        model.set_submodule(name, ExpertsOfRank(experts.parts[rank], ranks))
+    for name in cut.plan.columns:
+        _cut_columns(model, name, cut, ranks, rank)
+    for attention in _attentions(model, cut).values():
+        attention.config = copy.copy(attention.config)
+        for holder in (attention, attention.config):  # some code reads the number of heads from one of them
+            for field in HEADS & vars(holder).keys():
+                setattr(holder, field, getattr(holder, field) // ranks)
+    _cut_head(model, cut, ranks, rank)
+
+
+def _cut_columns(model: Any, name: str, cut: Cut, ranks: int, rank: int) -> None:
+    """Leave a rank's outputs of a linear layer."""
+    linear: Any = model.get_submodule(name)
+    weight, blocks = linear.weight.detach(), _blocks(name, linear, model.config.get_text_config())
+    own = nn.Linear(1, 1, bias=linear.bias is not None, device="meta")
+    own.weight = _parameter(cut.slices.rows_of(weight, blocks, ranks, rank))
+    if linear.bias is not None:
+        bias = cut.slices.rows_of(linear.bias.detach()[:, None], blocks, ranks, rank)
+        own.bias = _parameter(bias[:, 0])
+    own.out_features, own.in_features = own.weight.shape
+    model.set_submodule(name, own)
+
+
+def _blocks(name: str, linear: Any, config: Any) -> list[int]:
+    """The sizes of what lies behind each other in the outputs of a linear layer, each of which every rank has a part
+    of."""
+    size, kind = linear.weight.shape[0], name.rpartition(".")[2]
+    if kind == "gate_up_proj":
+        return [size // 2] * 2
+    if kind == "qkv_proj":
+        heads = [config.num_attention_heads, _key_value_heads(config), _key_value_heads(config)]
+        return [size // sum(heads) * count for count in heads]
+    return [size]
+
+
+def _cut_head(model: Any, cut: Cut, ranks: int, rank: int) -> None:
+    """Leave a rank's tokens of the head, where it is a linear layer. Hooks go with it."""
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        return
+    name = next(name for name, module in model.named_modules() if module is head)
+    weight, tokens = head.weight.detach(), len(head.weight)
+    own = -(-tokens // ranks)
+    if own * (ranks - 1) > tokens:
+        raise BuildError(f"ranks: expected a part of the {tokens} tokens for each, got {ranks} ranks")
+    start = min(rank * own, tokens - own)
+    bias = None if head.bias is None else head.bias.detach()[start : start + own]
+    share = HeadOfRank(cut.slices.note(weight[start : start + own], weight), bias, ranks, tokens)
+    for hook in head._forward_pre_hooks.values():
+        share.register_forward_pre_hook(hook)
+    head._forward_pre_hooks.clear()
+    model.set_submodule(name, share)
+
+
+def _target(program: FlatProgram) -> CausalLM:
+    target = program.module.target
+    assert isinstance(target, CausalLM)
+    return target
+
+
+def _attentions(model: Any, cut: Cut) -> dict[int, Any]:
+    """The attention modules that are cut, by the number of their layer."""
+    parents = {name.rpartition(".")[0] for name in (*cut.plan.rows, *cut.plan.columns)}
+    modules = [model.get_submodule(name) for name in sorted(parents)]
+    return {each.layer_idx: each for each in modules if hasattr(each, "layer_idx") and hasattr(each, "config")}
+
+
+def _key_value_heads(config: Any) -> int:
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
+def _check(spec: EngineSpec, target: CausalLM, name: str) -> None:
+    """Raises BuildError for what no rank takes."""
+    if not has_library():
+        raise BuildError("ranks: expected a machine on which our C++ kernels can be built, got one without a compiler")
+    if spec.recurrent or target.windows:
+        raise BuildError(f"ranks: expected a model of attention alone, got {name}, which has other layers, too")
+
+
+def _spec_of_rank(spec: EngineSpec, target: CausalLM, cut: Cut, ranks: int) -> EngineSpec:
+    """What a rank allocates: its heads of the target's caches. Raises BuildError where there is no part for each."""
+    attentions, layers = _attentions(target.model, cut), len(spec.caches) // 2
+
+    def narrow(place: int, cache: TensorSpec) -> TensorSpec:
+        layer = place % layers
+        if layer >= target.layers or target.cached[layer] not in attentions:
+            return cache
+        rows, heads, *rest = cache.shape
+        if heads % ranks:
+            raise BuildError(
+                f"ranks: expected a divisor of the {heads} heads for keys and values of {type(target.model).__name__}, "
+                f"got {ranks}"
+            )
+        return dataclasses.replace(cache, shape=(rows, heads // ranks, *rest))
+
+    return dataclasses.replace(spec, caches=tuple(narrow(*each) for each in enumerate(spec.caches)))
+
+
+def _compare(whole: CausalLM, spec: EngineSpec, shares: list[CausalLM], spec_of_rank: EngineSpec, name: str) -> None:
+    """Compare the logits of the ranks, as threads, with those of the whole model. Raises BuildError."""
+    tokens = torch.randint(0, whole.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    expected = _logits(whole, tokens, spec)
+    got = on_ranks(len(shares), lambda rank: _logits(shares[rank], tokens, spec_of_rank))
+    failed = sorted((each for each in got if isinstance(each, Exception)), key=lambda each: "has ended" in str(each))
+    if failed:
+        raise BuildError(f"ranks: {name} cannot be shared by {len(shares)} ranks: {reason(failed[0])}") from failed[0]
+    # Of most tokens: rounding may turn one to another expert.
+    norms = expected.float().norm(dim=-1)
+    error = max(float(((each - expected).float().norm(dim=-1) / norms).median()) for each in got)
+    if any(not torch.equal(each, got[0]) for each in got) or not error <= TOLERANCE[expected.dtype]:
+        raise BuildError(
+            f"ranks: {name} is not shared faithfully by {len(shares)} ranks: their logits are off by {error:.2g} of "
+            f"their norm, expected at most {TOLERANCE[expected.dtype]:.2g}; this architecture is not supported"
+        )
+
+
+@torch.no_grad()
+def _logits(model: CausalLM, tokens: Tensor, spec: EngineSpec) -> Tensor:
+    """The logits of tokens [1, T] behind an empty cache, with caches of the spec's heads."""
+    layers = len(spec.caches) // 2
+    shapes = [(1, cache.shape[1], SLOTS, cache.shape[3]) for cache in spec.caches]
+    caches = [torch.zeros(shape, dtype=getattr(torch, spec.config["dtype"])) for shape in shapes]
+    where = chain_pass(torch.zeros(1, dtype=torch.int64), TOKENS, TOKENS)
+    logits, _ = model(tokens, where, caches[: model.layers], caches[layers : layers + model.layers])
+    return logits
+
+
+def _held(bias: nn.Parameter | None) -> Tensor | None:
+    return None if bias is None else bias.detach()
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)

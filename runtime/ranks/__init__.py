@@ -1,0 +1,1 @@
+"""Engines whose model several processes of one machine share."""

@@ -1,0 +1,134 @@
+"""The session of an engine whose model several ranks share: the first, whose calls the others follow.
+
+All ranks have the same state to the bit, so nothing but calls goes to the others, and nothing comes back.
+"""
+
+import os
+import pickle
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...errors import EngineError, one_line
+from ...kernels.communicator import Communicator
+from ..buffers import Tensors
+from ..engine_file import EngineSpec
+from ..inductor.openmp import on_threads
+from ..inductor.torch_session import Program, TorchSession
+from .processes import RankProcess, close_all, ended_first
+
+MOST_HELD = 256  # calls that wait for the next program
+
+
+class RankSession(TorchSession):
+    """See `Session`. Raises EngineError from each call once a rank has ended."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        programs: Sequence[Program],
+        communicator: Communicator,
+        others: Sequence[RankProcess],
+        threads: int,
+    ):
+        """programs: the first rank's; others: the processes of the others, loaded; threads: of each rank."""
+        super().__init__(spec, *programs)
+        self._communicator, self.others, self._threads = communicator, others, threads
+        self._held: list[bytes] = []
+        self._failed: EngineError | None = None
+        self._end = weakref.finalize(self, _end, os.getpid(), communicator, others)
+
+    def close(self) -> None:
+        self._end()
+
+    def set(self, name: str, row: int, values: Any) -> None:
+        self._hold("set", name, row, values.tolist() if isinstance(values, torch.Tensor) else values)
+        super().set(name, row, values)
+
+    def prefill(self, row: int, tokens: Sequence[int], count: int, slots: int) -> None:
+        with self._together("prefill", row, list(tokens), count, slots):
+            super().prefill(row, tokens, count, slots)
+
+    def replay(self, rows: int, slots: int, nodes: int | None, catch_up: int) -> NDArray[np.int64]:
+        with self._together("replay", rows, slots, nodes, catch_up):
+            return super().replay(rows, slots, nodes, catch_up)
+
+    def read(self, rows: int, slots: int) -> Tensors:
+        """As `TorchSession.read`, without the caches, of which each rank has its own heads."""
+        every = super().read(rows, slots)
+        return {name: values for name, values in every.items() if name not in self.caches}
+
+    def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        if odd := sorted(tensors.keys() & self.caches.keys()):
+            raise EngineError(f"write: expected state alone, of which all ranks have the same, got {odd[0]}")
+        self._hold("write", dict(tensors))
+        super().write(tensors)
+
+    def clear(self, row: int, slots: int) -> None:
+        self._hold("clear", row, slots)
+        super().clear(row, slots)
+
+    def copy(self, source: int, target: int, slots: int) -> None:
+        self._hold("copy", source, target, slots)
+        super().copy(source, target, slots)
+
+    def make_store(self, slots: int) -> None:
+        self._hold("make_store", slots)
+        super().make_store(slots)
+
+    def keep(self, row: int, start: int, place: int, count: int) -> None:
+        self._hold("keep", row, start, place, count)
+        super().keep(row, start, place, count)
+
+    def recall(self, row: int, start: int, place: int, count: int) -> None:
+        self._hold("recall", row, start, place, count)
+        super().recall(row, start, place, count)
+
+    def _hold(self, name: str, *arguments: object) -> None:
+        """Have the others make a call, before their next program at the latest. The arguments may change afterwards.
+        Raises EngineError once a rank has ended: the engine is at its end, too."""
+        if self._failed is not None:
+            raise self._failed
+        self._held.append(pickle.dumps((name, arguments)))
+        if len(self._held) >= MOST_HELD:
+            self._send()
+
+    def _send(self) -> None:
+        """Send what is held. Raises EngineError where a rank has ended."""
+        calls, self._held = self._held, []
+        try:
+            for each in self.others:
+                each.send(calls)
+        except EngineError as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: EngineError) -> None:
+        self._failed = error
+        self._end()
+
+    @contextmanager
+    def _together(self, name: str, *arguments: object) -> Iterator[None]:
+        """Have the others run a program while this rank does."""
+        self._hold(name, *arguments)
+        self._send()
+        try:
+            with self._communicator.bound(), on_threads(self._threads):
+                yield
+        except BaseException as error:  # the others are elsewhere in their programs
+            ended = ended_first(self.others)
+            reason = ended.ended() if ended else EngineError(f"ranks: expected a step of all, got {one_line(error)}")
+            self._fail(reason)
+            raise reason from None
+
+
+def _end(process: int, communicator: Communicator, others: Sequence[RankProcess]) -> None:
+    """End the ranks that this process started."""
+    if os.getpid() == process:
+        communicator.leave()
+        close_all(others)

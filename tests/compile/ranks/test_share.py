@@ -1,0 +1,102 @@
+"""The graphs of ranks: what each has a share of, and what is refused."""
+
+import pytest
+import specstep
+import torch
+from models import save_model
+from specstep.compile.assemble import assemble
+from specstep.compile.config import make_config
+from specstep.compile.ranks import share as sharing
+from specstep.compile.ranks.share import share
+from specstep.compile.source import load_source
+from specstep.graphs.ranks import ExpertsOfRank, HeadOfRank, LinearOfRank
+
+TWO = {"vocab_size": 321}  # an odd number of tokens: the last share of the head overlaps
+THREE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 96}
+
+
+def shared(folder, architecture, ranks=2, drafter="ngram", dtype="float32", **changes):
+    """The graphs of a tiny model on ranks, whose logits were compared with those of one device."""
+    model = save_model(folder / "model", architecture, **changes)
+    config = make_config({"drafter": drafter, "dtype": dtype, "max_seq_len": 64, "ranks": ranks})
+    return share(assemble(load_source(str(model), config.dtype, "cpu", None), config))
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Qwen2", "Qwen3Moe", "Gemma3Text", "Phi3", "GPTNeoX", "DeepseekV3"])
+def test_ranks_have_the_logits_of_one_device(architecture, tmp_path):
+    assert len(shared(tmp_path, architecture, **TWO).others) == 1
+
+
+def test_three_ranks_in_bfloat16(tmp_path):
+    assert len(shared(tmp_path, "Llama", 3, dtype="bfloat16", **THREE).others) == 2
+
+
+def test_what_a_rank_has(tmp_path):
+    graphs = shared(tmp_path, "Qwen3Moe", mlp_only_layers=[0], **TWO)
+    for programs in (graphs.programs, *graphs.others):
+        target = programs["step"].module.target
+        assert programs["prefill"].module.target is target is programs["plain"].module.target
+        model = target.model
+        assert isinstance(model.lm_head, HeadOfRank) and model.lm_head.weight.shape == (161, 48)
+        attention, mlp, mixture = model.model.layers[0].self_attn, model.model.layers[0].mlp, model.model.layers[1].mlp
+        assert attention.q_proj.weight.shape == (24, 48) and attention.k_proj.weight.shape == (12, 48)
+        assert isinstance(attention.o_proj, LinearOfRank) and attention.o_proj.weight.shape == (48, 24)
+        assert mlp.gate_proj.weight.shape == (32, 48) and mlp.down_proj.weight.shape == (48, 32)
+        assert isinstance(mixture.experts, ExpertsOfRank)
+        assert mixture.experts.part.gate_up_proj.shape == (4, 32, 48)
+        assert model.model.embed_tokens.weight.shape == (321, 48)
+    assert {cache.shape[1] for cache in graphs.spec.caches} == {1}
+    first, second = (each["step"].module.target.model.lm_head for each in (graphs.programs, *graphs.others))
+    assert torch.equal(first.weight[160], second.weight[0])  # of the token that both have
+    assert first.weight.untyped_storage().data_ptr() == second.weight.untyped_storage().data_ptr()
+
+
+def test_a_wrong_share_is_refused(tmp_path, monkeypatch):
+    real = sharing._blocks
+    monkeypatch.setattr(sharing, "_blocks", lambda name, linear, config: [len(linear.weight)])  # of fused layers, too
+    with pytest.raises(specstep.BuildError, match="ranks: Phi3ForCausalLM is not shared faithfully by 2 ranks"):
+        shared(tmp_path, "Phi3")
+    assert real is not sharing._blocks
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "message"),
+    [
+        ("GPT2", {}, "ranks: expected a model that transformers can cut into parts.*got GPT2LMHeadModel"),
+        ("Olmo2", {}, "ranks: Olmo2ForCausalLM cannot be shared by 2 ranks"),  # norms that span the heads
+        (
+            "Llama",
+            {"ranks": 4},
+            "ranks: expected a divisor of the 2 heads for keys and values of LlamaForCausalLM, got 4",
+        ),
+        ("Llama", {"ranks": 5}, "ranks: expected a divisor of the 48 inputs of LlamaForCausalLM's"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_by_name(architecture, options, message, tmp_path):
+    with pytest.raises(specstep.BuildError, match=message):
+        shared(tmp_path, architecture, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ranks": 65}, "ranks: expected 1 to 64, got 65"),
+        ({"ranks": 2, "sum_parts": 2}, "sum_parts: expected 1 with 2 ranks, which have those parts, got 2"),
+        ({"ranks": 2, "backend": "onnx"}, "ranks: expected 1 for backend onnx, got 2; inductor takes it"),
+        ({"ranks": 2, "backend": "tensorrt"}, "ranks: expected 1 for backend tensorrt, got 2; inductor takes it"),
+        (
+            {"ranks": 2, "device": "cuda", "compute_capability": ("9.0",)},
+            "ranks: expected 1 with device cuda, got 2; device cpu takes it",
+        ),
+        ({"ranks": 2, "dtype": "float16"}, "dtype: expected bfloat16 or float32 with several ranks, got float16"),
+        ({"ranks": 2, "weights": "int8"}, "weights: expected auto or bfloat16 with several ranks, got int8"),
+    ],
+)
+def test_options_that_do_not_go_with_ranks(options, message):
+    with pytest.raises(specstep.BuildError, match=message):
+        make_config(options)
+
+
+def test_without_an_artifact_there_are_no_ranks():
+    with pytest.raises(specstep.BuildError, match="ranks: expected 1 without an artifact, got 2; `specstep build`"):
+        specstep.eager("none", ranks=2)
