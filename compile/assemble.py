@@ -90,10 +90,6 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     slices = cut_rows(target.model, config.sum_parts, "sum_parts") if config.sum_parts > 1 else None
     try:
         layers = cache_layers(target.model)
-        if not layers:
-            raise UnsupportedModel(
-                f"model: no layer of {type(target.model).__name__} has keys and values; expected one at least"
-            )
         drafter = make_drafter(target, config, scorer)
         model = CausalLM(target.model, feature_layers=drafter.scorer.feature_layers)
     except UnsupportedModel as error:
