@@ -28,7 +28,7 @@ def describe(manifest: Manifest) -> str:
         f"limits      {spec.max_batch} rows of {spec.max_seq_len} tokens, prompts in chunks of {spec.prefill_chunk}",
         f"runs on     {'cuda' if 'plans' in about else spec.device}; "
         + "; ".join(f"{key} {_short(value)}" for key, value in manifest.requires.items()),
-        f"KV cache    {len(spec.caches) // 2} layers, {caches / 2**20:.0f} MiB at most",
+        *_caches(spec, caches),
         *_states(spec),
         *_memory(about.get("weights", {}), manifest, caches),
         *_widened(about.get("widened", {})),
@@ -138,6 +138,11 @@ def _drafts(reasons: list[str] | None) -> list[str]:
     if reasons is None:
         return []
     return [f"drafts      may change the text: {'; '.join(reasons)}" if reasons else "drafts      change no text"]
+
+
+def _caches(spec: EngineSpec, size: float) -> list[str]:
+    """Keys and values, which not every model has. size: bytes."""
+    return [f"KV cache    {len(spec.caches) // 2} layers, {size / 2**20:.0f} MiB at most"] if spec.caches else []
 
 
 def _states(spec: EngineSpec) -> list[str]:

@@ -93,10 +93,6 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     cut = _cut(target, config)
     try:
         layers = cache_layers(target.model)
-        if not layers:
-            raise UnsupportedModel(
-                f"model: no layer of {type(target.model).__name__} has keys and values; expected one at least"
-            )
         drafter = make_drafter(target, config, scorer)
         model = CausalLM(target.model, feature_layers=drafter.scorer.feature_layers)
     except UnsupportedModel as error:

@@ -73,7 +73,8 @@ class SessionRunner(BaseRunner):
         return metadata
 
     def infer_impl(self, feed_dict: Tensors) -> Tensors:
-        rows, _, slots, _ = feed_dict[self.session.spec.caches[0].name].shape
+        caches, rows = self.session.spec.caches, len(feed_dict["lengths"])
+        slots = feed_dict[caches[0].name].shape[2] if caches else self.session.spec.slot_step
         self.session.write({name: array for name, array in feed_dict.items() if name not in SIZES})
         started = time.perf_counter()
         nodes, *sizes = (len(feed_dict[name]) for name in SIZES)

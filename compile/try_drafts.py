@@ -109,7 +109,7 @@ def _trial_spec(spec: EngineSpec, longest: int, device: str) -> EngineSpec:
     def shaped(tensor: TensorSpec, *row: int) -> TensorSpec:
         return dataclasses.replace(tensor, shape=(1, *row))
 
-    state = (shaped(t, *((capacity,) if t.name == "history" else t.shape[1:])) for t in spec.state)
+    state = (shaped(t, *((capacity,) if t.name in ("history", "prediction") else t.shape[1:])) for t in spec.state)
     caches = (shaped(t, t.shape[1], capacity, t.shape[3]) for t in spec.caches)
     return dataclasses.replace(
         spec,

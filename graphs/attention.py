@@ -4,7 +4,6 @@ Letters: B batch, T tokens in this pass, M tree keys, H heads, G query heads per
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +49,6 @@ class Pass:
         self.first_key, self.wanted, self.outputs = first_key, wanted, outputs
         self.parents, self.state, self.count = parents, state or {}, count
         self.earlier = {} if earlier is None else earlier
-        self.reading: Any = None  # the state of the layer that runs, see `hybrid_cache.RecurrentState`
         self._windows: dict[int, Tensor] = {}  # layers share them
         self._writes: list[Callable[[Tensor, Tensor], None]] = []
 

@@ -17,16 +17,15 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from ..kernels.shift.op import shift
-from .attention import Pass
 from .hybrid_cache import ConvolutionInputs
 
 NAME = "causal_conv1d_fn"  # what transformers' modeling code calls
 
 
-def convolve(inputs: ConvolutionInputs, weight: Tensor, bias: Tensor | None, where: Pass) -> Tensor:
+def convolve(inputs: ConvolutionInputs, weight: Tensor, bias: Tensor | None) -> Tensor:
     """weight [C, K], the last column that of the token itself; bias [C] -> float32 [B, T, C]. Ahead of a sequence are
     zeros. What the tokens leave is committed with them."""
-    kept, size = inputs.window.shape[1], weight.shape[1]
+    where, kept, size = inputs.where, inputs.window.shape[1], weight.shape[1]
     inputs_by_age = torch.cat([inputs.window, inputs.own], 1)
     out = torch.zeros((), device=weight.device)
     for tap, token in enumerate(where.window(size).unbind(2)):
@@ -45,8 +44,6 @@ def replaced(original: Callable[..., Any]) -> Callable[..., Any]:
         weight: Tensor,
         bias: Tensor | None = None,
         activation: str | None = None,
-        *,
-        attention_pass: Pass | None = None,
         **rest: Any,
     ) -> Any:
         """-> [B, C, T]"""
@@ -54,9 +51,7 @@ def replaced(original: Callable[..., Any]) -> Callable[..., Any]:
             # torch compares the dtypes of x and bias ahead of what `RaisedTo` sees; a copy comes through that.
             bias = None if bias is None else bias.clone()
             return original(hidden_states, weight, bias, activation, **rest)
-        if attention_pass is None:
-            raise ValueError("it hands no keyword arguments on to its convolution; expected a model that does")
-        out = convolve(hidden_states, weight, bias, attention_pass)
+        out = convolve(hidden_states, weight, bias)
         out = out if activation is None else ACT2FN[activation](out)
         return out.to(hidden_states.own.dtype).transpose(1, 2)
 

@@ -3,6 +3,7 @@
 Letters: B batch, T tokens in this pass, H heads, S cache slots, D head size, C channels, W inputs of a window.
 """
 
+import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,11 +17,12 @@ WINDOW, RECURRENT = "window.", "recurrent."  # state tensors, each with the numb
 
 
 class ConvolutionInputs(NamedTuple):
-    """What a layer's convolution reads: the inputs [B, M, C] of all tree keys so far, and the last ones of the
-    committed tokens [B, W, C]."""
+    """What a layer's convolution reads: the inputs [B, M, C] of all tree keys so far, the last ones of the committed
+    tokens [B, W, C], and the pass that reads them."""
 
     own: Tensor
     window: Tensor
+    where: Pass
 
 
 class RecurrentState(NamedTuple):
@@ -30,6 +32,22 @@ class RecurrentState(NamedTuple):
     name: str
     tensor: Tensor
     where: Pass
+
+
+class _Next(threading.local):
+    """The state that is handed out next, in this thread: not all of transformers' code hands a state, or any keyword
+    argument, to what computes its layer."""
+
+    state: RecurrentState | None = None
+
+
+_next = _Next()
+
+
+def take_state() -> RecurrentState | None:
+    """The state that a `HybridCache` was asked for last, once; None where another cache was."""
+    state, _next.state = _next.state, None
+    return state
 
 
 class Written(NamedTuple):
@@ -59,12 +77,12 @@ class HybridCache(LayerCache):
         """x [B, C, T], the inputs of one layer's convolution -> those that it reads."""
         window = self.where.state[f"{WINDOW}{layer_idx}"]
         own = x.transpose(1, 2).to(window.dtype, memory_format=torch.contiguous_format, copy=True)
-        return ConvolutionInputs(self.where.with_earlier(f"{WINDOW}{layer_idx}", own), window)
+        return ConvolutionInputs(self.where.with_earlier(f"{WINDOW}{layer_idx}", own), window, self.where)
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """None, as above: what reads the state next finds it in the pass."""
+        """None, as above: what computes the layer takes its state next."""
         name = f"{RECURRENT}{layer_idx}"
-        self.where.reading = RecurrentState(name, self.where.state[name], self.where)
+        _next.state = RecurrentState(name, self.where.state[name], self.where)
 
     def update_recurrent_state(self, written: Written, layer_idx: int, *_: object, **__: object) -> None:
         """Have the pass write to a layer's state what its tokens leave there, once they are committed."""

@@ -14,8 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..kernels.linear_attention.op import linear_attention
-from .attention import Pass
-from .hybrid_cache import RecurrentState, Written
+from .hybrid_cache import RecurrentState, Written, take_state
 
 EPSILON = 1e-6  # of transformers' `l2norm`
 
@@ -24,10 +23,9 @@ def gated_delta_rule(original: Callable[..., Any]) -> Callable[..., Any]:
     """The gated delta rule of transformers over a row's state, and the original one for all else."""
     original = inspect.unwrap(original)  # without a search for faster kernels, which says that there are none
 
-    def rule(*given: Any, attention_pass: Pass | None = None, **rest: Any) -> Any:
-        if attention_pass is None:
-            return original(*given, **rest)
-        return ours(attention_pass.reading, *given, **rest)
+    def rule(*given: Any, **rest: Any) -> Any:
+        state = take_state()
+        return original(*given, **rest) if state is None else ours(state, *given, **rest)
 
     def ours(
         state: RecurrentState,
@@ -54,10 +52,9 @@ def mamba2_scan(original: Callable[..., Any]) -> Callable[..., Any]:
     """Mamba-2's recurrence in transformers over a row's state, and the original one for all else."""
     original = inspect.unwrap(original)
 
-    def scan(*given: Any, attention_pass: Pass | None = None, **rest: Any) -> Any:
-        if attention_pass is None:
-            return original(*given, **rest)
-        return ours(attention_pass.reading, *given, **rest)
+    def scan(*given: Any, **rest: Any) -> Any:
+        state = take_state()
+        return original(*given, **rest) if state is None else ours(state, *given, **rest)
 
     def ours(
         state: RecurrentState,

@@ -4,6 +4,7 @@ in place.
 Letters: B batch rows, S cache slots, T nodes of a draft tree, the root included, V vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,8 +46,12 @@ def row_state(slots: int, nodes: int, vocabulary: int) -> dict[str, StateTensor]
     } | request_state(slots, nodes, vocabulary)
 
 
-def near(state: State, slots: int) -> State:
-    """The state with what is searched for matches cut to the slots in use: a step costs what it holds."""
+def near(state: State, keys: Sequence[Tensor]) -> State:
+    """The state with what is searched for matches cut to the slots in use, which the keys [B, H_kv, S, D] tell: a step
+    costs what it holds. Without keys it stays whole."""
+    if not keys:
+        return state
+    slots = keys[0].shape[2]
     return state | {name: state[name][:, :slots] for name in ("history", "prediction")}
 
 

@@ -51,7 +51,7 @@ class SpeculativeStep(nn.Module):
         `state.row_state` and the drafter say, with state["catch_up"] for a scorer that pauses, see `Scorer.begin`;
         keys, values: one [B, H_kv, S, D] per layer, the target's first, written in place, as are state["history"],
         the states of recurrent layers, and what all rows share."""
-        layers, state = self.target.layers, near(state, keys[0].shape[2])
+        layers, state = self.target.layers, near(state, keys)
         drafted = drafted_tree(state)
         tree = first_nodes(drafted, nodes)
         ancestors, depths = (part.index_select(1, nodes) for part in self._layout(drafted))
@@ -61,7 +61,8 @@ class SpeculativeStep(nn.Module):
         choice = self.choice(logits, tree, ancestors, depths, self.drafter.depth, state)
 
         path, accepted = accept(*tree, ancestors, depths, choice, self.drafter.depth)
-        compact([*keys[:layers], *values[:layers]], state["lengths"], path, accepted)
+        if layers:
+            compact([*keys[:layers], *values[:layers]], state["lengths"], path, accepted)
         report, after, moved = self._commit(Verified(tree, logits, features, choice), path, accepted, state)
         where.commit(path, report.count)
         drafted, scores = self.drafter(moved, *(self._drafter_layers(caches) for caches in (keys, values)))
@@ -108,7 +109,7 @@ class PlainStep(SpeculativeStep):
         self, state: State, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> tuple[Tensor, State]:
         """As `SpeculativeStep.forward`, without the scorer's own state and layers."""
-        state = near(state, keys[0].shape[2])
+        state = near(state, keys)
         tree = bare_root(drafted_tree(state).tokens[:, 0])
         where = chain_pass(state["lengths"], 1, 1, state=state)
         logits, features = self.target(tree.tokens, where, keys, values)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from .attention import ATTENTION_NAME, Pass, register_attention
 from .convolution import convolution_sizes
 from .experts import EXPERTS_NAME, register_experts
-from .hybrid_cache import HybridCache
+from .hybrid_cache import HybridCache, take_state
 from .kept import UnsupportedModel, cache_name, kept_by
 from .rope import keep_short_frequencies
 
@@ -52,7 +52,10 @@ class CausalLM(nn.Module):
         for size in self.windows:  # ahead of the layers, which are all alike then
             where.window(size)
         inner = any(layer <= self.depth for layer in self.feature_layers)
-        out = self.model(**self._arguments(tokens, where, keys, values), output_hidden_states=inner)
+        try:
+            out = self.model(**self._arguments(tokens, where, keys, values), output_hidden_states=inner)
+        finally:
+            take_state()  # of a layer that failed
         states = dict(enumerate(out.hidden_states)) if inner else {}
         if self.normed is not None:
             states[self.depth + 1] = self.normed.take()

@@ -183,7 +183,8 @@ class OnnxSession(Session):
         return {name: (a[:, :, :slots] if name in caches else a).copy() for name, a in views.items()}
 
     def write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        self._use_slots(tensors[self.spec.caches[0].name].shape[2])
+        if self.spec.caches:
+            self._use_slots(tensors[self.spec.caches[0].name].shape[2])
         for name, values in tensors.items():
             self.state[name][: len(values)] = values
 

@@ -4,6 +4,8 @@ Blocks have BLOCK tokens. Slot p of a drafter's cache may depend on tokens up to
 that its tokens and those before them decide: with a lookahead of 1, as EAGLE-3 has it, block 0 keeps slots 0 to 30 and
 block 1 slots 31 to 62, for slot 31 needs token 32. What else a drafter keeps comes anew from the prompt's last chunk,
 which is always prefilled.
+
+Where a model keeps states of recurrent layers alone, blocks are their tokens, which tell where a state was.
 """
 
 import math
@@ -35,15 +37,15 @@ class PrefixCache:
         self.session, self._lookahead = session, session.spec.lookahead
         elements = ((math.prod(tensor.shape[1:]) // tensor.shape[2], tensor.dtype) for tensor in session.spec.caches)
         self.block_bytes = BLOCK * sum(size * element_bytes(dtype) for size, dtype in elements)
-        places = budget // self.block_bytes
-        if places < 1:
+        if budget < self.block_bytes:
             raise InputError(
                 f"prefix_cache_bytes: expected 0, or at least {self.block_bytes}, which {BLOCK} tokens take, "
                 f"got {budget}"
             )
-        self._states = RowStates(session, budget - budget // 2) if session.spec.recurrent else None
+        parts = (1 if session.spec.recurrent else 0) + (1 if self.block_bytes else 0)
+        self._states = RowStates(session, budget, parts) if session.spec.recurrent else None
+        places = self._places(budget // parts)
         if self._states is not None:
-            places = max(places // 2, 1)
             session.chunk_end = self._end_of_block
         session.make_store(places * BLOCK)
         self._free = deque(range(places))
@@ -51,6 +53,12 @@ class PrefixCache:
         # By number, which is quicker to hash: the least recently used first, a block after those that follow it.
         self._recent: OrderedDict[int, Key] = OrderedDict()
         self._numbers = count()
+
+    def _places(self, budget: int) -> int:
+        """How many blocks there are at most. Those that take nothing are as many as lie ahead of all states."""
+        if self._states is not None and not self.block_bytes:
+            return self._states.most * -(-self.session.spec.max_seq_len // BLOCK)
+        return max(budget // self.block_bytes, 1)
 
     @property
     def used_bytes(self) -> int:

@@ -23,16 +23,17 @@ class Block(NamedTuple):
 class RowStates:
     """States within a budget, on the host; the least recently used make room for others."""
 
-    def __init__(self, session: Session, budget: int):
-        """budget: most bytes. Raises InputError for fewer than the state of a row takes."""
+    def __init__(self, session: Session, budget: int, parts: int):
+        """budget: most bytes of a prefix cache, of which the states are one of so many parts. Raises InputError where
+        that is less than the state of a row takes."""
         self.session = session
         tensors = [tensor for tensor in session.spec.state if tensor.name in session.spec.recurrent]
         self.row_bytes = sum(math.prod(t.shape[1:]) * element_bytes(t.dtype) for t in tensors)
-        self.most = budget // self.row_bytes
+        self.most = budget // parts // self.row_bytes
         if self.most < 1:
             raise InputError(
-                f"prefix_cache_bytes: expected 0, or at least {2 * self.row_bytes}, for a row of this model keeps "
-                f"states of {self.row_bytes} bytes, which take a half of it"
+                f"prefix_cache_bytes: expected 0, or at least {parts * self.row_bytes}, for a row of this model keeps "
+                f"states of {self.row_bytes} bytes{', which take a half of it' if parts > 1 else ''}; got {budget}"
             )
         self._kept: OrderedDict[int, dict[str, NDArray[Any]]] = OrderedDict()  # by the numbers of blocks
 

@@ -111,8 +111,9 @@ class TorchSession(Session):
         self.write(tensors)
 
     def clear(self, row: int, slots: int) -> None:
-        with one_thread():
-            torch._foreach_zero_([cache[row, :, :slots] for cache in self.caches.values()])
+        if self.caches:
+            with one_thread():
+                torch._foreach_zero_([cache[row, :, :slots] for cache in self.caches.values()])
 
     def copy(self, source: int, target: int, slots: int) -> None:
         for tensor in self.state.values():

@@ -100,6 +100,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "n_group": 1,
         "topk_group": 1,
     },
+    "Mamba2": SMALL
+    | {"num_heads": 12, "head_dim": 8, "n_groups": 2, "state_size": 10, "chunk_size": 8, "conv_kernel": 4, "expand": 2},
 }
 
 
@@ -118,7 +120,7 @@ def final_norm(model: PreTrainedModel) -> torch.nn.Module:
     """What a tiny model does to its last hidden state ahead of its head."""
     names = {
         "gpt2": "ln_f", "lfm2": "embedding_norm", "lfm2_moe": "embedding_norm", "bamba": "final_layernorm",
-        "falcon_h1": "final_layernorm", "nemotron_h": "norm_f",
+        "falcon_h1": "final_layernorm", "nemotron_h": "norm_f", "mamba2": "norm_f",
     }  # fmt: skip
     return getattr(model.base_model, names.get(model.config.model_type, "norm"))
 

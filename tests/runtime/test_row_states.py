@@ -8,7 +8,7 @@ from models import save_model
 from specstep.runtime.row_states import RowStates
 
 LONG = random.Random(5).choices(range(2, 300), k=150)
-ARCHITECTURES = ["Lfm2", "Qwen3_5Text"]
+ARCHITECTURES = ["Lfm2", "Qwen3_5Text", "Mamba2"]
 
 
 def engine_of(folder, cache, drafter="ngram", **options):
@@ -72,5 +72,19 @@ def test_states_go_with_their_blocks(folder):
 
 def test_a_cache_too_small_for_a_state_is_refused(folder):
     session = engine_of(folder, 0).session
-    with pytest.raises(specstep.InputError, match="prefix_cache_bytes: expected 0, or at least"):
-        RowStates(session, RowStates(session, 10**7).row_bytes - 1)
+    size = RowStates(session, 10**7, 2).row_bytes
+    for parts in (1, 2):
+        assert RowStates(session, parts * size, parts).most == 1
+        with pytest.raises(specstep.InputError, match=f"prefix_cache_bytes: expected 0, or at least {parts * size}"):
+            RowStates(session, parts * size - 1, parts)
+
+
+def test_states_without_caches_have_all_of_the_budget(tmp_path):
+    engine = engine_of(save_model(tmp_path / "model", "Mamba2"), 10**7)
+    prefixes = engine._scheduler._rows.prefixes
+    states = prefixes._states
+    assert prefixes.block_bytes == 0 and states.most == 10**7 // states.row_bytes
+    assert ask(engine, LONG)[0] == 0 and ask(engine, LONG)[0] == 127
+    assert prefixes.used_bytes == states.used_bytes == len(states._kept) * states.row_bytes
+    with pytest.raises(specstep.InputError, match=r"keeps states of \d+ bytes; got 100"):
+        engine_of(save_model(tmp_path / "model", "Mamba2"), 100)
