@@ -20,7 +20,7 @@ SHARED = {
     "processor",
 }  # at the root: every folder may import them
 MAY_IMPORT = {
-    "commands": {"commands", "compile", "model_engines", "runtime", "serving", "train"},
+    "commands": {"commands", "compile", "kept_engines", "model_engines", "runtime", "serving", "train"},
     "graphs": {"graphs", "kernels"},
     "kernels": {"kernels"},
     "compile": {"compile", "graphs", "kernels", "runtime"},
