@@ -41,6 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "with --device cuda, any number with tensorrt-rtx (default: the GPU at hand)")  # fmt: skip
     add("--sum-parts", type=int, metavar="R", help="compute rowwise layers as R parts, added in order: the bits of R "
         "ranks on one device (default: 1)")  # fmt: skip
+    add("--tool-format", metavar="NAME", help="how the model writes calls of tools, as hermes or llama3 "
+        "(docs/serving.md has all; default: as its chat template has it)")  # fmt: skip
     add("--stats", action="store_true", help="print where the time of the build went, on standard error")
     add("--no-plugins", dest="plugins", action="store_false", default=None, help="TensorRT: its own layers only")
     add("--forced-acceptance", type=int, metavar="K", help="to measure speed: accept K drafts per step, right or wrong")

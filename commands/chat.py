@@ -56,6 +56,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--tools", metavar="FILE", help="functions that the model may call, OpenAI's `tools` in JSON: its calls "
         "are printed, and the next line that you type is the result (needs the extra `grammar`)"
     )  # fmt: skip
+    add("--tool-format", metavar="NAME", help="how the model writes calls, as hermes or llama3 (docs/serving.md has "
+        "all; default: as the engine has it)")  # fmt: skip
     add("--stats", action="store_true", help="print the speed of each answer on standard error")
     add_device_option(parser)
     add_learning_options(parser)
@@ -75,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         directory = engine_of(options.engine, report, given_build(options), device=options.device)
     with load(directory, device=options.device, **given_learning(options)) as engine:
         asked.tell(engine)
-        known = ChatTools(engine.tokenizer, tools)
+        known = ChatTools(engine, tools, options.tool_format)
         history = History(engine, options.system, arguments, options.max_new_tokens, known.encode)
         sampling = asked.over(engine.recommended, None)
         chat = Chat(engine, history, options.max_new_tokens, options.stats, sampling, known)
@@ -100,7 +102,7 @@ class Chat:
         self._max_new_tokens, self._stats, self._sampling = max_new_tokens, stats, sampling
         from .chat_tools import ChatTools
 
-        self._tools = tools or ChatTools(engine.tokenizer, [])
+        self._tools = tools or ChatTools(engine, [])
         self._stream: Stream | None = None  # of the answer under way
         self._ask: Callable[[str], str] = input  # for the result of a call
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..runtime.asked.sampling_params import GREEDY, SamplingParams
+from ..runtime.calls.template import TemplateTools
+from ..runtime.calls.written import WrittenCall
 from ..runtime.stream import Stream
 from ..serving.api_error import ApiError
 from ..serving.tools.asked import tools_of
 from ..serving.tools.conversation import Reading, grammar_of, reading_of, shown_text, shown_tools
 from ..serving.tools.custom import INPUT
-from ..serving.tools.formats import TemplateTools, template_tools
-from ..serving.tools.written import WrittenCall
 from .files import read
 from .terminal import say
 
@@ -43,9 +43,11 @@ def given_tools(file: str | None) -> list[Json]:
 class ChatTools:
     """What a model may call, none or some, and how its answers are read. See `serving.tools.conversation.Model`."""
 
-    def __init__(self, tokenizer: "EngineTokenizer", tools: list[Json]):
-        """Raises InputError for tools that nobody could call."""
-        self.tokenizer, self._told = tokenizer, tools
+    def __init__(self, engine: "Engine", tools: list[Json], tool_format: str | None = None):
+        """tool_format: the form of calls, None for the engine's. Raises InputError for tools that nobody could call."""
+        self.tokenizer, self._engine, self._told, self._form = engine.tokenizer, engine, tools, tool_format
+        if tool_format is not None:
+            _ = self.tools
         try:
             self._asked = tools_of(tools, None, None)
         except ApiError as error:
@@ -54,7 +56,7 @@ class ChatTools:
     @cached_property
     def tools(self) -> TemplateTools:
         """See `Model`."""
-        return template_tools(self.tokenizer)
+        return self._engine.tools.over(self._form)
 
     @cached_property
     def shown_text(self) -> "EngineTokenizer":

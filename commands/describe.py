@@ -16,6 +16,7 @@ def describe(manifest: Manifest) -> str:
         + config["dtype"],
         *([f"adapter     {model['adapter']}"] if "adapter" in model else []),
         f"drafter     {config['drafter']}",
+        *_tools(about["tools"]),
         *(f"vocabulary  {said}" for said in about.get("vocabularies", [])),
         *_tree(about["tree"]),
         *_stages(about["stages"]),
@@ -48,6 +49,15 @@ def describe(manifest: Manifest) -> str:
         *_plans(about),
     ]
     return "\n".join(lines)
+
+
+def _tools(tools: dict[str, Any] | None) -> list[str]:
+    """How the model is told of tools, and writes calls."""
+    if tools is None:
+        return []
+    form = tools["name"] or f"a form that is not known, {tools['written']!r}: --tool-format names one"
+    shown = "in its chat template" if tools["lists"] else "in the system message"
+    return [f"tools       listed {shown}, calls as {form}"]
 
 
 def _parts(parts: int) -> list[str]:

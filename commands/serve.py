@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_device_option(parser)
     add(
         "--tool-format", metavar="FORM", help="how the models write calls of tools, as hermes, llama3, mistral or "
-        "qwen3-coder (docs/serving.md has all); by default each chat template says"
+        "qwen3-coder (docs/serving.md has all; default: as each engine has it)"
     )  # fmt: skip
     add(
         "--share-prefixes", action="store_true", help="let calls with one API key start from what others were served, "

@@ -14,6 +14,7 @@ from ..runtime.inductor.aoti import machine
 from .assemble import Graphs, assemble
 from .checkpoint import note_tokens
 from .config import BuildOptions, EngineConfig, given_scorer, make_config
+from .conversations import special_tokens, tools_of
 from .drafters.validate import check_traceable
 from .drafters.vocabulary import said_in_common
 from .faithful import check_faithful
@@ -54,6 +55,7 @@ def build(model: str, output: str | Path, *, report: OnProgress = silent, **opti
         report(f"loading {model}")
         source = load_source(model, config.dtype, config.build_device, config.adapter)
         write_tokenizer(directory, source)  # first: a template that is refused must not cost a compile
+        tools = tools_of(source, config.tool_format)
         config = with_tuned(source, config, options, report)
         note_held_types(model, config, report)
         rows = source.model.get_input_embeddings().weight.shape[0]
@@ -69,6 +71,7 @@ def build(model: str, output: str | Path, *, report: OnProgress = silent, **opti
 
         lowered = compiler.lower(graphs, directory, report)
         about = _about(source, graphs, lowered) | {
+            "tools": None if tools is None else tools.to_json(),
             "widened": _widened(model, config),
             "build_s": round(time.perf_counter() - started, 1),
             "stage_s": times.end(),
@@ -105,7 +108,6 @@ def _in_common(graphs: Graphs) -> list[str]:
 def _about(source: Source, graphs: Graphs, lowered: Lowered) -> dict[str, Any]:
     """What the manifest says of an engine for people, and of its model: the special tokens of the chat template, and
     the sampling that is recommended."""
-    special = source.tokenizer.special_tokens_map if source.tokenizer else {}
     versions = {name: version(name) for name in ("specstep", "transformers")}
     return {
         "model": model_summary(source),
@@ -115,6 +117,6 @@ def _about(source: Source, graphs: Graphs, lowered: Lowered) -> dict[str, Any]:
         "drafts_may_change_text": lowered.drafts_may_change,
         "versions": {"torch": torch.__version__} | versions | lowered.versions,
         "built_on": {key: value for key, value in machine().items() if key != "instructions"},
-        "special_tokens": {name: token for name, token in special.items() if isinstance(token, str)},
+        "special_tokens": special_tokens(source),
         "sampling": source.sampling,
     } | lowered.details

@@ -13,6 +13,7 @@ from ..backends import BACKENDS, Backend
 from ..controls import LEARNED_ROWS, MOST_LEARNED_ROWS
 from ..errors import BuildError
 from ..graphs.drafters.drafter import Scorer
+from ..runtime.calls.formats import FORMATS
 from .gpus import GPU, GPUS
 
 TREES = ("chain", "static", "dynamic")
@@ -43,6 +44,7 @@ class BuildOptions(TypedDict, total=False):
     compute_capability: tuple[str, ...] | None
     sum_parts: int
     plugins: bool
+    tool_format: str | None
     forced_acceptance: int | None
 
 
@@ -81,6 +83,8 @@ class EngineConfig:
     # rowwise layers are sums of so many products, over slices of their inputs: the bits of as many ranks on one device.
     sum_parts: int = 1
     plugins: bool = True  # whether TensorRT runs our kernels as plugins, or builds our ops from its own layers
+    # how the model writes calls of tools, a name of `runtime.calls.formats`; None: as its chat template has it.
+    tool_format: str | None = None
     # for measurements: so many drafts are accepted in each step, whatever the target says; the text is then wrong.
     forced_acceptance: int | None = None
 
@@ -99,6 +103,7 @@ class EngineConfig:
         self._check_choice("backend", BACKENDS)
         self._check_choice("tree", (*TREES, None))
         self._check_choice("weights", WEIGHTS)
+        self._check_choice("tool_format", (*FORMATS, None))
         backend = BACKENDS[self.backend]
         self._check_choice("dtype", backend.dtypes, f" for backend {self.backend}")
         self._check_choice("device", backend.devices, f" for backend {self.backend}")

@@ -14,11 +14,11 @@ from ..runtime.inductor.torch_session import Program, TorchSession
 from ..runtime.text.tokenizer import EngineTokenizer
 from .assemble import FlatProgram, Graphs, assemble
 from .config import BuildOptions, given_scorer, make_config
+from .conversations import chat_template, special_tokens, tools_of
 from .drafters.validate import check_traceable
 from .faithful import check_faithful
 from .source import Source, load_source
 from .try_drafts import settle_readings
-from .writer import chat_template
 
 
 def jit(model: str, *, prefix_cache_bytes: int = 0, **options: Unpack[BuildOptions]) -> Engine:
@@ -88,7 +88,8 @@ def _engine(source: Source, graphs: Graphs, lower: Callable[[FlatProgram], Progr
     """Lower the programs and put a session behind them."""
     session = TorchSession(graphs.spec, *map(lower, graphs.programs.values()))
     recommended = SamplingParams(**source.sampling) if source.sampling else None
-    return Engine(session, _text(source), recommended, prefix_cache_bytes=prefix_cache_bytes)
+    tools = tools_of(source, graphs.spec.config["tool_format"])
+    return Engine(session, _text(source), recommended, tools, prefix_cache_bytes=prefix_cache_bytes)
 
 
 def _eager(program: FlatProgram) -> Program:
@@ -106,5 +107,4 @@ def _compiled(program: FlatProgram) -> Program:
 def _text(source: Source) -> EngineTokenizer | None:
     if source.tokenizer is None:
         return None
-    special = {name: token for name, token in source.tokenizer.special_tokens_map.items() if isinstance(token, str)}
-    return EngineTokenizer(source.tokenizer.backend_tokenizer, chat_template(source), special)
+    return EngineTokenizer(source.tokenizer.backend_tokenizer, chat_template(source), special_tokens(source))

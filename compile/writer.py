@@ -14,6 +14,7 @@ from ..errors import BuildError
 from ..kernels.native import CompilerError
 from ..runtime.engine_file import MANIFEST, WEIGHTS, EngineSpec, Manifest, file_entry
 from ..runtime.text.tokenizer import CHAT_TEMPLATE, TOKENIZER
+from .conversations import chat_template
 from .lowered import Lowered
 from .source import Source
 from .swap import replace, work_folder
@@ -73,21 +74,6 @@ def write_tokenizer(directory: Path, source: Source) -> None:
     template = chat_template(source)
     if template is not None:
         (directory / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
-
-
-def chat_template(source: Source) -> str | None:
-    """The model's chat template, None where it has none; of several named ones the default. Raises BuildError."""
-    templates = source.tokenizer.chat_template
-    if isinstance(templates, list):  # as tokenizer_config.json writes them
-        templates = {entry["name"]: entry["template"] for entry in templates}
-    if not isinstance(templates, dict):
-        return templates or None
-    if "default" not in templates:
-        known = ", ".join(sorted(templates)) or "none"
-        raise BuildError(
-            f"model: {source.name}: chat_template: expected one template or one named default, got {known}"
-        )
-    return templates["default"]
 
 
 def write_manifest(directory: Path, spec: EngineSpec, lowered: Lowered, about: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from .asked.prediction import predictions
 from .asked.prompt import Array, Prompt, RequestOptions, one_each, split_prompts
 from .asked.request import Request
 from .asked.sampling_params import SamplingParams
+from .calls.template import TemplateTools
 from .engine_file import EngineSpec
 from .gpu import gpu_number
 from .ladder.ladder import Ladder, make_ladder
@@ -39,6 +40,7 @@ class Engine:
         session: Session,
         text: EngineTokenizer | None,
         recommended: SamplingParams | None = None,
+        tools: TemplateTools | None = None,
         *,
         prefix_cache_bytes: int = 0,
         prefill_per_step: int | None = None,
@@ -46,9 +48,11 @@ class Engine:
         learned: str | Path | None = None,
         ladder: Ladder | None = None,
     ):
-        """recommended: what the model's generation_config recommends, None where that is greedy; ladder: how many nodes
-        a step verifies, all by default; others: see `load`. Raises InputError and EngineError."""
+        """recommended: what the model's generation_config recommends, None where that is greedy; tools: what its chat
+        template knows of them, None without one; ladder: how many nodes a step verifies, all by default; others: see
+        `load`. Raises InputError and EngineError."""
         self.text, self.recommended, self.learning = text, recommended, learning
+        self._tools = tools
         self._learned = None if learned is None else Path(learned).expanduser()
         if self._learned is not None:
             start_learned(self._learned, session, text)
@@ -86,6 +90,13 @@ class Engine:
     def has_chat_template(self) -> bool:
         """Whether conversations can be rendered."""
         return self.text is not None and self.text.chat_template is not None
+
+    @property
+    def tools(self) -> TemplateTools:
+        """How the model is told of tools, and writes calls. Raises InputError for a model without a chat template."""
+        if self._tools is None:
+            raise InputError("tools: expected a model with a chat template, got one without")
+        return self._tools
 
     @overload  # text is a sequence of texts too: the first overload takes it
     def generate(  # type: ignore[overload-overlap]
@@ -268,6 +279,7 @@ def load(
         opened.session,
         opened.text,
         opened.recommended,
+        opened.tools,
         prefix_cache_bytes=prefix_cache_bytes,
         prefill_per_step=prefill_per_step,
         learning=learning,

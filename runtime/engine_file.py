@@ -22,7 +22,7 @@ from .manifest_fields import DTYPE_BYTES
 from .manifest_rules import NEXT as NEXT  # in a program that writes nothing in place
 from .manifest_rules import check_manifest
 
-FORMAT_VERSION = 17
+FORMAT_VERSION = 18
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 SIZES = ("nodes", "catch_up")  # inputs of a step that hold 0, 1, ..., and say by their length how many

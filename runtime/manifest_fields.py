@@ -134,6 +134,7 @@ PLAN = fields(
         "tensors": DESCRIBED,
     }
 )
+TOOLS = fields({"name": text, "lists": truth, "keeps": truth, "channels": truth, "written": text})
 ABOUT = fields(
     {
         "model": fields({"name": text, "parameters": integer(0)}, maybe={"adapter": text}, further=True),
@@ -143,6 +144,7 @@ ABOUT = fields(
         "build_s": number,
         "special_tokens": mapping_of(text),
         "sampling": optional(mapping_of(anything)),
+        "tools": optional(TOOLS),
     },
     maybe={
         "weights": mapping_of(integer(0)),

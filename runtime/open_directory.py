@@ -9,6 +9,7 @@ from ..backends import BACKENDS
 from ..errors import EngineError, InputError, one_line
 from ..progress import OnProgress
 from .asked.sampling_params import SamplingParams
+from .calls.template import TemplateTools
 from .engine_file import REBUILD, Manifest, check_files, check_machine, read_manifest
 from .gpu import GIGABYTE, available_memory
 from .session import Session
@@ -21,12 +22,13 @@ NO_MEMORY = re.compile(
 
 
 class Opened(NamedTuple):
-    """What an engine directory holds. recommended: sampling that the model recommends. identity: of the step's program,
-    which tells engines apart."""
+    """What an engine directory holds. recommended: sampling that the model recommends. tools: what its chat template
+    knows of them. identity: of the step's program, which tells engines apart."""
 
     session: Session
     text: EngineTokenizer | None
     recommended: SamplingParams | None
+    tools: TemplateTools | None
     identity: str
 
 
@@ -65,14 +67,14 @@ def _open(directory: Path, deep_check: bool, gpu: int | None, report: OnProgress
     special = manifest.about.get("special_tokens", {})
     text = EngineTokenizer.load(directory, special) if TOKENIZER in manifest.files else None
     identity = manifest.files[manifest.spec.step.file]["sha256"]
-    return Opened(session, text, _recommended(directory, manifest), identity)
+    return Opened(session, text, *_about(directory, manifest), identity)
 
 
-def _recommended(directory: Path, manifest: Manifest) -> SamplingParams | None:
-    """Sampling that the model recommends. Raises EngineError."""
-    sampling = manifest.about.get("sampling")
+def _about(directory: Path, manifest: Manifest) -> tuple[SamplingParams | None, TemplateTools | None]:
+    """Sampling that the model recommends, and what its chat template knows of tools. Raises EngineError."""
+    sampling, tools = manifest.about.get("sampling"), manifest.about["tools"]
     try:
-        return SamplingParams.of(sampling) if sampling else None
+        return SamplingParams.of(sampling) if sampling else None, TemplateTools.of(tools) if tools else None
     except InputError as error:
         raise EngineError(f"{directory}/manifest.json: about: {error}; {REBUILD}") from None
 

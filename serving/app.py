@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
+from ..runtime.calls.formats import HERMES
 from ..runtime.engine import Engine
 from .answering import Call, ChunkStream, listed, whole
 from .api_error import ApiError
@@ -27,7 +28,6 @@ from .responses.output import Output
 from .schema import ANSWERS, CHAT, COMPLETION, MODEL, MODELS, RESPONSE, TOKENS, openapi
 from .served import Served
 from .tools.conversation import Reading
-from .tools.formats import HERMES
 
 logger = logging.getLogger(__name__)
 PAGE = Path(__file__).with_name("page.html")

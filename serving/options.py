@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..errors import InputError
-from .tools.formats import FORMATS
+from ..runtime.calls.formats import form_named
 
 LONGEST_INTERVAL_MS = 1000
 
@@ -30,7 +30,7 @@ class ServeOptions:
     # Names that the header Host may have, none: any. An open server for one machine names them: otherwise a web page
     # could have its own name stand for this machine, and read what the browser gets here.
     hosts: tuple[str, ...] = ()
-    tool_format: str | None = None  # in which all models write calls of tools; None: that of each chat template
+    tool_format: str | None = None  # in which all models write calls of tools; None: that of each engine
 
     def __post_init__(self) -> None:
         for key in self.api_keys:
@@ -40,8 +40,8 @@ class ServeOptions:
             raise InputError(f"max-queue: expected an integer of at least 0, got {self.max_queue}")
         if self.max_connections < 1:
             raise InputError(f"max-connections: expected an integer of at least 1, got {self.max_connections}")
-        if self.tool_format not in (None, *FORMATS):
-            raise InputError(f"tool-format: expected one of {', '.join(FORMATS)}, got {self.tool_format}")
+        if self.tool_format is not None:
+            form_named(self.tool_format)
         if not 0 <= self.stream_interval_ms <= LONGEST_INTERVAL_MS:
             most, got = LONGEST_INTERVAL_MS, self.stream_interval_ms
             raise InputError(f"stream-interval-ms: expected an integer from 0 to {most}, got {got}")

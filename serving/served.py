@@ -5,13 +5,13 @@ import time
 from functools import cached_property
 
 from ..errors import EngineError
+from ..runtime.calls.template import TemplateTools
 from ..runtime.engine import Engine
 from ..runtime.text.token_text import TokenText
 from ..runtime.text.tokenizer import EngineTokenizer
 from .api_error import BUSY, ApiError
 from .places import Places, Queue, QueueFullError
 from .tools.conversation import shown_text
-from .tools.formats import FORMATS, TemplateTools, template_tools
 
 MOST_WAIT = 60  # seconds that Retry-After says at most
 
@@ -20,8 +20,8 @@ class Served:
     """One engine under its name, and its queue."""
 
     def __init__(self, name: str, engine: Engine, max_queue: int, learning: bool, tool_format: str | None = None):
-        """learning: whether answers may be counted for the drafts of later ones. tool_format: one of FORMATS, the form
-        of calls; None: the chat template's."""
+        """learning: whether answers may be counted for the drafts of later ones. tool_format: the form of calls,
+        None for the engine's."""
         self._tool_format = tool_format
         self.name, self.engine, self.learning = name, engine, learning
         self.rows, self.created = engine.spec.max_batch, int(time.time())
@@ -36,7 +36,7 @@ class Served:
     @cached_property
     def tools(self) -> TemplateTools:
         """How the model is told of tools, and writes calls. Raises InputError where nobody knows."""
-        return template_tools(self.engine.tokenizer, FORMATS[self._tool_format] if self._tool_format else None)
+        return self.engine.tools.over(self._tool_format)
 
     @property
     def tokenizer(self) -> EngineTokenizer:

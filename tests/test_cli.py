@@ -195,6 +195,7 @@ def test_chat_is_the_default_where_there_is_a_template(engine_folder, capsys):
 def test_inspect(engine_folder, tmp_path, capsys):
     assert main(["inspect", str(engine_folder)]) == 0
     page = capsys.readouterr().out
+    assert "tools       listed in the system message, calls as hermes\n" in page
     for word in ("ngram", "7 nodes", "float32", "verify", "weights.safetensors", "history", "step"):
         assert word in page
     assert main(["inspect", str(engine_folder), "--svg", str(tmp_path / "step.svg")]) == 0

@@ -4,12 +4,12 @@ import secrets
 import string
 from dataclasses import dataclass, field, replace
 
+from ...runtime.calls.channel_calls import ChannelCalls
+from ...runtime.calls.tool import Tools
+from ...runtime.calls.written import ReadAnswer, ToolFormat, WrittenCall
 from ...runtime.text.reasoning import Reasoning
-from .asked import Tools
-from .channel_calls import ChannelCalls
 from .custom import input_text
 from .grammar import LEAD
-from .written import ReadAnswer, ToolFormat, WrittenCall
 
 ID_LETTERS, ID_LENGTH = string.ascii_letters + string.digits, 9  # the form of ids that Mistral's templates insist on
 

@@ -2,45 +2,16 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from ...runtime.calls.tool import Tool, Tools
 from ..api_error import ApiError
-from .custom import InputGrammar, grammar_of_format, input_schema
+from .custom import grammar_of_format, input_schema
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MODES = ("none", "auto", "required")
 KINDS = ("function", "custom")
 MOST_TOOLS = 256
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A function that the model may call. parameters: the JSON schema of its arguments, an object's. strict: whether a
-    keyword of it that cannot be kept is an error. custom: whether it stands for a custom tool, whose text is its one
-    argument; grammar: what that must be, None for anything."""
-
-    name: str
-    parameters: Mapping[str, Any]
-    strict: bool
-    custom: bool = False
-    grammar: InputGrammar | None = None
-
-    @property
-    def properties(self) -> dict[str, Any]:
-        """Schemas of its arguments by name."""
-        return dict(self.parameters.get("properties") or {})
-
-
-@dataclass(frozen=True)
-class Tools:
-    """The tools of one call. many: whether the model may make several calls; required: whether it must make one;
-    named: whether the client said which."""
-
-    tools: Sequence[Tool]
-    many: bool
-    required: bool
-    named: bool
 
 
 def tools_of(tools: Sequence[Mapping[str, Any]] | None, choice: Any, parallel: bool | None) -> Tools | None:

@@ -1,21 +1,23 @@
 """A conversation with tools: what the model is shown of them, and how its answer is held and read."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...errors import InputError
+from ...runtime.calls.channel_calls import ChannelCalls, described, one_call_each
+from ...runtime.calls.formats import FORMATS, HARMONY, HERMES
+from ...runtime.calls.template import TemplateTools
+from ...runtime.calls.tool import Tool, Tools
+from ...runtime.calls.written import ToolFormat
 from ...runtime.text.channels import SHOWN, Channels, has_channels
 from ...runtime.text.reasoning import MARKS, Reasoning, reasoning_of
 from ...runtime.text.tokenizer import EngineTokenizer
 from ..api_error import ApiError
 from .answer_reader import AnswerReader
-from .asked import Tool, Tools
-from .channel_calls import ChannelCalls, described, one_call_each
 from .custom import as_function
-from .formats import FORMATS, HARMONY, HERMES, TemplateTools, told
 from .grammar import LEAD, answer_grammar, schema_of
-from .written import ToolFormat
 
 Json = dict[str, Any]
 
@@ -158,3 +160,13 @@ def _call(call: Json) -> tuple[str, Json]:
     function = function if isinstance(function, dict) else {}
     arguments = function.get("arguments", {})
     return str(function.get("name", "")), arguments if isinstance(arguments, dict) else {"text": arguments}
+
+
+def told(form: ToolFormat, tools: list[Json]) -> str:
+    """What a model without tools in its template is told of them."""
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    example = form.write("NAME", {"ARGUMENT": ".."})
+    return (
+        f"You can call these functions:\n<tools>\n{listed}\n</tools>\n"
+        f"To call one, answer with its name and its arguments in this form:\n{example}"
+    )

@@ -3,32 +3,13 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from ...runtime.calls.tool import SYNTAXES, InputGrammar
 
 Json = dict[str, Any]
 INPUT = "input"  # the argument
-SYNTAXES = ("lark", "regex")
 ESCAPED = r'\\u[0-9a-fA-F]{4}|\\["\\/bfnrt]'
-
-
-@dataclass(frozen=True)
-class InputGrammar:
-    """What a text must be. definition: Lark, or a regular expression for all of it."""
-
-    syntax: str
-    definition: str
-
-    @property
-    def term(self) -> str:
-        """The same as a term of a Lark grammar."""
-        if self.syntax == "lark":
-            return f"%lark {{\n{self.definition}\n}}"
-        plain = re.sub(r"\\.|/|\n", lambda found: _SLASHES.get(found[0], found[0]), self.definition, flags=re.DOTALL)
-        return f"/(?:{plain})/"
-
-
-_SLASHES = {"/": r"\/", "\n": r"\n"}
 
 
 def input_schema(grammar: InputGrammar | None) -> Json:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...runtime.asked.lark import ANY, literal, schema_term, up_to
+from ...runtime.calls.channel_calls import ChannelCalls
+from ...runtime.calls.tool import Tools
+from ...runtime.calls.written import ToolFormat
 from ...runtime.text.reasoning import Reasoning
 from ...runtime.text.tokenizer import EngineTokenizer
-from .asked import Tools
-from .channel_calls import ChannelCalls
-from .written import ToolFormat
 
 LEAD = "<|python_tag|>"  # what Llama 3 may write ahead of a call
 

@@ -24,11 +24,11 @@ from specstep.commands.chat import HINT, Chat
 from specstep.commands.chat_tools import ChatTools, Printed
 from specstep.commands.conversation import History
 from specstep.runtime.asked.sampling_params import SamplingParams
+from specstep.runtime.calls.formats import HERMES
 from specstep.runtime.text import reasoning
 from specstep.runtime.text.tokenizer import EngineTokenizer
 from specstep.serving.tools.asked import tools_of
 from specstep.serving.tools.conversation import Reading
-from specstep.serving.tools.formats import HERMES
 
 SYSTEM = {"role": "system", "content": "be brief"}
 
@@ -207,7 +207,7 @@ def test_a_call_is_printed_and_its_result_asked_for(tmp_path, monkeypatch, capsy
     once = iter([bias, {CHANNEL_IDS["<|end|>"]: 50.0, token_of("f"): 30.0}])
     options = {"drafter": "ngram", "dtype": "float32", "max_seq_len": 1536, "prefill_chunk": 64}
     with specstep.eager(str(folder), **options) as engine:
-        known = ChatTools(engine.tokenizer, TOOLS)
+        known = ChatTools(engine, TOOLS)
         history = History(engine, None, {}, 400, known.encode)
         conversation = Chat(engine, history, 400, False, None, known)
         real = conversation.request

@@ -93,6 +93,10 @@ def edit(folder, change):
             f"format_version: expected {FORMAT_VERSION}, got 99",
         ),
         (lambda f: edit(f, lambda m: m["spec"].pop("caches")), "manifest.spec: expected the field caches, got none"),
+        (
+            lambda f: edit(f, lambda m: m["about"]["tools"].update(name="xml")),
+            "tool-format: expected one of .* got xml",
+        ),
         (lambda f: edit(f, lambda m: m["requires"].update(torch="1.0.0")), "torch: expected 1.0.0, got 2"),
         (lambda f: edit(f, lambda m: m["requires"].update(architecture="riscv")), "architecture: expected riscv"),
         (lambda f: edit(f, lambda m: m["requires"].update(instructions=["avx9000"])), "this machine lacks avx9000"),

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import save_model, tiny_tokenizer
 from served import PATIENCE, running, user
+from specstep.runtime.calls.formats import HERMES
+from specstep.runtime.calls.tool import Tool, Tools
 from specstep.runtime.text.reasoning import Reasoning
 from specstep.serving.app import create_app
 from specstep.serving.responses.output import Output
 from specstep.serving.tools.answer_reader import AnswerReader
-from specstep.serving.tools.asked import Tool, Tools
-from specstep.serving.tools.formats import HERMES
 
 WARM = {"temperature": 0.9, "model": "tiny"}
 NOW = {"type": "function", "name": "now", "parameters": {"type": "object", "properties": {"utc": {"type": "boolean"}}}}

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import validate
 from llguidance import LLMatcher, LLTokenizer
-from specstep.errors import InputError
+from specstep.runtime.calls.channel_calls import one_call_each
+from specstep.runtime.calls.formats import FORMATS, HARMONY, HERMES
+from specstep.runtime.calls.tagged_calls import TaggedCalls
+from specstep.runtime.calls.tool import Tool, Tools
 from specstep.runtime.text.channels import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
 from specstep.runtime.text.reasoning import Reasoning
 from specstep.runtime.text.tokenizer import EngineTokenizer, TextStream
 from specstep.serving.tools.answer_reader import AnswerReader
-from specstep.serving.tools.asked import Tool, Tools, tools_of
-from specstep.serving.tools.channel_calls import one_call_each
+from specstep.serving.tools.asked import tools_of
 from specstep.serving.tools.custom import input_text
-from specstep.serving.tools.formats import FORMATS, HARMONY, HERMES, template_tools, told
 from specstep.serving.tools.grammar import answer_grammar
-from specstep.serving.tools.tagged_calls import TaggedCalls
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 MARKS = [START, END, CHANNEL, MESSAGE, CONSTRAIN, CALL, RETURN]
@@ -346,61 +346,3 @@ def test_marks_that_are_special_tokens_show(text):
     shown = text.showing(SPECIAL[2:])
     assert "".join(TextStream(shown).push([token]) for token in tokens) == written
     assert shown.decode([text.special_names["</s>"]]) == "" and text.showing(["none"]) is text
-
-
-CALLS = "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
-TEMPLATES = {
-    "harmony": "{{ '<|start|>assistant<|channel|>commentary to=functions.' + c.function.name + '<|message|>' }}"
-    "{{ c.function.arguments | tojson }}",
-    "hermes": '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}',
-    "qwen3-coder": "<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments.items() %}"
-    "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
-    "glm-4.5": "<tool_call>{{ c.function.name }}\n{% for k, v in c.function.arguments.items() %}"
-    "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>",
-    "llama3": '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}',
-    "mistral": '[TOOL_CALLS] [{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}]',
-    "mistral-args": "[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}",
-    "deepseek-v3": "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + c.type + '<｜tool▁sep｜>' + c.function.name + "
-    "'\n```json\n' + c.function.arguments + '\n```<｜tool▁call▁end｜>' }}",
-    "deepseek-v3.1": "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' + "
-    "c.function.arguments }}",
-    "nemotron": '<TOOLCALL>[{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}]',
-    "phi-4": '<|tool_call|>[{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}]',
-    "lfm2-json": '<|tool_call_start|>[{"name": "{{ c.function.name }}", "arguments": '
-    "{{ c.function.arguments | tojson }}}]",
-    "lfm2": "<|tool_call_start|>[{{ c.function.name }}({% for k, v in c.function.arguments.items() %}"
-    '{{ k }}="{{ v }}"{% endfor %})]',
-    "pythonic": "[{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }}"
-    "{% endfor %})]",
-}
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_form_is_found_in_the_template(name, text):
-    template = CALLS.replace("CALL", TEMPLATES[name])
-    known = template_tools(EngineTokenizer(text.tokenizer, template, {}))
-    assert known.form is FORMATS[name] and known.keeps and not known.lists
-    known = template_tools(EngineTokenizer(text.tokenizer, "{{ tools | tojson }}" + template, {}))
-    assert known.lists
-
-
-def test_a_template_of_another_form_is_refused_unless_the_user_says_which(text):
-    template = EngineTokenizer(text.tokenizer, CALLS.replace("CALL", "@{{ c.function.name }}"), {})
-    with pytest.raises(
-        InputError, match=r"tools: expected a chat template that writes calls as one of.*@specstep_probe"
-    ):
-        template_tools(template)
-    assert template_tools(template, HERMES).form is HERMES
-    with pytest.raises(
-        InputError, match=r"tools: expected harmony for .* with channels, and for no other, got harmony"
-    ):
-        template_tools(template, HARMONY)
-    channels = EngineTokenizer(text.tokenizer, CALLS.replace("CALL", TEMPLATES["harmony"]), {})
-    with pytest.raises(InputError, match=r"tools: expected harmony .* got hermes; leave tool-format out"):
-        template_tools(channels, HERMES)
-    plain = template_tools(EngineTokenizer(text.tokenizer, "{{ messages[0].content }}", {}))
-    assert plain.form is HERMES and not plain.keeps and not plain.lists
-    words = told(HERMES, [{"type": "function", "function": {"name": "now.utc"}}])
-    assert (
-        '"now.utc"' in words and '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": ".."}}\n</tool_call>' in words
-    )

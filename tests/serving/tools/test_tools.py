@@ -9,10 +9,11 @@ import specstep
 from jsonschema import validate
 from models import save_model, tiny_tokenizer
 from served import PATIENCE, joined, running, user
+from specstep.runtime.calls.formats import HERMES
 from specstep.runtime.text.token_text import TokenText
 from specstep.serving.app import create_app
 from specstep.serving.options import ServeOptions
-from specstep.serving.tools.formats import HERMES, told
+from specstep.serving.tools.conversation import told
 
 PARAMETERS = {
     "type": "object",
@@ -271,3 +272,8 @@ def test_the_user_says_the_form(engines):
         assert re.fullmatch(r'{"unit": "[cf]", "far": (true|false)}', got.function.arguments)
     with pytest.raises(specstep.InputError, match=r"tool-format: expected one of deepseek-v3, .* got x"):
         ServeOptions(tool_format="x")
+
+
+def test_a_model_without_tools_in_its_template_is_told_of_them():
+    assert '{"type": "function", "function": {"name": "now"}}' in WORDS
+    assert '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": ".."}}\n</tool_call>' in WORDS

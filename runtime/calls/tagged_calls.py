@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...runtime.asked.lark import ANY, literal, schema_term
-from ...runtime.text.tokenizer import EngineTokenizer
-from .asked import Tool
-from .custom import SYNTAXES
+from ..asked.lark import ANY, literal, schema_term
+from ..text.tokenizer import EngineTokenizer
+from .tool import SYNTAXES, Tool
 from .written import WrittenCall
 
 

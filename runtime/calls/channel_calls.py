@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...runtime.asked.lark import channel_rules, literal, schema_term
-from ...runtime.text.channels import CALL, CHANNEL, CONSTRAIN, MESSAGE, ChannelMessage, channel_messages
-from ...runtime.text.tokenizer import EngineTokenizer
-from .asked import Tool, Tools
+from ..asked.lark import channel_rules, literal, schema_term
+from ..text.channels import CALL, CHANNEL, CONSTRAIN, MESSAGE, ChannelMessage, channel_messages
+from ..text.tokenizer import EngineTokenizer
+from .tool import Tool, Tools
 from .written import ReadAnswer, WrittenCall, json_end
 
 Json = dict[str, Any]

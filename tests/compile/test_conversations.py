@@ -1,4 +1,4 @@
-"""Which chat template goes into an engine."""
+"""Which chat template goes into an engine, and what it says of tools."""
 
 import json
 import shutil
@@ -7,8 +7,10 @@ import pytest
 import specstep
 from models import tiny_tokenizer
 from specstep.compile import build
+from specstep.compile.conversations import tools_of
 from specstep.compile.source import Source
 from specstep.compile.writer import write_tokenizer
+from specstep.runtime.calls.template import TemplateTools
 from specstep.runtime.text.tokenizer import EngineTokenizer
 
 USER = [{"role": "user", "content": "hi"}]
@@ -51,3 +53,35 @@ def test_named_templates_without_a_default_are_refused_before_the_compile(model_
     ):
         specstep.build(str(folder), tmp_path / "engine")
     assert not (tmp_path / "engine").exists()
+
+
+def source(template):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    return Source("tiny", None, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("template", "named", "error"),
+    [
+        (None, "hermes", "tool_format: expected None for tiny, which has no chat template, got hermes"),
+        ("{{ messages[0].content }}", "harmony", "tools: expected harmony for a chat template with channels"),
+        ("<|channel|> <|message|>", "hermes", "tools: expected harmony for .*, got hermes"),
+    ],
+)
+def test_a_form_of_calls_that_cannot_be_the_models_is_refused(template, named, error):
+    with pytest.raises(specstep.BuildError, match=error):
+        tools_of(source(template), named)
+    known = tools_of(source(template), None)
+    assert known is None if template is None else isinstance(known, TemplateTools)
+
+
+def test_the_form_that_the_user_names_is_the_engines(model_folder):
+    options = {"dtype": "float32", "drafter": "none", "max_seq_len": 96, "tool_format": "llama3"}
+    with specstep.eager(str(model_folder), **options) as engine:
+        assert engine.tools == TemplateTools("llama3", False, False, False)
+
+
+def test_an_unknown_form_of_calls_is_refused_before_the_compile(model_folder, tmp_path):
+    with pytest.raises(specstep.BuildError, match=r"tool_format: expected one of deepseek-v3, .*, got xml"):
+        specstep.build(str(model_folder), tmp_path / "engine", tool_format="xml")

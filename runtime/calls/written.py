@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ...runtime.text.tokenizer import EngineTokenizer
-from .asked import Tool
+from ..text.tokenizer import EngineTokenizer
+from .tool import Tool
 
 
 @dataclass(frozen=True)

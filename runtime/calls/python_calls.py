@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...runtime.asked.lark import literal
-from ...runtime.text.tokenizer import EngineTokenizer
-from .asked import Tool
+from ..asked.lark import literal
+from ..text.tokenizer import EngineTokenizer
+from .tool import Tool
 from .written import WrittenCall
 
 AGAIN = '(", " call)*'

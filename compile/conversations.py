@@ -1,0 +1,43 @@
+"""What a model says of conversations: its chat template, the special tokens in it, and how it is told of tools."""
+
+from ..errors import BuildError, InputError
+from ..runtime.calls.template import TemplateTools, template_tools
+from ..runtime.text.chat_template import ChatTemplate
+from .source import Source
+
+
+def chat_template(source: Source) -> str | None:
+    """The model's chat template, None where it has none; of several named ones the default. Raises BuildError."""
+    templates = source.tokenizer.chat_template
+    if isinstance(templates, list):  # as tokenizer_config.json writes them
+        templates = {entry["name"]: entry["template"] for entry in templates}
+    if not isinstance(templates, dict):
+        return templates or None
+    if "default" not in templates:
+        known = ", ".join(sorted(templates)) or "none"
+        raise BuildError(
+            f"model: {source.name}: chat_template: expected one template or one named default, got {known}"
+        )
+    return templates["default"]
+
+
+def special_tokens(source: Source) -> dict[str, str]:
+    """Those that a template may name, such as bos_token."""
+    special = source.tokenizer.special_tokens_map if source.tokenizer else {}
+    return {name: token for name, token in special.items() if isinstance(token, str)}
+
+
+def tools_of(source: Source, tool_format: str | None) -> TemplateTools | None:
+    """What its chat template knows of tools, None for a model without one. tool_format: the form of calls, where the
+    user names it. Raises BuildError."""
+    template = chat_template(source) if source.tokenizer else None
+    if template is None:
+        if tool_format is not None:
+            raise BuildError(
+                f"tool_format: expected None for {source.name}, which has no chat template, got {tool_format}"
+            )
+        return None
+    try:
+        return template_tools(ChatTemplate(template, special_tokens(source))).over(tool_format)
+    except InputError as error:
+        raise BuildError(str(error)) from None

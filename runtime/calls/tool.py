@@ -1,0 +1,56 @@
+"""What a model may call."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SYNTAXES = ("lark", "regex")
+
+
+@dataclass(frozen=True)
+class InputGrammar:
+    """What the text of a custom tool must be. definition: Lark, or a regular expression for all of it."""
+
+    syntax: str
+    definition: str
+
+    @property
+    def term(self) -> str:
+        """The same as a term of a Lark grammar."""
+        if self.syntax == "lark":
+            return f"%lark {{\n{self.definition}\n}}"
+        plain = re.sub(r"\\.|/|\n", lambda found: _SLASHES.get(found[0], found[0]), self.definition, flags=re.DOTALL)
+        return f"/(?:{plain})/"
+
+
+_SLASHES = {"/": r"\/", "\n": r"\n"}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call. parameters: the JSON schema of its arguments, an object's. strict: whether a
+    keyword of it that cannot be kept is an error. custom: whether it stands for a custom tool, whose text is its one
+    argument; grammar: what that must be, None for anything."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    strict: bool
+    custom: bool = False
+    grammar: InputGrammar | None = None
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """Schemas of its arguments by name."""
+        return dict(self.parameters.get("properties") or {})
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of one answer. many: whether the model may make several calls; required: whether it must make one;
+    named: whether the client said which."""
+
+    tools: Sequence[Tool]
+    many: bool
+    required: bool
+    named: bool
