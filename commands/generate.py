@@ -1,6 +1,7 @@
 """`specstep generate`."""
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -157,13 +158,15 @@ def _print_results(engine: "Engine", texts: list[Text], as_json: bool) -> None:
 
 
 def _fields(text: Text, result: "Generation") -> dict[str, Any]:
-    """A line of JSON: `choice`, `seed` and `logprobs` where there is something to say."""
+    """A line of JSON: `choice`, `seed`, `channels` and `logprobs` where there is something to say."""
     keys = ("prompt_token_ids", "token_ids", "text", "finish_reason", "stats")
     fields = {"id": text.name} | {key: getattr(result, key) for key in keys}
     if text.of > 1:
         fields["choice"] = text.choice
     if result.seed is not None:
         fields["seed"] = result.seed
+    if result.channels:
+        fields["channels"] = [dataclasses.asdict(message) for message in result.channels]
     if result.logprobs is not None:
         fields["logprobs"] = [
             each._asdict() | {"top": [{"token_id": token, "logprob": value} for token, value in each.top]}

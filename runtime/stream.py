@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from ..report import TokenLogprobs
 from .asked.request import Request
 from .submission import Submission
+from .text.channels import ChannelMessage, channel_messages, has_channels
 from .text.tokenizer import EngineTokenizer, TextStream
 
 
@@ -16,11 +17,13 @@ class Generation:
 
     prompt_token_ids: list[int]
     token_ids: list[int]  # the new ones alone, a final stop token included
-    text: str  # without special tokens, and without a stop string, whose last token ends `token_ids`
+    # without special tokens but for marks of channels, and without a stop string, whose last token ends `token_ids`
+    text: str
     finish_reason: str  # see `Request`
     stats: dict[str, Any]  # see `Request.stats`
     seed: int | None = None  # None: greedy
     logprobs: list[TokenLogprobs] | None = None  # one of each token; None: not asked for
+    channels: tuple[ChannelMessage, ...] = ()  # messages of the text, of a model that answers in channels, as gpt-oss
     more: "tuple[Generation, ...]" = ()  # the further choices, where more than one was asked for
 
     @property
@@ -96,4 +99,6 @@ def outcome(request: Request, tokenizer: EngineTokenizer | None) -> Generation:
         text = tokenizer.text_of(request.tokens) if tokenizer else ""
     logprobs = request.logprobs if "logprobs" in request.controls else None
     reason = request.finish_reason or ""
-    return Generation(request.prompt, request.tokens, text, reason, request.stats, request.seed, logprobs)
+    in_channels = tokenizer is not None and has_channels(tokenizer.chat_template)
+    channels = tuple(channel_messages(text, True)) if in_channels else ()
+    return Generation(request.prompt, request.tokens, text, reason, request.stats, request.seed, logprobs, channels)

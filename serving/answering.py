@@ -14,6 +14,7 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from ..runtime.asked.request import Request
+from ..runtime.text.reasoning import reasoning_tokens
 from .api_error import BROKEN, error_body
 from .bridge import Answer, Grown
 from .drafts import Drafts
@@ -22,6 +23,7 @@ from .forms import Form, Json
 from .metrics import Metrics
 from .places import Places
 from .served import Served
+from .tools.conversation import Reading
 
 logger = logging.getLogger(__name__)
 GONE = 499  # the client closed the connection, as nginx counts it
@@ -42,6 +44,7 @@ class Call:
     interval: float = 0.0  # least seconds from one chunk of a stream to the next, unless a choice ends
     include_usage: bool = False
     include_drafts: bool = False
+    reading: Reading | None = None  # how its answers are read, which may have reasoning
     started: float = field(default_factory=time.perf_counter)
     created: int = field(default_factory=lambda: int(time.time()))
     gone: bool = False  # the client
@@ -89,16 +92,26 @@ class Call:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.served.name}
 
     def usage(self) -> Json:
-        """Tokens of prompt and answers, and of a `prediction` that the client sent."""
+        """Tokens of prompt and answers, of reasoning, and of a `prediction` that the client sent."""
         prompt = sum(len(request.prompt) for request in self.firsts)
         completion = sum(len(request.tokens) for request in self.answer.requests)
         cached = sum(request.cached_tokens for request in self.firsts)
         counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
         told: Json = {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
-        predicted = [request.prediction_counts for request in self.answer.requests if request.predicted is not None]
-        if predicted:
-            told["completion_tokens_details"] = {key: sum(each[key] for each in predicted) for key in predicted[0]}
-        return told
+        details = self._reasoning_tokens()
+        for request in self.answer.requests:
+            for key, count in request.prediction_counts.items():
+                details[key] = details.get(key, 0) + count
+        return {**told, "completion_tokens_details": details} if details else told
+
+    def _reasoning_tokens(self) -> dict[str, int]:
+        """Tokens of reasoning in all choices, nothing for a model that has none."""
+        thinks = self.reading and self.reading.thinks
+        if not thinks:
+            return {}
+        text = self.served.tokenizer
+        answers = (request.tokens for request in self.answer.requests)
+        return {"reasoning_tokens": sum(reasoning_tokens(text, thinks, answer) for answer in answers)}
 
 
 async def whole(call: Call, receive: Receive, body: Callable[[list[str]], Json]) -> Response:

@@ -82,7 +82,8 @@ def _add_answers(app: FastAPI, served: Mapping[str, Served], metrics: Metrics, o
             ready = await asyncio.to_thread(prepare_chat, one, body, request.state.prefix_scope)
             form = ChatForm(one.token_text, bool(body.logprobs), ready.reading)
             answer = Answer(one.engine, ready.requests, places.give_back, one.shown_text if ready.reading else None)
-        call = Call(one, answer, places, form.prefix, metrics, ready.firsts, options.stream_interval_ms / 1e3)
+        interval = options.stream_interval_ms / 1e3
+        call = Call(one, answer, places, form.prefix, metrics, ready.firsts, interval, reading=ready.reading)
         return await _answered(body, call, form, request)
 
     @app.post("/v1/completions", responses=ANSWERS | COMPLETION, response_model=None)
@@ -113,7 +114,8 @@ def _add_responses(app: FastAPI, served: Mapping[str, Served], metrics: Metrics,
             with on_error(places):
                 ready = await asyncio.to_thread(prepare_chat, one, chat, request.state.prefix_scope)
                 answer = Answer(one.engine, ready.requests, places.give_back, one.shown_text if ready.reading else None)
-        call = Call(one, answer, places, PREFIX, metrics, ready.firsts, options.stream_interval_ms / 1e3)
+        interval = options.stream_interval_ms / 1e3
+        call = Call(one, answer, places, PREFIX, metrics, ready.firsts, interval, reading=ready.reading)
         output = Output((ready.reading or Reading(None, None, HERMES)).reader())
         told = StatelessResponse(call, body, output)
         return ResponseStream(told) if body.stream else await whole(call, request.receive, told.whole)

@@ -29,14 +29,16 @@ class PromptDetails(BaseModel):
 
 
 class CompletionDetails(BaseModel):
-    """Of a prediction's tokens, those that the answers have, and those that they have not."""
+    """Those of reasoning, of a model that thinks. Of a prediction's tokens, those that the answers have, and those that
+    they have not."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    reasoning_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class Usage(BaseModel):
-    """Counted in tokens. completion_tokens_details: of calls with a prediction."""
+    """Counted in tokens. completion_tokens_details: of models that think, and of calls with a prediction."""
 
     prompt_tokens_details: PromptDetails
     completion_tokens_details: CompletionDetails | None = None

@@ -45,6 +45,17 @@ def channel_messages(text: str, done: bool) -> Iterator[ChannelMessage]:
         yield ChannelMessage(channel[1] if channel else "", recipient[1] if recipient else "", body)
 
 
+def reasoning_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Where the reasoning of an answer begins and ends, heads and marks included."""
+    start = 0
+    for end in [*(mark.end() for mark in _BETWEEN.finditer(text)), len(text)]:
+        header, begun, _ = text[start:end].partition(MESSAGE)
+        channel = _CHANNEL.search(header)
+        if begun and channel is not None and channel[1] == "analysis":
+            yield start, end
+        start = end
+
+
 _BETWEEN = re.compile("|".join(map(re.escape, ENDS)))
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([\w.-]+)")

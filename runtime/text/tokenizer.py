@@ -1,6 +1,5 @@
 """Text in and out: the tokenizer, conversations, and streaming that never cuts a character."""
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...errors import EngineError, InputError
+from .channels import SHOWN, has_channels
 from .chat_template import ChatTemplate
 from .messages import Message, check_messages
 from .special_text import Marks, SpecialText, encoded
@@ -23,11 +23,20 @@ MOST_AT_ONCE = 32  # tokens that are decoded together
 class EngineTokenizer:
     """The tokenizer of an engine and its chat template, if it has one."""
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: str | None, special: Mapping[str, str]):
-        """special: the named special tokens that a template sees, such as bos_token."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: str | None,
+        special: Mapping[str, str],
+        shown: Collection[str] = (),
+    ):
+        """special: the named special tokens that a template sees, such as bos_token. shown: names of special tokens
+        that are text of an output; so are marks of channels where a model answers in them: nobody could read it
+        without."""
         tokenizer.no_truncation()  # settings of the file that would silently cut or pad prompts
         tokenizer.no_padding()
         self.tokenizer, self.chat_template = tokenizer, chat_template
+        self._shown = {*shown, *(SHOWN if has_channels(chat_template) else ())}
         self._template = None if chat_template is None else ChatTemplate(chat_template, special)
 
     @classmethod
@@ -105,7 +114,8 @@ class EngineTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+        plain = [token for token in tokens if token not in self.special_ids]
+        return self.tokenizer.decode(plain, skip_special_tokens=False)
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """As `decode`, but of bytes that are no text it makes what a stream of the tokens shows."""
@@ -113,21 +123,18 @@ class EngineTokenizer:
 
     def showing(self, names: Collection[str]) -> "EngineTokenizer":
         """The same, but for special tokens of these names, which it does not leave out of what it decodes."""
-        if not self.special_names.keys() & names:
+        if not self.special_names.keys() & ({*names} - self._shown):
             return self
-        data = json.loads(self.tokenizer.to_str())
-        for token in data["added_tokens"]:
-            token["special"] = token["special"] and token["content"] not in names
-        return EngineTokenizer(Tokenizer.from_str(json.dumps(data)), None, {})
+        return EngineTokenizer(self.tokenizer, None, {}, self._shown | {*names})
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of the tokens that `decode` leaves out."""
-        return frozenset(self.special_names.values())
+        return frozenset(id for name, id in self.special_names.items() if name not in self._shown)
 
     @cached_property
     def special_names(self) -> dict[str, int]:
-        """Their names, each with its id."""
+        """Names of special tokens, each with its id."""
         added = self.tokenizer.get_added_tokens_decoder().items()
         return {token.content: id for id, token in added if token.special}
 

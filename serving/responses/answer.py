@@ -61,11 +61,12 @@ class StatelessResponse:
 
     def _usage(self) -> Json:
         told = self.call.usage()
+        details = told.get("completion_tokens_details", {})
         return {
             "input_tokens": told["prompt_tokens"],
             "input_tokens_details": told["prompt_tokens_details"],
             "output_tokens": told["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},  # not counted apart
+            "output_tokens_details": {"reasoning_tokens": details.get("reasoning_tokens", 0)},
             "total_tokens": told["total_tokens"],
         }
 

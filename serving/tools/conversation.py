@@ -11,7 +11,7 @@ from ...runtime.calls.formats import FORMATS, HARMONY, HERMES
 from ...runtime.calls.template import TemplateTools
 from ...runtime.calls.tool import Tool, Tools
 from ...runtime.calls.written import ToolFormat
-from ...runtime.text.channels import SHOWN, Channels, has_channels
+from ...runtime.text.channels import Channels, has_channels
 from ...runtime.text.reasoning import MARKS, Reasoning, reasoning_of
 from ...runtime.text.tokenizer import EngineTokenizer
 from ..api_error import ApiError
@@ -42,6 +42,11 @@ class Reading:
     tools: Tools | None
     form: ToolFormat
 
+    @property
+    def thinks(self) -> Reasoning | Channels | None:
+        """What of the answer is reasoning."""
+        return Channels() if isinstance(self.form, ChannelCalls) else self.reasoning
+
     def reader(self) -> AnswerReader:
         """One for a choice."""
         return AnswerReader(self.reasoning, self.tools, self.form)
@@ -54,8 +59,6 @@ class Reading:
 
 def shown_text(text: EngineTokenizer) -> EngineTokenizer:
     """The tokenizer of answers that are read: it shows the marks of reasoning, of calls and of channels."""
-    if has_channels(text.chat_template):
-        return text.showing(SHOWN)
     forms = " ".join(form.write("f", {}) for form in FORMATS.values() if form is not HARMONY)
     marks = {LEAD, *(mark for pair in MARKS for mark in pair)}
     return text.showing({name for name in text.special_names if name and (name in marks or name in forms)})

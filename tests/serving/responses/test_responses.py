@@ -185,6 +185,7 @@ def test_reasoning(client):
     for got in (client.responses.create(**asked), stream(client, **asked)):
         [item] = got.output
         assert item.type == "reasoning" and item.content[0].text and item.status == got.status
+        assert got.usage.output_tokens_details.reasoning_tokens == got.usage.output_tokens == 30
 
 
 @given(data=st.data())

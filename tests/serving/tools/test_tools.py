@@ -163,8 +163,10 @@ def test_reasoning_is_apart_and_free(client, engines):
     asked = ASKED | {"model": "thinks", "extra_body": thinking, "max_tokens": 60, "logit_bias": ascii_alone}
     sampling = {"temperature": 1.0, "seed": 3, "logit_bias": {int(token): -100.0 for token in ascii_alone}}
     free = engines["thinks"].generate(user("hello"), 60, sampling=sampling, **thinking)
-    got = client.chat.completions.create(**asked).choices[0].message
+    answered = client.chat.completions.create(**asked)
+    got = answered.choices[0].message
     assert (got.content, got.reasoning_content) == ("", free.text.lstrip())
+    assert answered.usage.completion_tokens_details.reasoning_tokens == answered.usage.completion_tokens
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": PARAMETERS}}
     held = client.chat.completions.create(**asked, response_format=form).choices[0].message
     assert held.reasoning_content == got.reasoning_content
