@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from script import run_script, write_json
@@ -39,6 +40,33 @@ def ours(engine: Any, prompt: list[int], schema: Any, most: int, fitted: bool = 
         pass
     result, stats = engine.result(request), request.stats
     return Written(len(result.token_ids), stats["decode_s"], stats["steps"], result.text)
+
+
+def share(engine: Any, asked: list[Any], rows: int, most: int) -> float:
+    """Seconds in which the step waits for grammars, to fit trees and for masks, over those of decoding; so many
+    documents at a time."""
+    spent = waited = 0.0
+
+    def timed(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            nonlocal waited
+            began = perf_counter()
+            try:
+                return hook(*given)
+            finally:
+                waited += perf_counter() - began
+
+        return call
+
+    for start in range(0, len(asked), rows):
+        some = [asked[(start + row) % len(asked)] for row in range(rows)]
+        requests = [engine.request(prompt, most, sampling={"structured": {"json": schema}}) for prompt, schema in some]
+        for request in requests:
+            request.fit_tree, request.allowed_tokens = timed(request.fit_tree), timed(request.allowed_tokens)
+        for _ in engine.run(requests):
+            pass
+        spent += max(request.decode_s for request in requests)
+    return waited / spent
 
 
 def peer(server: Any, prompt: list[int], schema: Any, most: int) -> Written:
@@ -112,14 +140,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 measure(writers, asked, 1)
                 report(f"measures {len(writers)} writers, {given.repeats} times each")
                 found = measure(writers, asked, given.repeats)
+                shares = {
+                    rows: share(engine, asked, rows, given.tokens) for rows in (1, 8) if rows <= engine.spec.max_batch
+                }
             finally:
                 if server is not None:
                     server.close()
         if given.json:
-            write_json(given.json, found)
+            write_json(given.json, found | {"waits_for_grammars": shares})
         print(f"{'':30} tokens/s  per step  valid of {len(asked)}")
         for name, each in found.items():
             print(f"{name:30} {each['tokens_per_s']:8.1f} {each['tokens_per_step']:9.2f} {each['valid']:6}")
+        for rows, part in shares.items():
+            print(f"{rows} rows: {part:.1%} of decoding waits for grammars")
 
     return run_script("bench_structured", given.threads, run)
 

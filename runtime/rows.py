@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..report import NOTHING, RowReport
-from .asked.allowed_tokens import checked
 from .asked.request import Event, Request
 from .ladder.ladder import Ladder
 from .ladder.row_drafts import RowDrafts
@@ -242,7 +241,6 @@ class Rows:
             tree = self.session.tree(row, nodes)
             try:
                 bits = taken.request.allowed_tokens(tuple(taken.output), tree)
-                bits = checked(bits, tree, self.session.spec.vocab_size)
             except BaseException as error:
                 self._fail(row, error)
                 continue

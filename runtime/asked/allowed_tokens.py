@@ -14,6 +14,11 @@ from ...report import DraftedTree
 AllowedTokens = Callable[[Sequence[int], DraftedTree], NDArray[np.int32]]
 
 
+def checking(hook: AllowedTokens, vocabulary: int) -> AllowedTokens:
+    """A caller's hook, whose bits are checked: it raises what `checked` does."""
+    return lambda output, tree: checked(hook(output, tree), tree, vocabulary)
+
+
 def checked(bits: Any, tree: DraftedTree, vocabulary: int) -> NDArray[np.int32]:
     """The bits, if the step can choose by them. Raises InputError for another type or shape, and where a node that the
     bits themselves allow has nothing that may follow it."""

@@ -91,11 +91,11 @@ def _has(mask: NDArray[np.uint32], token: int) -> bool:
 
 def _only(mask: NDArray[np.uint32]) -> int | None:
     """The one token that a mask allows, None for more."""
-    (words,) = mask.nonzero()
-    if len(words) != 1:
+    if np.count_nonzero(mask) != 1:
         return None
-    word = int(mask[words[0]])
-    return None if word & (word - 1) else int(words[0]) * 32 + word.bit_length() - 1
+    (place,) = mask.nonzero()[0].tolist()
+    word = int(mask[place])
+    return None if word & (word - 1) else place * 32 + word.bit_length() - 1
 
 
 # The output so far, the tree that was drafted for the coming step, and the most nodes below the root and levels.

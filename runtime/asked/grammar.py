@@ -72,7 +72,9 @@ class GrammarMasks:
         ends_late: bool,
     ):
         self._matcher, self._words = matcher, -(-vocabulary // 32)
-        self._ends, self._stops = self._bits(ends), self._bits(stops)
+        self._stops = self._bits(stops)
+        self._others = ~(self._stops | self._bits(ends))
+        self._end_bits = [(end // 32, 1 << end % 32) for end in ends]
         self._leaves = frozenset(ends) | frozenset(stops)
         self._least, self._late, self._read = least, ends_late, 0
         self._fitted, self._known = (
@@ -140,9 +142,9 @@ class GrammarMasks:
         """What may follow so many tokens. A stop token may where the grammar may end."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._words]
         _check(self._matcher)
-        may_end = bool((mask & self._ends).any())
-        mask = mask & ~(self._ends | self._stops)
-        goes_on = bool(mask.any())
+        may_end = any(int(mask[word]) & bit for word, bit in self._end_bits)
+        mask = mask & self._others
+        goes_on = bool(np.count_nonzero(mask))
         if may_end and not (goes_on and (self._late or written < self._least)):
             mask |= self._stops
         elif not goes_on:

@@ -10,7 +10,7 @@ from ..text.channels import Channels
 from ..text.reasoning import Reasoning, reasoning_of
 from ..text.stop_text import StopText
 from ..text.tokenizer import EngineTokenizer
-from .allowed_tokens import AllowedTokens
+from .allowed_tokens import AllowedTokens, checking
 from .grammar import Grammar
 from .prediction import prediction_controls
 from .prompt import Prompt, at_least_one, encode, is_conversation, token_ids
@@ -68,11 +68,12 @@ def make_requests(
     asked |= prediction_controls(spec, text, prediction, name)
     stops = _stop_ids(spec, ignore_eos and grammar is None, stop_ids)
 
+    given = checking(allowed_tokens, spec.vocab_size) if allowed_tokens else None
     requests = []
     for seed in seeds(params):
         masks = grammar.masks(stops, params.min_new_tokens, ignore_eos) if grammar else None
         request = Request(tokens, len(tokens) + most, stops, asked | seed, _stop_text(params, text))
-        request.allowed_tokens, request.fit_tree = masks or allowed_tokens, masks.fit if masks else None
+        request.allowed_tokens, request.fit_tree = masks or given, masks.fit if masks else None
         request.prefix_scope = prefix_scope
         requests.append(request)
     return requests
