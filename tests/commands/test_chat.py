@@ -254,6 +254,11 @@ def test_tools_that_cannot_be_told_are_refused_at_once(text, error, engine_folde
     assert (status, out) == (2, "") and error in err and len(err.splitlines()) == 1
 
 
+def test_a_form_of_calls_that_is_not_known_is_refused_at_once(engine_folder, monkeypatch, capsys):
+    status, out, err = chat(monkeypatch, capsys, ["hello"], engine_folder, "--tool-format", "xml")
+    assert (status, out) == (2, "") and "tool-format: expected one of deepseek-v3" in err and "got xml" in err
+
+
 PROGRAM = """
 import sys, time
 from specstep.cli import main

@@ -77,7 +77,8 @@ def test_a_form_of_calls_that_cannot_be_the_models_is_refused(template, named, e
 
 
 def test_the_form_that_the_user_names_is_the_engines(model_folder):
-    with specstep.eager(str(model_folder), dtype="float32", drafter="none", tool_format="llama3") as engine:
+    options = {"dtype": "float32", "drafter": "none", "max_seq_len": 96, "tool_format": "llama3"}
+    with specstep.eager(str(model_folder), **options) as engine:
         assert engine.tools == TemplateTools("llama3", False, False, False)
 
 

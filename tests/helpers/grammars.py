@@ -138,11 +138,9 @@ class PlainDecoding:
 
     @torch.no_grad()
     def _continuation(self, prompt, start, most):
-        output, cache, unread = [], None, prompt
+        output = []
         while len(output) < most and EOS not in output:
-            result = self._model(torch.tensor([unread]), past_key_values=cache, use_cache=True)
-            cache, logits = result.past_key_values, result.logits[0, -1]
+            logits = self._model(torch.tensor([prompt + output])).logits[0, -1]
             allowed = torch.tensor(allowed_after(start.deep_copy(), output))
             output.append(int(allowed[logits[allowed].argmax()]))
-            unread = output[-1:]
         return output
