@@ -14,6 +14,11 @@ def mask_token(source: Source) -> int | None:
             f"drafter: {source.name}: spd_type: expected pard or none, got {kind!r}; take a PARD model or an ordinary "
             "one"
         )
+    if getattr(config, "pard2", False):
+        raise BuildError(
+            f"drafter: {source.name}: pard2: expected none, got {config.pard2!r}; PARD-2 reads the target's hidden "
+            "states, which is not supported; take a PARD model or an ordinary one"
+        )
     if mask is None and kind is None:
         return None
     rows: int = source.model.get_input_embeddings().weight.shape[0]
