@@ -10,6 +10,7 @@ def describe(manifest: Manifest) -> str:
     spec, about = manifest.spec, manifest.about
     model, config = about["model"], spec.config
     copies = 2 if "plans" in about and not config["plugins"] else 1  # a step without plugins writes its caches anew
+    width = max(22, *map(len, manifest.files))
     caches = copies * spec.ranks * sum(tensor.nbytes for tensor in spec.caches)
     lines = [
         f"model       {model['name']}: {model.get('model_type', '')}, {model['parameters'] / 1e6:.1f}M parameters, "
@@ -36,7 +37,7 @@ def describe(manifest: Manifest) -> str:
         f"built in    {about['build_s']} s{_stage_times(about.get('stage_s', {}))}",
         "files",
         *(
-            f"  {name:<22}{entry['bytes'] / 2**20:10.1f} MiB  sha256 {entry['sha256'][:12]}"
+            f"  {name:<{width}}{entry['bytes'] / 2**20:10.1f} MiB  sha256 {entry['sha256'][:12]}"
             for name, entry in manifest.files.items()
         ),
         "state",
