@@ -64,6 +64,8 @@ ALSO: dict[str, dict[str, Any]] = {  # what a class wants besides
     ),
     "granitemoehybrid": LINEAR | {"mamba_n_heads": 8, "mamba_n_groups": 2},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention"], "n_mamba_heads": 8},
+    "jamba": {"attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 64, "mamba_d_head": 8},
     "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "moe"], "mamba_num_heads": 8,
                    "mamba_head_dim": 16, "moe_shared_expert_intermediate_size": 32},

@@ -16,12 +16,12 @@ from ..graphs.attention import ATTENTION_NAME, Pass, chain_pass
 from ..graphs.experts import EXPERTS_NAME
 from ..graphs.hybrid_cache import RECURRENT, WINDOW
 from ..graphs.kept import reason
-from ..graphs.linear_attention import as_kept
+from ..graphs.linear_attention import as_kept, takes_no_state
 from ..graphs.target import CausalLM
 from ..kernels.tree_layout.op import tree_layout
 from .assemble import Graphs
 from .raised import RaisedTo
-from .routing import Taken, given, mixtures, noted, of_paths
+from .routing import Taken, given, in_turn, mixtures, noted, of_paths
 
 TOLERANCE = 5e-4  # of the logits' norm; rounding is 1e-6 to 1e-5, a wrong window or scale 1e-2 and more
 ROUNDINGS, MOST = 4.0, 5e-3  # what is allowed at most: so many times transformers' own rounding, and so much
@@ -62,9 +62,15 @@ class GivenCache:
     def __init__(self, given: Sequence[Layer] = (), layers: Sequence[int] = (), states: States | None = None):
         """given: keys and values of `layers`, in their order; states: by their names, see `hybrid_cache`."""
         self.given = dict(zip(layers, given, strict=True))
-        self.states = states or {}
+        self.states = {name: state.clone() for name, state in (states or {}).items()}  # some code writes to them
         self.added: dict[int, Layer] = {}
         self.after: States = {}
+
+    def advanced(self) -> "GivenCache":
+        """One that starts with what this one holds after a pass."""
+        layers = [zip(self.given[layer], self.added[layer], strict=True) for layer in self.given]
+        whole = [Layer(*(torch.cat(parts, 2) for parts in layer)) for layer in layers]
+        return GivenCache(whole, list(self.given), self.states | self.after)
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         self.added[layer_idx] = Layer(key, value)
@@ -203,8 +209,8 @@ def _compare(
     error = _error(got, expected)
     if error <= TOLERANCE:
         return Compared(error, TOLERANCE)
-    with RaisedTo(torch.float64), given(model.model, taken):
-        exact, _ = _transformers_logits(model, tokens, GivenCache(*before))
+    with RaisedTo(torch.float64):
+        exact, _ = _transformers_logits(model, tokens, GivenCache(*before), taken)
     rounding = _error(expected.double(), exact)
     return Compared(error, max(TOLERANCE, min(ROUNDINGS * rounding, MOST)))
 
@@ -235,8 +241,27 @@ def _length(model: CausalLM, length: int) -> Tensor:
     return torch.full((1,), length, device=model.model.device)
 
 
-def _transformers_logits(model: CausalLM, tokens: Tensor, cache: GivenCache) -> tuple[Tensor, list[Taken]]:
-    """The logits, and the experts that the tokens take."""
+def _transformers_logits(
+    model: CausalLM, tokens: Tensor, cache: GivenCache, taken: Sequence[Taken] = ()
+) -> tuple[Tensor, list[Taken]]:
+    """The logits, and the experts that the tokens take: those that are given, see `routing`, or their own. Code that
+    takes a state for a single token alone is given one token after the other."""
+    if not cache.states or not takes_no_state(model.model):
+        with given(model, taken):
+            return _transformers_pass(model, tokens, cache)
+    logits, own = list[Tensor](), list[list[Taken]]()
+    for token in range(tokens.shape[1]):
+        one = slice(token, token + 1)
+        with given(model, [layer.at(one) for layer in taken]):
+            after, takes = _transformers_pass(model, tokens[:, one], cache)
+        cache = cache.advanced()
+        logits.append(after)
+        own.append(takes)
+    return torch.cat(logits, 1), in_turn(own)
+
+
+def _transformers_pass(model: CausalLM, tokens: Tensor, cache: GivenCache) -> tuple[Tensor, list[Taken]]:
+    """One forward pass, see `_transformers_logits`."""
     module: Any = model.model
     module.set_attn_implementation("eager")
     module.set_experts_implementation("eager")
@@ -244,8 +269,8 @@ def _transformers_logits(model: CausalLM, tokens: Tensor, cache: GivenCache) -> 
         with noted(module) as taken:
             # As `generate` gives them: not every model counts what its cache holds.
             positions = (cache.get_seq_length() + torch.arange(tokens.shape[1], device=tokens.device))[None]
-            given = {"position_ids": positions, model.cache_name: cache}
-            return module(input_ids=tokens, use_cache=True, **given).logits, taken
+            named = {"position_ids": positions, model.cache_name: cache}
+            return module(input_ids=tokens, use_cache=True, **named).logits, taken
     finally:
         module.set_attn_implementation(ATTENTION_NAME)
         module.set_experts_implementation(EXPERTS_NAME)

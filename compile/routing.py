@@ -72,6 +72,11 @@ def _ahead(model: nn.Module, hook: Any) -> Iterator[None]:
             handle.remove()
 
 
+def in_turn(passes: Sequence[Sequence[Taken]]) -> list[Taken]:
+    """What tokens take that were given to a model in several passes, one after the other."""
+    return [Taken(*map(torch.cat, zip(*layers, strict=True))) for layers in zip(*passes, strict=True)]
+
+
 def of_paths(paths: Sequence[Sequence[int]], taken: Sequence[Sequence[Taken]], count: int) -> list[Taken]:
     """What `count` tokens take, from passes over some of them each: paths, their places."""
     whole = []

@@ -55,7 +55,12 @@ class Written(NamedTuple):
 
     key: Tensor
     decay: Tensor
+    rates: Tensor | None
     update: Tensor
+
+    def to(self, *_: object) -> "Written":
+        """Itself: some of transformers' code takes it for the state, and has that in float32."""
+        return self
 
 
 class HybridCache(LayerCache):

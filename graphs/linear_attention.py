@@ -5,6 +5,7 @@ tokens in this pass, G heads of queries and keys, H heads of values, N and P the
 """
 
 import inspect
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -37,12 +38,14 @@ def gated_delta_rule(original: Callable[..., Any]) -> Callable[..., Any]:
         use_qk_l2norm_in_kernel: bool = False,
         **_: Any,
     ) -> tuple[Tensor, Written]:
-        """query, key [B, T, G, N], value [B, T, H, P], g, beta [B, T, H] -> [B, T, H, P], and what to write."""
+        """query, key [B, T, G, N], value [B, T, H, P], g [B, T, H] or [B, T, H, N], beta [B, T, H] -> [B, T, H, P], and
+        what to write."""
         query, key = query.float(), key.float()
         if use_qk_l2norm_in_kernel:
             query, key = normalized(query), normalized(key)
-        query, decay = query * query.shape[3] ** -0.5, g.float().exp()[..., None]
-        out, written = attend_linearly(state, query, key, value.float(), decay, beta.float())
+        query, decay = query * query.shape[3] ** -0.5, g.float().exp()
+        decay = decay[..., None] if decay.dim() == 3 else decay
+        out, written = attend_linearly(state, query, key, value.float(), decay, None, beta.float())
         return out.to(value.dtype), written
 
     return rule
@@ -73,21 +76,65 @@ def mamba2_scan(original: Callable[..., Any]) -> Callable[..., Any]:
         dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
         dt = (torch.nn.functional.softplus(dt) if dt_softplus else dt).clamp(*dt_limit).float()
         decay, value = (A.float() * dt).exp()[..., None], x.float() * dt[..., None]
-        out, written = attend_linearly(state, C.float(), B.float(), value, decay, None)
+        out, written = attend_linearly(state, C.float(), B.float(), value, decay, None, None)
         return out if D is None else out + D[:, None] * x.float(), written
 
     return scan
 
 
+def mamba_scan(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Mamba's recurrence in transformers over a row's state, and the original one for all else."""
+    original = inspect.unwrap(original)
+
+    def scan(*given: Any, **rest: Any) -> Any:
+        state = take_state()
+        return original(*given, **rest) if state is None else ours(state, *given, **rest)
+
+    def ours(
+        state: RecurrentState,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        delta_bias: Tensor | None = None,
+        delta_softplus: bool = False,
+        **_: Any,
+    ) -> tuple[Tensor, Written]:
+        """x, dt, z [B, channels, T], A [channels, N], B, C [B, N, T], D, delta_bias [channels] -> [B, channels, T], and
+        what to write."""
+        dt = dt if delta_bias is None else dt + delta_bias[:, None].to(dt.dtype)
+        dt, x = (torch.nn.functional.softplus(dt) if delta_softplus else dt).float(), x.float()
+        heads = state.tensor.shape[1]
+        value, steps = (part.transpose(1, 2).unflatten(2, (heads, -1)) for part in (dt * x, dt))
+        query, key = (part.transpose(1, 2)[:, :, None].float() for part in (C, B))
+        out, written = attend_linearly(state, query, key, value, steps, of_heads(A[None].float(), heads)[0], None)
+        out = out.flatten(2).transpose(1, 2)
+        out = out if D is None else out + x * D[:, None]
+        return out if z is None else out * torch.nn.functional.silu(z), written
+
+    return scan
+
+
 def attend_linearly(
-    state: RecurrentState, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None
+    state: RecurrentState,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    rates: Tensor | None,
+    beta: Tensor | None,
 ) -> tuple[Tensor, Written]:
-    """query, key [B, T, G, N], value [B, T, H, P], decay [B, T, H, N or 1], beta [B, T, H], all float32 and the pass's
-    own -> what its tokens read, [B, T, H, P], and what they write."""
-    where, given = state.where, {"query": query, "key": key, "value": value, "decay": decay, "beta": beta}
-    inputs = [None if x is None else where.with_earlier(f"{state.name}.{name}", x) for name, x in given.items()]
-    out, update = linear_attention(*inputs, state.tensor, where.parents)
-    return out[:, where.first_key :], Written(key, decay, update)
+    """query, key [B, T, G, N], value [B, T, H, P], decay [B, T, H, ..], rates [H, N, P], beta [B, T, H], see
+    `kernels.linear_attention`, all float32 and the pass's own -> what its tokens read, [B, T, H, P], and what they
+    write."""
+    where, given = state.where, {"query": query, "key": key, "value": value, "decay": decay}
+    inputs = [where.with_earlier(f"{state.name}.{name}", x) for name, x in given.items()]
+    scales = None if beta is None else where.with_earlier(f"{state.name}.beta", beta)
+    out, update = linear_attention(*inputs, rates, scales, state.tensor, where.parents)
+    return out[:, where.first_key :], Written(key, decay, rates, update)
 
 
 def normalized(x: Tensor) -> Tensor:
@@ -98,9 +145,14 @@ def normalized(x: Tensor) -> Tensor:
 REPLACED = {  # what transformers' modeling code calls
     "torch_chunk_gated_delta_rule": gated_delta_rule,
     "torch_recurrent_gated_delta_rule": gated_delta_rule,
+    "chunk_kimi_delta_attention": gated_delta_rule,
+    "recurrent_kimi_delta_attention": gated_delta_rule,
     "mamba2_chunk_scan": mamba2_scan,
+    "mamba_selective_scan": mamba_scan,
 }
 TRANSPOSED = "mamba2_chunk_scan"  # whose states transformers keeps as [B, H, P, N]
+STATELESS = "mamba_selective_scan"  # whose states it keeps as [B, channels, N], and takes none but for a single token
+HEAD = 64  # channels of Mamba to a head at most: heads are computed beside each other
 
 
 def has_linear_attention(model: PreTrainedModel) -> bool:
@@ -119,4 +171,16 @@ def register_linear_attention(model: PreTrainedModel) -> None:
 
 def as_kept(model: PreTrainedModel, state: Tensor) -> Tensor:
     """transformers' state of a recurrent layer -> [B, H, N, P], as rows keep it."""
+    if takes_no_state(model):
+        return of_heads(state, state.shape[1] // math.gcd(state.shape[1], HEAD))
     return state.transpose(2, 3).contiguous() if hasattr(sys.modules[type(model).__module__], TRANSPOSED) else state
+
+
+def takes_no_state(model: PreTrainedModel) -> bool:
+    """Whether a pass of transformers' code over several tokens begins anew, whatever its cache holds."""
+    return hasattr(sys.modules[type(model).__module__], STATELESS)
+
+
+def of_heads(state: Tensor, heads: int) -> Tensor:
+    """[B, channels, N] -> [B, heads, N, channels of each]."""
+    return state.unflatten(1, (heads, -1)).transpose(2, 3).contiguous()

@@ -26,6 +26,11 @@ class CausalLM(nn.Module):
         caches, self.states = kept_by(model)
         self.cached = sorted(caches)  # the layers with keys and values
         self.layers, self.depth = len(caches), int(model.config.get_text_config().num_hidden_layers)
+        if not caches and any(layer <= self.depth for layer in feature_layers):
+            raise UnsupportedModel(  # the first is then that behind the first layer, not ahead of it
+                f"model: transformers numbers the hidden states of {type(model).__name__}, which has no attention, "
+                "otherwise than those of others; expected a drafter that reads the one behind the final norm alone"
+            )
         if self.depth in feature_layers:
             capture_last_layer(model)
         self.normed = capture_normed(model) if self.depth + 1 in feature_layers else None

@@ -77,16 +77,17 @@ def _linear_attention_cases() -> Iterator[Case]:
     from .linear_attention.triton import linear_attention_kernel
 
     integers = dict.fromkeys(("parents", "path", "count"), "*i64")
-    for n, p, decays, beta in ((128, 128, 1, "*fp32"), (128, 64, 1, None)):  # Qwen3.5's sizes, and Granite 4's
+    # Sizes of Qwen3.5, Granite 4 and Mamba, and what of them is not None.
+    for n, p, decays, given in ((128, 128, 1, "beta"), (128, 64, 1, None), (16, 64, 64, "rates")):
         sizes = blocks(n, p)
         options = {"num_warps": sizes.pop("num_warps")}
         constants = {"N": n, "P": p, "DECAYS": decays} | sizes
         floats = dict.fromkeys(["query", "key", "value", "decay", "state", "states", "out", "update"], "*fp32")
-        extra = {"beta": None} if beta is None else {}
-        pointers = floats | integers | ({} if beta is None else {"beta": beta})
+        pointers = floats | integers | ({given: "*fp32"} if given else {})
+        rates, beta = ({name: None} if name != given else {} for name in ("rates", "beta"))
         name = f"N={n} P={p}"
-        yield Case(f"linear_attention {name}", linear_attention_kernel, pointers, constants | extra, options)
-        yield Case(f"fold {name}", fold_kernel, pointers, constants, options)
+        yield Case(f"linear_attention {name}", linear_attention_kernel, pointers, constants | rates | beta, options)
+        yield Case(f"fold {name}", fold_kernel, pointers, constants | rates, options)
 
 
 def _ngram_case() -> Case:

@@ -33,11 +33,12 @@ SOURCES = (
     "record.cpp",
 )  # fmt: skip
 HEADERS = (
-    "tensor.h", "record.h", "parallel.h", "communicator.h", "noise.h", "row.h", "exact/element.h", "linear/linear.h",
-    "linear/block.h", "linear/quants.h", "linear/scales.h", "linear/group_term.h", "linear/group_sum.h",
-    "linear/groups.h", "linear/tile.h", "linear/plan.h", "linear/multiply.h", "linear/following.h", "choose/filter.h",
-    "tree_attention/vector.h", "tree_attention/element.h", "tree_attention/coming.h", "tree_attention/block.h",
-    "tree_attention/seen.h", "tree_attention/call.h", "tree_attention/parts.h", "linear_attention/state.h",
+    "tensor.h", "record.h", "parallel.h", "communicator.h", "noise.h", "row.h", "exact/element.h",
+    "exact/exponential.h", "linear/linear.h", "linear/block.h", "linear/quants.h", "linear/scales.h",
+    "linear/group_term.h", "linear/group_sum.h", "linear/groups.h", "linear/tile.h", "linear/plan.h",
+    "linear/multiply.h", "linear/following.h", "choose/filter.h", "tree_attention/vector.h",
+    "tree_attention/element.h", "tree_attention/coming.h", "tree_attention/block.h", "tree_attention/seen.h",
+    "tree_attention/call.h", "tree_attention/parts.h", "linear_attention/state.h",
 )  # fmt: skip
 # The oldest PyTorch whose stable C interface the library uses; it then loads in that version and every later one.
 STABLE_INTERFACE = "0x020b000000000000"

@@ -135,9 +135,9 @@ NATIVE_OPS = {  # "*": optional, "+": a list, "#": an integer, "~": a float
     "exact_rms_norm": NativeOp(("x", "weight*", "epsilon~"), 1, _like),
     "exact_layer_norm": NativeOp(("x", "weight*", "bias*", "epsilon~"), 1, _like),
     "linear_attention_native": NativeOp(
-        ("query", "key", "value", "decay", "beta*", "state", "parents*"), 2, _linear_attention
+        ("query", "key", "value", "decay", "rates*", "beta*", "state", "parents*"), 2, _linear_attention
     ),
-    "fold_native": NativeOp(("state", "key", "decay", "update", "path", "count"), 0, lambda *_: None),
+    "fold_native": NativeOp(("state", "key", "decay", "rates*", "update", "path", "count"), 0, lambda *_: None),
     "shift_native": NativeOp(("window", "inputs", "path", "count"), 0, lambda *_: None),
     "all_reduce": NativeOp(("x", "ranks#"), 1, _like),
     "all_gather": NativeOp(("x", "ranks#"), 1, _all_gather),

@@ -13,8 +13,10 @@ from .gpu_writes import lower_writes
 from .norms import fuse_norms
 from .packed_weights import pack_weights
 from .stored_program import Packed
+from .turned_layers import use_linear
 
 EXACT = (
+    use_linear,  # linear layers that are written as weight @ x^T: those, which the packing knows
     split_complex,  # products of complex numbers: those of their parts
     fuse_norms,  # an RMS norm of many ops: one
     keep_dimensions,  # sums and means: a form that the next one knows
@@ -41,6 +43,8 @@ def rewrite_for_gpu(exported: Collection[ExportedProgram], precision: Precision)
     """Rewrite programs over the same weights -> the weights that were joined or became something else. A text stays the
     same, but for the rounding of products and of weights, if `precision` asks for that."""
     lower_writes()
+    for program in exported:
+        use_linear(program)
     packed = join_layers(exported, precision)  # layers of one x: one product
     for program in exported:
         join_writes(program)  # a layer's keys and values: one write, which keeps the strides of the caches

@@ -25,7 +25,7 @@ from ...kernels.compact.onnx import compact
 from ...kernels.compact.op import compacted as compacted_op
 from ...kernels.expert_linear.onnx import expert_linear, expert_linear_node
 from ...kernels.expert_linear.op import expert_linear as expert_linear_op
-from ...kernels.fold.onnx import fold
+from ...kernels.fold.onnx import fold, fold_node
 from ...kernels.fold.op import folded as folded_op
 from ...kernels.linear_attention.onnx import (
     linear_attention,
@@ -91,7 +91,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         accept_op._opoverload: _node(accept),
         compacted_op._opoverload: _node(compact),
         linear_attention_op._opoverload: linear_attention_nodes,
-        folded_op._opoverload: _node(fold),
+        folded_op._opoverload: fold_node,
         shifted_op._opoverload: _node(shift),
         expert_linear_op._opoverload: expert_linear_node,
         choose_op._opoverload: _node(choose),

@@ -9,30 +9,12 @@
 
 #include "../parallel.h"
 #include "element.h"
+#include "exponential.h"
 
 namespace specstep {
 namespace {
 
 constexpr int64_t GRAIN = 64;  // blocks per thread at least: some microseconds
-
-inline float power_of_two(int32_t exponent) {
-  const int32_t word = (exponent + 127) << 23;
-  float power;
-  std::memcpy(&power, &word, sizeof power);
-  return power;
-}
-
-// e^x, relative error below 2e-7; 0 below -87, infinity above 88.7.
-inline float exponential(float x) {
-  const float bounded = x < -87.0f ? -87.0f : (x > 89.0f ? 89.0f : x);
-  const float n = (bounded * 1.44269504f + 12582912.0f) - 12582912.0f;  // to the nearest integer
-  const float r = (bounded - n * 0.693145752f) - n * 1.42860677e-6f;
-  const float p =
-      1 + r * (1 + r * (0.5f + r * (1.6666667e-1f + r * (4.1666662e-2f + r * (8.3335e-3f + r * 1.3888e-3f)))));
-  const int32_t half = static_cast<int32_t>(n) >> 1, rest = static_cast<int32_t>(n) - half;  // 2^128 is no float
-  const float value = p * power_of_two(half) * power_of_two(rest);
-  return x != x ? x : (x <= -87.0f ? 0.0f : value);
-}
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 

@@ -7,19 +7,20 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from ..linear_attention.blocks import blocks
-from ..linear_attention.triton import decayed
+from ..linear_attention.triton import decayed, rates_of
 
 
 @triton.jit
 def fold_kernel(
-    state, key, decay, update, path, count, tokens, places, heads, groups,
+    state, key, decay, rates, update, path, count, tokens, places, heads, groups,
     N: tl.constexpr, P: tl.constexpr, DECAYS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64)  # of the row and head
     row, head = place // heads, place % heads
     group = head // (heads // groups)
     n, p = tl.arange(0, BLOCK_N), tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P)
-    own, inside = state + place * N * P + n[:, None] * P + p, (n[:, None] < N) & (p < P)
+    of_state, inside = n[:, None] * P + p, (n[:, None] < N) & (p < P)
+    own, exponents = state + place * N * P + of_state, rates_of(rates, head, of_state, inside, N, P)
     current = tl.load(own, mask=inside, other=0.0)
     last = tl.minimum(tl.load(count + row), places).to(tl.int32)
     for step in range(last):
@@ -27,12 +28,14 @@ def fold_kernel(
         at = token * heads + head
         k = tl.load(key + (token * groups + group) * N + n, mask=n < N, other=0.0)
         u = tl.load(update + at * P + p, mask=p < P, other=0.0)
-        current = decayed(current, decay + at * DECAYS, n, N, DECAYS)
+        current = decayed(current, decay + at * DECAYS, exponents, n, p, N, P, DECAYS)
         current = tl.fma(tl.broadcast_to(k[:, None], current.shape), tl.broadcast_to(u[None], current.shape), current)
     tl.store(own, current, mask=inside)
 
 
-def fold(state: Tensor, key: Tensor, decay: Tensor, update: Tensor, path: Tensor, count: Tensor) -> None:
+def fold(
+    state: Tensor, key: Tensor, decay: Tensor, rates: Tensor | None, update: Tensor, path: Tensor, count: Tensor
+) -> None:
     """Launch for `reference.fold`."""
     batch, tokens, heads, p = update.shape
     groups, n = key.shape[2:]
@@ -41,6 +44,7 @@ def fold(state: Tensor, key: Tensor, decay: Tensor, update: Tensor, path: Tensor
         state,
         key.contiguous(),
         decay.contiguous(),
+        None if rates is None else rates.contiguous(),
         update.contiguous(),
         path.contiguous(),
         count.contiguous(),

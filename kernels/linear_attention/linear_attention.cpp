@@ -56,7 +56,7 @@ class Tree {
 };
 
 struct Inputs {
-  const float *query, *key, *value, *decay, *beta, *state;
+  const float *query, *key, *value, *decay, *rates, *beta, *state;
 };
 
 void run_head(const Sizes& s, const Inputs& in, const Tree& tree, int64_t row, int64_t head, float* out, float* update,
@@ -70,8 +70,8 @@ void run_head(const Sizes& s, const Inputs& in, const Tree& tree, int64_t row, i
     const float* from = parent < 0 ? in.state + (row * s.heads + head) * size : &buffers[tree.place(parent) * size];
     float *state = &buffers[tree.place(t) * size], *u = update + at * s.p;
     const float* value = in.value + at * s.p;
-    const float* decay = in.decay + at * s.decays;
-    decay_and_read(state, from, decay, s.decays, key, u, s.n, s.p);  // what the state says of the key
+    const Decay decay = {in.decay + at * s.decays, s.decays, in.rates ? in.rates + head * size : nullptr};
+    decay_and_read(state, from, decay, key, u, s.n, s.p);  // what the state says of the key
     if (in.beta) {
       for (int64_t j = 0; j < s.p; j++) u[j] = (value[j] - u[j]) * in.beta[at];
     } else {
@@ -82,13 +82,14 @@ void run_head(const Sizes& s, const Inputs& in, const Tree& tree, int64_t row, i
 }
 
 std::tuple<Tensor, Tensor> linear_attention(const Tensor& query, const Tensor& key, const Tensor& value,
-                                            const Tensor& decay, const Tensor* beta, const Tensor& state,
-                                            const Tensor* parents) {
+                                            const Tensor& decay, const Tensor* rates, const Tensor* beta,
+                                            const Tensor& state, const Tensor* parents) {
   const Sizes s = sizes_of(key, value, decay);
   const Tensor held[] = {dense(query), dense(key), dense(value), dense(decay), dense(state)};
   const Tensor scales = beta ? dense(*beta) : held[0], before = parents ? dense(*parents) : held[0];
+  const Tensor of_states = rates ? dense(*rates) : held[0];
   const Inputs in = {floats(held[0]), floats(held[1]), floats(held[2]), floats(held[3]),
-                     beta ? floats(scales) : nullptr, floats(held[4])};
+                     rates ? floats(of_states) : nullptr, beta ? floats(scales) : nullptr, floats(held[4])};
   const std::vector<int64_t> shape = {s.batch, s.tokens, s.heads, s.p};
   Tensor out = empty(shape, aoti_torch_dtype_float32()), update = empty(shape, aoti_torch_dtype_float32());
   std::vector<Tree> trees;
@@ -105,9 +106,10 @@ std::tuple<Tensor, Tensor> linear_attention(const Tensor& query, const Tensor& k
 const Tensor* pointer(const std::optional<Tensor>& given) { return given ? &*given : nullptr; }
 
 std::tuple<Tensor, Tensor> linear_attention_op(const Tensor& query, const Tensor& key, const Tensor& value,
-                                               const Tensor& decay, std::optional<Tensor> beta, const Tensor& state,
+                                               const Tensor& decay, std::optional<Tensor> rates,
+                                               std::optional<Tensor> beta, const Tensor& state,
                                                std::optional<Tensor> parents) {
-  return linear_attention(query, key, value, decay, pointer(beta), state, pointer(parents));
+  return linear_attention(query, key, value, decay, pointer(rates), pointer(beta), state, pointer(parents));
 }
 
 }  // namespace
@@ -116,15 +118,17 @@ std::tuple<Tensor, Tensor> linear_attention_op(const Tensor& query, const Tensor
 // What compiled models call: see linear.cpp.
 extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_linear_attention_native(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle decay,
-    AtenTensorHandle* beta, AtenTensorHandle state, AtenTensorHandle* parents, AtenTensorHandle* out0,
-    AtenTensorHandle* out1) {
+    AtenTensorHandle* rates, AtenTensorHandle* beta, AtenTensorHandle state, AtenTensorHandle* parents,
+    AtenTensorHandle* out0, AtenTensorHandle* out1) {
   using namespace specstep;
   return guarded("linear_attention", [&] {
-    std::optional<Tensor> scales, before;
+    std::optional<Tensor> of_states, scales, before;
+    if (rates) of_states = borrowed(*rates);
     if (beta) scales = borrowed(*beta);
     if (parents) before = borrowed(*parents);
-    const auto [out, update] = linear_attention(borrowed(query), borrowed(key), borrowed(value), borrowed(decay),
-                                                pointer(scales), borrowed(state), pointer(before));
+    const auto [out, update] =
+        linear_attention(borrowed(query), borrowed(key), borrowed(value), borrowed(decay), pointer(of_states),
+                         pointer(scales), borrowed(state), pointer(before));
     const AOTITorchError error = aoti_torch_new_tensor_handle(out.get(), out0);
     return error ? error : aoti_torch_new_tensor_handle(update.get(), out1);
   });
@@ -132,8 +136,8 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specstep, library) {
   library.def(
-      "linear_attention_native(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor? beta, Tensor state, "
-      "Tensor? parents) -> (Tensor, Tensor)");
+      "linear_attention_native(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor? rates, Tensor? beta, "
+      "Tensor state, Tensor? parents) -> (Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specstep, CPU, library) {

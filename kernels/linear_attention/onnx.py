@@ -22,11 +22,12 @@ def spread_heads(key: FLOAT, value: FLOAT) -> FLOAT:
 def linear_attention_chain(
     query: FLOAT, key: FLOAT, value: FLOAT, decay: FLOAT, scale: FLOAT, correction: FLOAT, state: FLOAT
 ) -> tuple[FLOAT, FLOAT]:
-    """See `reference.linear_attention`: u = scale [B, T, H] (value - correction S^T key); correction is 0 or 1."""
+    """See `reference.linear_attention`: decay [B, T, H, N or 1, P or 1], see `factors`; u = scale [B, T, H] (value -
+    correction S^T key); correction is 0 or 1."""
 
     @graph()
     def token(before, q, k, v, d, s):
-        decayed = before * op.Unsqueeze(d, [3])
+        decayed = before * d
         read = op.ReduceSum(decayed * op.Unsqueeze(k, [3]), [2], keepdims=0)
         u = (v - op.Mul(correction, read)) * op.Unsqueeze(s, [2])
         after = decayed + op.Unsqueeze(k, [3]) * op.Unsqueeze(u, [2])
@@ -52,7 +53,7 @@ def linear_attention(
     @graph()
     def token(states, q, k, v, d, s, parent, place):
         before = op.GatherND(states, op.Unsqueeze(parent + 1, [1]), batch_dims=1)  # [B, H, N, P]
-        decayed = before * op.Unsqueeze(d, [3])
+        decayed = before * d
         read = op.ReduceSum(decayed * op.Unsqueeze(k, [3]), [2], keepdims=0)
         u = (v - op.Mul(correction, read)) * op.Unsqueeze(s, [2])
         after = decayed + op.Unsqueeze(k, [3]) * op.Unsqueeze(u, [2])
@@ -76,8 +77,15 @@ def linear_attention(
     return out, u
 
 
+def factors(decay: Any, rates: Any) -> Any:
+    """The nodes of what the states of all tokens are multiplied with, [B, T, H, N or 1, P or 1]."""
+    if rates is None:
+        return op.Unsqueeze(decay, op.Constant(value_ints=[4]))
+    return op.Exp(op.Mul(op.Unsqueeze(decay, op.Constant(value_ints=[3])), rates))
+
+
 def linear_attention_nodes(
-    query: Any, key: Any, value: Any, decay: Any, beta: Any, state: Any, parents: Any
+    query: Any, key: Any, value: Any, decay: Any, rates: Any, beta: Any, state: Any, parents: Any
 ) -> tuple[Any, Any]:
     """The nodes of a call of the op."""
     if beta is None:
@@ -85,7 +93,7 @@ def linear_attention_nodes(
         correction = op.Constant(value_float=0.0)
     else:
         scale, correction = beta, op.Constant(value_float=1.0)
-    given = query, key, value, decay, scale, correction, state
+    given = query, key, value, factors(decay, rates), scale, correction, state
     if parents is None:
         return write_node(linear_attention_chain, *given)
     return write_node(linear_attention, *given, parents)

@@ -11,21 +11,25 @@ from . import reference
 
 
 def _check(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor,
-    parents: Tensor | None,
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rates: Tensor | None, beta: Tensor | None,
+    state: Tensor, parents: Tensor | None,
 ) -> None:  # fmt: skip
     heads, size = value.shape[2], key.shape[3]
+    counts = (1, size) if rates is None else (value.shape[3],)
     if query.shape[2:] != key.shape[2:] or heads % key.shape[2] != 0:
         raise ValueError(
             f"key: expected heads of which the {heads} value heads are a multiple, and queries like keys, got "
             f"{tuple(key.shape[2:])} and queries {tuple(query.shape[2:])}"
         )
-    if decay.shape[2] != heads or decay.shape[3] not in (1, size):
-        raise ValueError(f"decay: expected {heads} heads of 1 or {size} factors, got {tuple(decay.shape[2:])}")
+    if decay.shape[2] != heads or decay.shape[3] not in counts:
+        expected = " or ".join(map(str, counts))
+        raise ValueError(f"decay: expected {heads} heads of {expected} factors, got {tuple(decay.shape[2:])}")
+    if rates is not None and rates.shape != state.shape[1:]:
+        raise ValueError(f"rates: expected {tuple(state.shape[1:])} as in a state, got {tuple(rates.shape)}")
     if tuple(state.shape[1:]) != (heads, size, value.shape[3]):
         raise ValueError(f"state: expected {(heads, size, value.shape[3])} for a row, got {tuple(state.shape[1:])}")
-    if any(x is not None and x.dtype != torch.float32 for x in (query, key, value, decay, beta, state)):
-        raise ValueError("query, key, value, decay, beta, state: expected float32")
+    if any(x is not None and x.dtype != torch.float32 for x in (query, key, value, decay, rates, beta, state)):
+        raise ValueError("query, key, value, decay, rates, beta, state: expected float32")
 
 
 def _fake(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

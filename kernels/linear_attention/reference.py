@@ -1,7 +1,8 @@
 """Linear attention over a tree in plain torch: the specification.
 
 Letters: B batch, T tokens, G heads of queries and keys, H heads of values, N and P the sizes of a key and of a value.
-Value head h has query and key head h // (H / G).
+Value head h has query and key head h // (H / G). For Mamba the values are its channels, P to a head, N the size of a
+channel's state.
 """
 
 import torch
@@ -13,6 +14,7 @@ def linear_attention(
     key: Tensor,
     value: Tensor,
     decay: Tensor,
+    rates: Tensor | None,
     beta: Tensor | None,
     state: Tensor,
     parents: Tensor | None,
@@ -22,12 +24,14 @@ def linear_attention(
         S = decay S;  u = value, or beta (value - S^T key);  S = S + key u^T;  out = S^T query
 
     With beta it is the gated delta rule (arXiv 2412.06464), without it the recurrence of Mamba-2 (arXiv 2405.21060;
-    query C, key B, value dt x, decay exp(dt A)).
+    query C, key B, value dt x, decay exp(dt A)); with rates that of Mamba (arXiv 2312.00752; rates A, decay dt).
 
     Args, all float32 but for parents:
         query, key: [B, T, G, N].
         value: [B, T, H, P].
-        decay: [B, T, H, N], or [B, T, H, 1] for one number a head: factors, not their logarithms.
+        decay: [B, T, H, N], or [B, T, H, 1] for one number a head: factors, not their logarithms. With rates [B, T, H,
+            P], what these are multiplied with.
+        rates: [H, N, P], logarithms of the factors of each place of the state.
         beta: [B, T, H].
         state: [B, H, N, P] after the committed tokens; it is not written.
         parents: int64 [B, T], each less than its token's own number; -1 for those that follow the committed ones. None
@@ -41,7 +45,7 @@ def linear_attention(
     rows = torch.arange(state.shape[0], device=state.device)
     for t in range(value.shape[1]):
         before = states[-1] if parents is None else torch.stack(states, 1)[rows, parents[:, t] + 1]
-        before = before * decay[:, t, :, :, None]
+        before = decayed(before, decay[:, t], rates)
         u = value[:, t]
         if beta is not None:
             u = (u - (before * key[:, t, :, :, None]).sum(2)) * beta[:, t, :, None]
@@ -50,6 +54,11 @@ def linear_attention(
         written.append(u)
         states = [after] if parents is None else [*states, after]
     return torch.stack(outs, 1), torch.stack(written, 1)
+
+
+def decayed(state: Tensor, decay: Tensor, rates: Tensor | None) -> Tensor:
+    """state [B, H, N, P] times decay [B, H, N or 1], or, with rates [H, N, P], times what these and [B, H, P] say."""
+    return state * (decay[..., None] if rates is None else (rates * decay[:, :, None]).exp())
 
 
 def written_to(state: Tensor, key: Tensor, u: Tensor) -> Tensor:

@@ -1,41 +1,47 @@
 // One head's state of linear attention, N rows of P numbers, and what a token does to it: each use must give the same
 // bits, so that is written here and nowhere else.
 #pragma once
-#include <cmath>
 #include <cstdint>
+
+#include "../exact/exponential.h"
 
 namespace specstep {
 
-inline float fused(float a, float b, float c) {
-#ifdef __FMA__
-  return std::fma(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
+// What a token's state is multiplied with: one number, N, or, with rates [N, P], the exponentials of these times P
+// numbers.
+struct Decay {
+  const float* numbers;
+  int64_t count;
+  const float* rates;
+};
 
-// One of `decays` numbers, N or one, for row i.
-inline float decay_of(const float* decay, int64_t decays, int64_t i) { return decay[decays == 1 ? 0 : i]; }
-
-// state = decay from, and out = state^T key, summed in the order of the rows.
-inline void decay_and_read(float* state, const float* from, const float* decay, int64_t decays, const float* key,
-                           float* __restrict out, int64_t n, int64_t p) {
-  for (int64_t j = 0; j < p; j++) out[j] = 0;
-  for (int64_t i = 0; i < n; i++, state += p, from += p) {
-    const float factor = decay_of(decay, decays, i), x = key[i];
-    for (int64_t j = 0; j < p; j++) {
-      state[j] = factor * from[j];
-      out[j] = fused(x, state[j], out[j]);
-    }
+// Row i of the state: to = decay from.
+inline void decay_row(float* to, const float* from, const Decay& decay, int64_t i, int64_t p) {
+  if (decay.rates) {
+    const float* rates = decay.rates + i * p;
+    for (int64_t j = 0; j < p; j++) to[j] = exponential(rates[j] * decay.numbers[j]) * from[j];
+  } else {
+    const float factor = decay.numbers[decay.count == 1 ? 0 : i];
+    for (int64_t j = 0; j < p; j++) to[j] = factor * from[j];
   }
 }
 
-// state = decay from + key u^T
-inline void decay_and_write(float* state, const float* from, const float* decay, int64_t decays, const float* key,
-                            const float* __restrict u, int64_t n, int64_t p) {
+// state = decay from, and out = state^T key, summed in the order of the rows.
+inline void decay_and_read(float* state, const float* from, const Decay& decay, const float* key,
+                           float* __restrict out, int64_t n, int64_t p) {
+  for (int64_t j = 0; j < p; j++) out[j] = 0;
   for (int64_t i = 0; i < n; i++, state += p, from += p) {
-    const float factor = decay_of(decay, decays, i), x = key[i];
-    for (int64_t j = 0; j < p; j++) state[j] = fused(x, u[j], factor * from[j]);
+    decay_row(state, from, decay, i, p);
+    for (int64_t j = 0; j < p; j++) out[j] = fused(key[i], state[j], out[j]);
+  }
+}
+
+// state = decay state + key u^T
+inline void decay_and_write(float* state, const Decay& decay, const float* key, const float* __restrict u, int64_t n,
+                            int64_t p) {
+  for (int64_t i = 0; i < n; i++, state += p) {
+    decay_row(state, state, decay, i, p);
+    for (int64_t j = 0; j < p; j++) state[j] = fused(key[i], u[j], state[j]);
   }
 }
 

@@ -11,16 +11,26 @@ from .blocks import blocks
 
 
 @triton.jit
-def decayed(state, decay, n, N: tl.constexpr, DECAYS: tl.constexpr):
-    """state [N, P] times the factors at `decay`, N or one."""
+def decayed(state, decay, rates, n, p, N: tl.constexpr, P: tl.constexpr, DECAYS: tl.constexpr):
+    """state [N, P] times the factors at `decay`, N or one; with rates [N, P], what these and P numbers there give."""
+    if rates is not None:
+        return state * tl.exp(rates * tl.load(decay + p, mask=p < P, other=0.0)[None])
     if DECAYS == 1:
         return state * tl.load(decay)
     return state * tl.load(decay + n, mask=n < N, other=0.0)[:, None]
 
 
 @triton.jit
+def rates_of(rates, head, of_state, inside, N: tl.constexpr, P: tl.constexpr):
+    """The rates [N, P] of a head, if there are any."""
+    if rates is None:
+        return None
+    return tl.load(rates + head * N * P + of_state, mask=inside, other=0.0)
+
+
+@triton.jit
 def linear_attention_kernel(
-    query, key, value, decay, beta, state, parents, states, out, update, tokens, heads, groups,
+    query, key, value, decay, rates, beta, state, parents, states, out, update, tokens, heads, groups,
     N: tl.constexpr, P: tl.constexpr, DECAYS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64)  # of the row and head
@@ -30,6 +40,7 @@ def linear_attention_kernel(
     of_state, inside = n[:, None] * P + p, (n[:, None] < N) & (p < P)
     first = tl.load(state + place * N * P + of_state, mask=inside, other=0.0)
     current = first
+    exponents = rates_of(rates, head, of_state, inside, N, P)
     for t in range(tokens):
         token = row * tokens + t
         if parents is not None:
@@ -43,7 +54,7 @@ def linear_attention_kernel(
         k = tl.load(key + (token * groups + group) * N + n, mask=n < N, other=0.0)
         q = tl.load(query + (token * groups + group) * N + n, mask=n < N, other=0.0)
         u = tl.load(value + at * P + p, mask=p < P, other=0.0)
-        current = decayed(current, decay + at * DECAYS, n, N, DECAYS)
+        current = decayed(current, decay + at * DECAYS, exponents, n, p, N, P, DECAYS)
         if beta is not None:
             u = (u - tl.sum(current * k[:, None], 0)) * tl.load(beta + at)
         current = tl.fma(tl.broadcast_to(k[:, None], current.shape), tl.broadcast_to(u[None], current.shape), current)
@@ -54,8 +65,8 @@ def linear_attention_kernel(
 
 
 def linear_attention(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor,
-    parents: Tensor | None,
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rates: Tensor | None, beta: Tensor | None,
+    state: Tensor, parents: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Launch for `reference.linear_attention`."""
     batch, tokens, heads, p = value.shape
@@ -68,6 +79,7 @@ def linear_attention(
         key.contiguous(),
         value.contiguous(),
         decay.contiguous(),
+        None if rates is None else rates.contiguous(),
         None if beta is None else beta.contiguous(),
         state.contiguous(),
         None if parents is None else parents.contiguous(),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import specstep
 import torch
-from models import ARCHITECTURES, save_model, tiny_model
+from models import ALIKE, ARCHITECTURES, save_model, tiny_model
 from specstep.compile import faithful, routing
 from specstep.compile.assemble import Graphs, assemble
 from specstep.compile.build import make_config
@@ -31,12 +31,13 @@ DTYPES = ["bfloat16", "float16", "float32"]
 WINDOWED = ["Qwen2", "Mistral", "Phi3", "Gemma2", "Gemma3Text", "GptOss"]
 NORMED = ["Qwen3", "Gemma3Text", "Qwen3Moe"]  # by these names
 LATENT = ["DeepseekV3"]
-ROUTED = ["Qwen3Moe", "DeepseekV3", "GptOss", "Lfm2Moe", "Qwen3Next"]
-GATED = ["Qwen3Next", "Qwen3_5Text", "OlmoHybrid"]  # linear attention with a gate
-LINEAR = [*GATED, "Mamba2"]
+ROUTED = ["Qwen3Moe", "DeepseekV3", "GptOss", "Lfm2Moe", "Qwen3Next", "Jamba"]
+GATED = ["Qwen3Next", "Qwen3_5Text", "OlmoHybrid", "KimiLinear"]  # linear attention with a gate
+MAMBA = ["Mamba", "FalconMamba", "Jamba"]
+LINEAR = [*GATED, "Mamba2", *MAMBA]
 CONVOLVED = ["Lfm2", "Lfm2Moe", *LINEAR]
-ATTENDING = [name for name in ARCHITECTURES if name != "Mamba2"]
-PLACED = [name for name in ATTENDING if name != "NemotronH"]  # those that know positions
+ATTENDING = [name for name in ARCHITECTURES if name not in ("Mamba", "FalconMamba", "Mamba2")]
+PLACED = [name for name in ATTENDING if name not in ("NemotronH", "Jamba", "KimiLinear")]  # those that know positions
 
 
 @functools.cache
@@ -103,7 +104,7 @@ def neighbours(weight: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor
 
 def linear_attention_given(change: Callable[..., dict[str, Any]]) -> Callable[[pytest.MonkeyPatch], None]:
     """A mutation of what linear attention is given: change(given) -> what is other, by its name."""
-    names = "query", "key", "value", "decay", "beta", "state", "parents"
+    names = "query", "key", "value", "decay", "rates", "beta", "state", "parents"
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         def mutated(*inputs: Any) -> Any:
@@ -228,21 +229,27 @@ MUTATIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str]]] = {
     "inputs of neighbours": (convolution(neighbours), CONVOLVED),
     "inputs not kept": (no_commit("shift"), CONVOLVED),
     "no decay": (linear_attention_given(lambda given: {"decay": torch.ones_like(given["decay"])}), LINEAR),
+    "one rate for a channel": (
+        linear_attention_given(lambda given: {"rates": given["rates"].mean(1, keepdim=True).expand_as(given["rates"])}),
+        MAMBA,
+    ),
+    "rates of other channels": (linear_attention_given(lambda given: {"rates": given["rates"].flip(2)}), MAMBA),
     "no gate": (linear_attention_given(lambda given: {"beta": torch.ones_like(given["beta"])}), GATED),
     "no correction": (
         linear_attention_given(lambda given: {"value": given["value"] * given["beta"][..., None], "beta": None}),
         GATED,
     ),
-    "heads in other groups": (linear_attention_given(lambda given: {"key": given["key"].flip(2)}), LINEAR),
+    "heads in other groups": (linear_attention_given(lambda given: {"key": given["key"].flip(2)}), [*GATED, "Mamba2"]),
+    "keys in another order": (linear_attention_given(lambda given: {"key": given["key"].flip(3)}), LINEAR),
     "states of neighbours": (linear_attention_given(lambda given: {"parents": None}), LINEAR),
     "no state": (linear_attention_given(lambda given: {"state": torch.zeros_like(given["state"])}), LINEAR),
     "states not kept": (no_commit("fold"), LINEAR),
     "siblings see each other": (siblings_see_each_other, ATTENDING),
 }
 CASES = [
-    pytest.param(architecture, mutation, dtype, marks=[] if dtype == DTYPES[0] else pytest.mark.slow)
+    pytest.param(name, mutation, dtype, marks=[pytest.mark.slow] * (dtype != DTYPES[0] or name in ALIKE))
     for mutation, (_, architectures) in MUTATIONS.items()
-    for architecture in architectures
+    for name in architectures
     for dtype in DTYPES
 ]
 

@@ -43,6 +43,7 @@ LINEAR = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 8, "head_dim": 16,
 }  # fmt: skip
+MAMBA_1 = {"intermediate_size": 96, "state_size": 10, "conv_kernel": 4, "expand": 2, "time_step_rank": 5}
 MAMBA = {"mamba_chunk_size": 8, "mamba_d_conv": 4, "mamba_expand": 2}
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"]}
 
@@ -100,9 +101,25 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "n_group": 1,
         "topk_group": 1,
     },
+    "KimiLinear": SMALL
+    | {name: value for name, value in LATENT.items() if name != "n_routed_experts"}
+    | {"layer_types": LINEAR["layer_types"], "linear_num_heads": 3, "linear_head_dim": 12, "num_local_experts": 4}
+    | {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "q_lora_rank": None},
+    "Zamba2": SMALL
+    | {"layers_block_type": ["linear_attention", "hybrid", "linear_attention"], "n_mamba_heads": 12, "chunk_size": 8}
+    | {"mamba_ngroups": 2, "mamba_d_state": 10, "use_mem_rope": True, "adapter_rank": 8, "num_key_value_heads": 4},
+    "Mamba": SMALL | MAMBA_1,
+    "FalconMamba": SMALL | MAMBA_1,
+    "Jamba": SMALL
+    | {"attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1}
+    | {"num_experts": 4, "num_experts_per_tok": 2, "mamba_d_state": 10, "mamba_d_conv": 4, "mamba_expand": 2}
+    | {"mamba_dt_rank": 5},
     "Mamba2": SMALL
     | {"num_heads": 12, "head_dim": 8, "n_groups": 2, "state_size": 10, "chunk_size": 8, "conv_kernel": 4, "expand": 2},
 }
+
+# Whose recurrent layers are those of another one: the slow tests have them.
+ALIKE = ["FalconMamba", "Mamba", "Zamba2", "KimiLinear"]
 
 
 def tiny_model(architecture: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
@@ -113,6 +130,8 @@ def tiny_model(architecture: str, seed: int = 0, **changes: Any) -> PreTrainedMo
     for name, parameter in model.named_parameters():
         if name.endswith("proj_bias"):  # of experts, which start as zeros: leaving them out would not show
             torch.nn.init.normal_(parameter, std=0.3)
+        if name.endswith("A_log") and parameter.dim() == 2:  # of Mamba, the same for all channels at the start
+            parameter.data += torch.randn_like(parameter)
     return model
 
 
@@ -120,7 +139,8 @@ def final_norm(model: PreTrainedModel) -> torch.nn.Module:
     """What a tiny model does to its last hidden state ahead of its head."""
     names = {
         "gpt2": "ln_f", "lfm2": "embedding_norm", "lfm2_moe": "embedding_norm", "bamba": "final_layernorm",
-        "falcon_h1": "final_layernorm", "nemotron_h": "norm_f", "mamba2": "norm_f",
+        "falcon_h1": "final_layernorm", "nemotron_h": "norm_f", "mamba2": "norm_f", "mamba": "norm_f",
+        "falcon_mamba": "norm_f", "jamba": "final_layernorm", "zamba2": "final_layernorm",
     }  # fmt: skip
     return getattr(model.base_model, names.get(model.config.model_type, "norm"))
 

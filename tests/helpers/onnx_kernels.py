@@ -30,15 +30,20 @@ def compact(caches: list[Tensor], *where: Tensor) -> None:
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, *rest: Any) -> list[Tensor]:
-    beta, state, parents = rest
+    rates, beta, state, parents = rest
     scale = torch.ones(value.shape[:3]) if beta is None else beta
-    given = [query, key, value, decay, scale, torch.tensor(float(beta is not None)), state]
+    given = [query, key, value, factors(decay, rates), scale, torch.tensor(float(beta is not None)), state]
     name = "linear_attention" if parents is not None else "linear_attention_chain"
     return run(name, [*given, *([] if parents is None else [parents])], {}, [torch.float32, torch.float32])
 
 
-def fold(state: Tensor, *inputs: Tensor) -> None:
-    state.copy_(run("fold", [state, *inputs], {}, [state.dtype])[0])
+def fold(state: Tensor, key: Tensor, decay: Tensor, rates: Tensor | None, *inputs: Tensor) -> None:
+    state.copy_(run("fold", [state, key, factors(decay, rates), *inputs], {}, [state.dtype])[0])
+
+
+def factors(decay: Tensor, rates: Tensor | None) -> Tensor:
+    """As the exporter writes them."""
+    return decay[..., None] if rates is None else (decay[:, :, :, None] * rates).exp()
 
 
 def shift(window: Tensor, *inputs: Tensor) -> None:

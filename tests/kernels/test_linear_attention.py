@@ -1,5 +1,6 @@
 """Linear attention over trees, and the commits of its path and of a short convolution's."""
 
+from inspect import unwrap
 from typing import Any
 
 import pytest
@@ -12,16 +13,22 @@ from specstep.kernels.linear_attention import reference
 from specstep.kernels.linear_attention.op import linear_attention
 from specstep.kernels.shift.op import shift, shifted
 from torch import Tensor
+from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 
-def inputs(batch: int, tokens: int, groups: int, heads: int, n: int, p: int, wide: bool, delta: bool) -> list[Any]:
+def inputs(batch: int, tokens: int, groups: int, heads: int, n: int, p: int, decay_by: str, delta: bool) -> list[Any]:
+    """decay_by: what a state is decayed by, one of KINDS."""
     torch.manual_seed(batch + 7 * tokens + 31 * heads + 101 * n)
     query, key = torch.nn.functional.normalize(torch.randn(2, batch, tokens, groups, n), dim=-1)
     value = torch.randn(batch, tokens, heads, p)
-    decay = torch.rand(batch, tokens, heads, n if wide else 1)
+    decay = torch.rand(batch, tokens, heads, {"one number": 1, "rows": n, "rates": p}[decay_by])
+    rates = -torch.rand(heads, n, p) if decay_by == "rates" else None
     beta = torch.rand(batch, tokens, heads) if delta else None
-    return [query, key, value, decay, beta, torch.randn(batch, heads, n, p)]
+    return [query, key, value, decay, rates, beta, torch.randn(batch, heads, n, p)]
+
+
+KINDS = ["one number", "rows", "rates"]
 
 
 def tree(batch: int, tokens: int) -> Tensor:
@@ -38,14 +45,14 @@ def path_to(parents: Tensor, row: int, token: int) -> list[int]:
 
 sizes = given(
     st.integers(1, 3), st.integers(1, 9), st.sampled_from([(1, 1), (1, 3), (2, 4)]),
-    st.sampled_from([(1, 1), (3, 5), (16, 8), (32, 32)]), st.booleans(), st.booleans(),
+    st.sampled_from([(1, 1), (3, 5), (16, 8), (32, 32)]), st.sampled_from(KINDS), st.booleans(),
 )  # fmt: skip
 
 
 @settings(deadline=None, max_examples=40)
 @sizes
-def test_equals_the_reference(backend, batch, tokens, heads, size, wide, delta):
-    given, parents = inputs(batch, tokens, *heads, *size, wide, delta), tree(batch, tokens)
+def test_equals_the_reference(backend, batch, tokens, heads, size, decay_by, delta):
+    given, parents = inputs(batch, tokens, *heads, *size, decay_by, delta), tree(batch, tokens)
     for place in (parents, None):
         expected = reference.linear_attention(*given, place)
         for got, wanted in zip(on(backend, "linear_attention", *given, place), expected, strict=True):
@@ -54,30 +61,30 @@ def test_equals_the_reference(backend, batch, tokens, heads, size, wide, delta):
 
 @settings(deadline=None, max_examples=25)
 @sizes
-def test_a_node_is_its_chain_and_so_is_the_state_that_it_leaves(backend, batch, tokens, heads, size, wide, delta):
+def test_a_node_is_its_chain_and_so_is_the_state_that_it_leaves(backend, batch, tokens, heads, size, decay_by, delta):
     """To the bit, but for ONNX Runtime, whose sums depend on what is beside them."""
     same = torch.testing.assert_close if backend.name in ("onnx", "reference") else exactly
-    given, parents = inputs(batch, tokens, *heads, *size, wide, delta), tree(batch, tokens)
+    given, parents = inputs(batch, tokens, *heads, *size, decay_by, delta), tree(batch, tokens)
     out, written = on(backend, "linear_attention", *given, parents)
-    row, token, state = batch - 1, tokens - 1, given[5]
+    row, token, rates, state = batch - 1, tokens - 1, given[4], given[6]
     path = path_to(parents, row, token)
-    alone = [None if x is None else x[row : row + 1, path].contiguous() for x in given[:5]]
+    alone = [x if x is None or x is rates else x[row : row + 1, path].contiguous() for x in given[:6]]
     chain, _ = on(backend, "linear_attention", *alone, state[row : row + 1], None)
     same(chain[0, -1], out[row, token])
     # Token by token, as plain decoding goes, and all of the path at once.
     plain, whole = state[row : row + 1].clone(), state.clone()
     for step in range(len(path)):
-        one = [None if x is None else x[:, step : step + 1].contiguous() for x in alone]
+        one = [x if x is None or x is rates else x[:, step : step + 1].contiguous() for x in alone]
         last, u = on(backend, "linear_attention", *one, plain, None)
-        on(backend, "fold", plain, one[1], one[3], u, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1).long())
+        on(backend, "fold", plain, one[1], one[3], rates, u, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1).long())
     same(last[0, 0], out[row, token])
     padded = torch.tensor([path + [0] * (tokens - len(path))]).expand(batch, -1)
     counts = torch.zeros(batch, dtype=torch.int64)
     counts[row] = len(path)
-    on(backend, "fold", whole, given[1], given[3], written, padded, counts)
+    on(backend, "fold", whole, given[1], given[3], rates, written, padded, counts)
     same(whole[row], plain[0])
     assert torch.equal(whole[:row], state[:row])
-    torch.testing.assert_close(folded(state, given[1], given[3], written, padded, counts), whole)
+    torch.testing.assert_close(folded(state, given[1], given[3], rates, written, padded, counts), whole)
 
 
 def exactly(got: Tensor, expected: Tensor) -> None:
@@ -95,36 +102,51 @@ def on(backend: Any, kernel: str, *inputs: Any) -> Any:
 
 
 def test_equals_transformers():
-    query, key, value, decay, beta, state = inputs(2, 12, 2, 4, 16, 8, False, True)
-    got, _ = linear_attention(query * 16**-0.5, key, value, decay, beta, state, None)
+    query, key, value, decay, _, beta, state = inputs(2, 12, 2, 4, 16, 8, "one number", True)
+    got, _ = linear_attention(query * 16**-0.5, key, value, decay, None, beta, state, None)
     expected, _ = torch_recurrent_gated_delta_rule(query, key, value, decay[..., 0].log(), beta, initial_state=state)
     torch.testing.assert_close(got, expected)
 
 
+def test_equals_transformers_mamba():
+    channels, size = 8, 6
+    x, dt = torch.randn(2, 2, channels, 5)
+    rates, b, c = -torch.rand(channels, size), *torch.randn(2, 2, size, 5)
+    expected, after = unwrap(mamba_selective_scan)(x, dt.abs(), rates, b, c, return_last_state=True)
+    value, steps = (part.transpose(1, 2).unflatten(2, (2, 4)) for part in (x * dt.abs(), dt.abs()))
+    query, key = (part.transpose(1, 2)[:, :, None] for part in (c, b))
+    by_head, state = rates.view(2, 4, size).mT.contiguous(), torch.zeros(2, 2, size, 4)
+    got, written = linear_attention(query, key, value, steps, by_head, None, state, None)
+    torch.testing.assert_close(got.flatten(2).mT, expected)
+    fold(state, key, steps, by_head, written, torch.arange(5).expand(2, -1), torch.tensor([5, 5]))
+    torch.testing.assert_close(state.mT.flatten(1, 2), after)
+
+
 def test_a_value_that_is_not_finite_stays_in_its_branch():
-    given = inputs(1, 3, 1, 2, 4, 4, False, True)
+    given = inputs(1, 3, 1, 2, 4, 4, "one number", True)
     parents = torch.tensor([[-1, 0, 0]])
     clean, _ = linear_attention(*given, parents)
     given[2][:, 1] = torch.inf
     out, written = linear_attention(*given, parents)
     assert torch.equal(out[:, [0, 2]], clean[:, [0, 2]]) and not out[:, 1].isfinite().any()
-    state = given[5].clone()
-    fold(state, given[1], given[3], written, torch.tensor([[0, 2]]), torch.tensor([2]))
+    state = given[6].clone()
+    fold(state, given[1], given[3], None, written, torch.tensor([[0, 2]]), torch.tensor([2]))
     assert state.isfinite().all()
 
 
 @pytest.mark.parametrize("parents", [[[0]], [[-2]], [[-1, 1]]])
 def test_parents_that_are_none_are_refused(parents):
-    given = inputs(1, len(parents[0]), 1, 1, 2, 2, False, False)
+    given = inputs(1, len(parents[0]), 1, 1, 2, 2, "rates", False)
     with pytest.raises(ValueError, match="parents: expected -1 to t - 1"):
         linear_attention(*given, torch.tensor(parents))
 
 
 def test_shapes_that_do_not_fit_are_refused():
-    given = inputs(1, 2, 2, 4, 4, 4, False, True)
-    for place, message in ((0, "key: expected heads"), (3, "decay: expected 4 heads"), (5, "state: expected")):
+    given = inputs(1, 2, 2, 4, 4, 4, "rates", True)
+    messages = {0: "key: expected heads", 3: "decay: expected 4 heads of 4", 4: "rates: expected", 6: "rates: expected"}
+    for place, message in messages.items():
         wrong = list(given)
-        wrong[place] = wrong[place][:, :, :1] if place != 5 else wrong[place][:, :1]
+        wrong[place] = wrong[place][:, :, :1] if place != 6 else wrong[place][:, :1]
         with pytest.raises(ValueError, match=message):
             linear_attention(*wrong, None)
     with pytest.raises(ValueError, match="expected float32"):
