@@ -16,8 +16,7 @@ def export_like(
     first: Mapping[str, ExportedProgram], programs: Mapping[str, FlatProgram], graphs: Graphs, export: Export
 ) -> tuple[dict[str, ExportedProgram], list[Packed]]:
     """Trace and rewrite a rank's programs, whose weights are packed then -> them, and what was packed. first: those of
-    the first rank, rewritten; Raises BuildError where a program of the first would compute
-    something else."""
+    the first rank, rewritten. Raises BuildError where a program of the first would compute something else."""
     exported = {name: export(program, graphs.spec) for name, program in programs.items()}
     packed = rewrite_for_cpu(exported.values(), graphs.precision)
     for name, program in exported.items():
