@@ -44,7 +44,7 @@ class ScriptedDrafter(torch.nn.Module):
         super().__init__()
         self.steps, self.drafted, self.scorer = steps, [], self
         self.depth = self.nodes = len(steps[0][0])
-        self.shape = None
+        self.shape, self.target_caches = None, ()
 
     def forward(self, state, keys, values):
         shapes = self.steps[min(len(self.drafted), len(self.steps) - 1)]
