@@ -19,8 +19,8 @@ def fold_kernel(
     row, head = place // heads, place % heads
     group = head // (heads // groups)
     n, p = tl.arange(0, BLOCK_N), tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P)
-    of_state, inside = n[:, None] * P + p, (n[:, None] < N) & (p < P)
-    own, exponents = state + place * N * P + of_state, rates_of(rates, head, of_state, inside, N, P)
+    own, inside = state + place * N * P + n[:, None] * P + p, (n[:, None] < N) & (p < P)
+    exponents = rates_of(rates, head, n[:, None] * P + p, inside, N, P)
     current = tl.load(own, mask=inside, other=0.0)
     last = tl.minimum(tl.load(count + row), places).to(tl.int32)
     for step in range(last):

@@ -14,18 +14,22 @@ from .blocks import blocks
 def decayed(state, decay, rates, n, p, N: tl.constexpr, P: tl.constexpr, DECAYS: tl.constexpr):
     """state [N, P] times the factors at `decay`, N or one; with rates [N, P], what these and P numbers there give."""
     if rates is not None:
-        return state * tl.exp(rates * tl.load(decay + p, mask=p < P, other=0.0)[None])
-    if DECAYS == 1:
-        return state * tl.load(decay)
-    return state * tl.load(decay + n, mask=n < N, other=0.0)[:, None]
+        factors = tl.exp(rates * tl.load(decay + p, mask=p < P, other=0.0)[None])
+    elif DECAYS == 1:
+        factors = tl.load(decay)
+    else:
+        factors = tl.load(decay + n, mask=n < N, other=0.0)[:, None]
+    return state * factors
 
 
 @triton.jit
 def rates_of(rates, head, of_state, inside, N: tl.constexpr, P: tl.constexpr):
-    """The rates [N, P] of a head, if there are any."""
-    if rates is None:
-        return None
-    return tl.load(rates + head * N * P + of_state, mask=inside, other=0.0)
+    """The rates [N, P] of a head, if there are any. One return: Triton compiles what follows one in an if, too."""
+    if rates is None:  # noqa: SIM108 (what is in the branch that is not taken would be compiled)
+        found = None
+    else:
+        found = tl.load(rates + head * N * P + of_state, mask=inside, other=0.0)
+    return found
 
 
 @triton.jit

@@ -56,10 +56,12 @@ def tree_attention(
     grouped = op.Concat([0], op.Shape(k, start=1, end=2), [-1, 0], axis=0)
     # As `reference.split_scale`: q times a power of 2 close to the scale, and the logits times what is left of it.
     factor = op.Constant(value_float=scale)
-    power = op.Pow(2.0, op.Floor(op.Log(op.Max(factor, 1e-30)) / 0.6931471805599453))
+    exponent = op.Floor(op.Log(op.Max(factor, 1e-30)) / 0.6931471805599453)
+    power = op.Pow(2.0, exponent)
     rows = op.Reshape(q * op.CastLike(power, q), grouped)
     logits = op.MatMul(rows, op.Transpose(k, perm=[0, 1, 3, 2]))
-    logits = op.Cast(logits, to=FLOAT.dtype) * (factor / power)
+    # No quotient: ONNX Runtime 1.32 fuses that of a scale of 1 with the product, and loses the cast between them.
+    logits = op.Cast(logits, to=FLOAT.dtype) * (factor * op.Pow(2.0, -exponent))
     if op.Constant(value_float=softcap) > 0.0:  # noqa: SIM108 (an ONNX If)
         capped = op.Tanh(logits / softcap) * softcap
     else:

@@ -72,6 +72,11 @@ def test_scores_beyond_float16_before_they_are_scaled(backend: Any, random_trees
     check(backend, replace(case, q=q, k=k, scale=scale))
 
 
+def test_a_scale_of_one(backend: Any, random_trees: Any) -> None:
+    """Gemma 4's, and what Granite may have."""
+    check(backend, replace(make_case(random_trees, nodes=5), scale=1.0))
+
+
 @pytest.mark.parametrize("window", [1, 2, 7, 64, 65, 1000])
 def test_window(backend: Any, random_trees: Any, window: int) -> None:
     check(backend, replace(make_case(random_trees, nodes=9, lengths=(3, 140, 64)), window=window))
