@@ -9,7 +9,7 @@ from torch import Tensor
 from .linear.packing import packed_shape
 
 EXACT_FUNCTIONS = (  # of x, times y where it is given
-    "silu", "sigmoid", "tanh", "gelu", "gelu_tanh", "softplus", "exp", "expm1", "cos", "sin",
+    "silu", "sigmoid", "tanh", "gelu", "gelu_tanh", "softplus", "exp", "expm1", "log", "cos", "sin",
 )  # fmt: skip
 
 

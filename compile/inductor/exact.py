@@ -28,6 +28,7 @@ _FUNCTIONS = {
     aten.sin.default: "exact_sin",
     aten.exp.default: "exact_exp",
     aten.expm1.default: "exact_expm1",
+    aten.log.default: "exact_log",
 }
 
 

@@ -36,7 +36,8 @@ MIXTURES = (
 )
 def test_drafts_change_no_text(architecture, weights, tmp_path):
     # Little variance: logits are close to each other, and a last bit that differs soon changes a token.
-    sizes = {} if architecture in ("GPT2", "DeepseekV3") else {"intermediate_size": 61}  # no multiple of a vector
+    # No multiple of a vector, where that is not the size of experts.
+    sizes = {} if architecture in ("GPT2", "DeepseekV3", "Jamba") else {"intermediate_size": 61}
     model = str(save_model(tmp_path / "model", architecture, initializer_range=0.1, **sizes))
     options = {"dtype": "bfloat16", "weights": weights, "max_seq_len": 160, "prefill_chunk": 32}
     drafted = specstep.build(model, str(tmp_path / "drafted"), drafter="ngram", nodes=6, max_batch=3, **options)
@@ -87,8 +88,9 @@ def test_drafts_change_no_logits_of_a_mixture(model_type, rows, tmp_path):
         with specstep.load(folder, nodes=nodes) as engine:
             together = PROMPTS if nodes else [[prompt] for prompt in PROMPTS]
             asked = {"ignore_eos": True, "sampling": {"logprobs": 20}}
-            said.append([engine.generate(prompts, 60, **asked) for prompts in together])
-    plain, drafted = [result for results in said[0] for result in results], said[1]
+            for _ in range(2):  # what was learned of a text is drafted when it is asked for again
+                said.append([engine.generate(prompts, 60, **asked) for prompts in together])
+    plain, drafted = [result for results in said[0] for result in results], said[-1]
     assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
     assert [each.logprobs for each in drafted] == [each.logprobs for each in plain]
     assert sum(each.stats["steps"] for each in drafted) < sum(len(each.token_ids) for each in drafted)
