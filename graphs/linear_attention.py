@@ -20,102 +20,73 @@ from .hybrid_cache import RecurrentState, Written, take_state
 EPSILON = 1e-6  # of transformers' `l2norm`
 
 
-def gated_delta_rule(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The gated delta rule of transformers over a row's state, and the original one for all else."""
-    original = inspect.unwrap(original)  # without a search for faster kernels, which says that there are none
-
-    def rule(*given: Any, **rest: Any) -> Any:
-        state = take_state()
-        return original(*given, **rest) if state is None else ours(state, *given, **rest)
-
-    def ours(
-        state: RecurrentState,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        use_qk_l2norm_in_kernel: bool = False,
-        **_: Any,
-    ) -> tuple[Tensor, Written]:
-        """query, key [B, T, G, N], value [B, T, H, P], g [B, T, H] or [B, T, H, N], beta [B, T, H] -> [B, T, H, P], and
-        what to write."""
-        query, key = query.float(), key.float()
-        if use_qk_l2norm_in_kernel:
-            query, key = normalized(query), normalized(key)
-        query, decay = query * query.shape[3] ** -0.5, g.float().exp()
-        decay = decay[..., None] if decay.dim() == 3 else decay
-        out, written = attend_linearly(state, query, key, value.float(), decay, None, beta.float())
-        return out.to(value.dtype), written
-
-    return rule
+def gated_delta_rule(
+    state: RecurrentState,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    use_qk_l2norm_in_kernel: bool = False,
+    **_: Any,
+) -> tuple[Tensor, Written]:
+    """The gated delta rule over a row's state: query, key [B, T, G, N], value [B, T, H, P], g [B, T, H] or
+    [B, T, H, N], beta [B, T, H] -> [B, T, H, P], and what to write."""
+    query, key = query.float(), key.float()
+    if use_qk_l2norm_in_kernel:
+        query, key = normalized(query), normalized(key)
+    query, decay = query * query.shape[3] ** -0.5, g.float().exp()
+    decay = decay[..., None] if decay.dim() == 3 else decay
+    out, written = attend_linearly(state, query, key, value.float(), decay, None, beta.float())
+    return out.to(value.dtype), written
 
 
-def mamba2_scan(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Mamba-2's recurrence in transformers over a row's state, and the original one for all else."""
-    original = inspect.unwrap(original)
-
-    def scan(*given: Any, **rest: Any) -> Any:
-        state = take_state()
-        return original(*given, **rest) if state is None else ours(state, *given, **rest)
-
-    def ours(
-        state: RecurrentState,
-        x: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None = None,
-        dt_bias: Tensor | None = None,
-        dt_softplus: bool = False,
-        dt_limit: tuple[float, float] = (0.0, float("inf")),
-        **_: Any,
-    ) -> tuple[Tensor, Written]:
-        """x [B, T, H, P], dt [B, T, H], A [H], B, C [B, T, G, N], D [H] -> float32 [B, T, H, P], and what to write."""
-        dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
-        dt = (torch.nn.functional.softplus(dt) if dt_softplus else dt).clamp(*dt_limit).float()
-        decay, value = (A.float() * dt).exp()[..., None], x.float() * dt[..., None]
-        out, written = attend_linearly(state, C.float(), B.float(), value, decay, None, None)
-        return out if D is None else out + D[:, None] * x.float(), written
-
-    return scan
+def mamba2_scan(
+    state: RecurrentState,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    **_: Any,
+) -> tuple[Tensor, Written]:
+    """Mamba-2's recurrence over a row's state: x [B, T, H, P], dt [B, T, H], A [H], B, C [B, T, G, N], D [H] -> float32
+    [B, T, H, P], and what to write."""
+    dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
+    dt = (torch.nn.functional.softplus(dt) if dt_softplus else dt).clamp(*dt_limit).float()
+    decay, value = (A.float() * dt).exp()[..., None], x.float() * dt[..., None]
+    out, written = attend_linearly(state, C.float(), B.float(), value, decay, None, None)
+    return out if D is None else out + D[:, None] * x.float(), written
 
 
-def mamba_scan(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Mamba's recurrence in transformers over a row's state, and the original one for all else."""
-    original = inspect.unwrap(original)
-
-    def scan(*given: Any, **rest: Any) -> Any:
-        state = take_state()
-        return original(*given, **rest) if state is None else ours(state, *given, **rest)
-
-    def ours(
-        state: RecurrentState,
-        x: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None = None,
-        z: Tensor | None = None,
-        delta_bias: Tensor | None = None,
-        delta_softplus: bool = False,
-        **_: Any,
-    ) -> tuple[Tensor, Written]:
-        """x, dt, z [B, channels, T], A [channels, N], B, C [B, N, T], D, delta_bias [channels] -> [B, channels, T], and
-        what to write."""
-        dt = dt if delta_bias is None else dt + delta_bias[:, None].to(dt.dtype)
-        dt, x = (torch.nn.functional.softplus(dt) if delta_softplus else dt).float(), x.float()
-        heads = state.tensor.shape[1]
-        value, steps = (part.transpose(1, 2).unflatten(2, (heads, -1)) for part in (dt * x, dt))
-        query, key = (part.transpose(1, 2)[:, :, None].float() for part in (C, B))
-        out, written = attend_linearly(state, query, key, value, steps, of_heads(A[None].float(), heads)[0], None)
-        out = out.flatten(2).transpose(1, 2)
-        out = out if D is None else out + x * D[:, None]
-        return out if z is None else out * torch.nn.functional.silu(z), written
-
-    return scan
+def mamba_scan(
+    state: RecurrentState,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    **_: Any,
+) -> tuple[Tensor, Written]:
+    """Mamba's recurrence over a row's state: x, dt, z [B, channels, T], A [channels, N], B, C [B, N, T], D, delta_bias
+    [channels] -> [B, channels, T], and what to write."""
+    dt = dt if delta_bias is None else dt + delta_bias[:, None].to(dt.dtype)
+    dt, x = (torch.nn.functional.softplus(dt) if delta_softplus else dt).float(), x.float()
+    heads = state.tensor.shape[1]
+    value, steps = (part.transpose(1, 2).unflatten(2, (heads, -1)) for part in (dt * x, dt))
+    query, key = (part.transpose(1, 2)[:, :, None].float() for part in (C, B))
+    out, written = attend_linearly(state, query, key, value, steps, of_heads(A[None].float(), heads)[0], None)
+    out = out.flatten(2).transpose(1, 2)
+    out = out if D is None else out + x * D[:, None]
+    return out if z is None else out * torch.nn.functional.silu(z), written
 
 
 def attend_linearly(
@@ -142,7 +113,7 @@ def normalized(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPSILON)
 
 
-REPLACED = {  # what transformers' modeling code calls
+REPLACED: dict[str, Callable[..., Any]] = {  # what transformers' modeling code calls
     "torch_chunk_gated_delta_rule": gated_delta_rule,
     "torch_recurrent_gated_delta_rule": gated_delta_rule,
     "chunk_kimi_delta_attention": gated_delta_rule,
@@ -163,10 +134,21 @@ def has_linear_attention(model: PreTrainedModel) -> bool:
 def register_linear_attention(model: PreTrainedModel) -> None:
     """Have the model's code call ours for the states of rows; for all else it stays as it is."""
     module = sys.modules[type(model).__module__]
-    for name, replaced in REPLACED.items():
+    for name, ours in REPLACED.items():
         function = getattr(module, name, None)
         if function is not None and function.__module__ != __name__:
-            setattr(module, name, replaced(function))
+            setattr(module, name, either(ours, function))
+
+
+def either(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Ours over a row's state, and transformers' own for all else."""
+    original = inspect.unwrap(original)  # without a search for faster kernels, which says that there are none
+
+    def call(*given: Any, **rest: Any) -> Any:
+        state = take_state()
+        return original(*given, **rest) if state is None else ours(state, *given, **rest)
+
+    return call
 
 
 def as_kept(model: PreTrainedModel, state: Tensor) -> Tensor:
