@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch.fx import Node
 
@@ -18,7 +19,7 @@ def insert_call(place: Node, op: Any, arguments: Sequence[Any]) -> Node:
     values = torch.fx.map_arg(new.args, lambda argument: argument.meta["val"])
     mode = detect_fake_mode(values)
     assert mode is not None
-    with mode:
+    with mode, enable_python_dispatcher():  # which knows sizes that vary, in every torch
         new.meta = {**place.meta, "val": op(*values)}
     return new
 

@@ -26,7 +26,7 @@ class Taken(NamedTuple):
 
 def mixtures(model: nn.Module) -> list[nn.Module]:
     """Modules that transformers hands the experts of each token: those that `graphs.experts` takes the place of."""
-    return [module for module in model.modules() if hasattr(module, "has_post_expert_norm")]
+    return [module for module in model.modules() if hasattr(module, "is_transposed")]
 
 
 @contextlib.contextmanager

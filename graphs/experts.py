@@ -22,7 +22,7 @@ def mix_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_w
     x = _linear(module, "gate_up_proj" if module.has_gate else "up_proj", x, experts)
     x = module._apply_gate(x) if module.has_gate else module.act_fn(x)
     x = _linear(module, "down_proj", x, experts)
-    if module.has_post_expert_norm:
+    if getattr(module, "has_post_expert_norm", False):  # older transformers have none
         x = module.post_expert_norm(x)
     mixed = (x * top_k_weights.reshape(-1, 1)).view(tokens, top_k, -1).sum(1)
     return mixed.to(hidden_states.dtype)

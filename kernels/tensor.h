@@ -10,6 +10,10 @@
 
 #include "record.h"
 
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK  // its name before torch 2.12
+#define STABLE_TORCH_ERROR_CODE_CHECK TORCH_ERROR_CODE_CHECK
+#endif
+
 namespace specstep {
 
 using torch::headeronly::ScalarType;

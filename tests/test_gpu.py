@@ -30,6 +30,10 @@ MODELS = {  # what other attention and other layers are checked with
     "GptOss": "head dynamic",  # sinks, windows, experts with biases
     "Qwen3Moe": "ngram",  # experts
     "DeepseekV3": "ngram",  # latent attention, experts in groups
+    "Qwen3Next": "head dynamic",  # the gated delta rule, experts
+    "Lfm2": "ngram",  # short convolutions
+    "GraniteMoeHybrid": "ngram",  # Mamba-2
+    "FalconMamba": "ngram",  # Mamba-1, no attention at all
 }
 MOST = {"float16": 0.05, "bfloat16": 0.4}  # gap of rounding, see `logit_gap`
 LOW = ("none", "ngram", "right dynamic", "head chain", "head static", "head dynamic")

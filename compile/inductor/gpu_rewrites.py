@@ -17,6 +17,7 @@ from ..precision import FP8, Form, Precision, fp8_scales
 from .packed_weights import Call, joined_layers, replace_layers
 from .stored_program import Packed, PackedTensors, StoredProgram
 
+MOST_COUNTED = 1024  # elements of a row, each compared with all: a million comparisons take a few microseconds
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 aten = torch.ops.aten
 
@@ -80,3 +81,44 @@ def _where(write: Node) -> tuple[Node, Any] | None:
 def _argument(node: Any, target: Any) -> Any:
     """The first argument of a call of an op, None for another one."""
     return node.args[0] if isinstance(node, Node) and node.target == target else None
+
+
+def count_ranks(exported: ExportedProgram) -> None:
+    """`topk` of integers, of which the indices alone are used: an element's rank is the number of those ahead of it,
+    the greater ones and equal ones of a lower index. PyTorch's selection and its sort take 14 microseconds on an H200
+    however few there are; comparisons fuse with what computes the integers."""
+    for node in exported.graph.find_nodes(op="call_function", target=aten.topk.default):
+        key, k, *rest = node.args
+        value, used = key.meta["val"], [user for user in node.users if user.users]
+        few = isinstance(value.shape[-1], int) and value.shape[-1] <= MOST_COUNTED and rest in ([], [-1])
+        if value.dtype != torch.int64 or not few or any(user.args[1] != 1 for user in used):
+            continue
+        with exported.graph.inserting_before(node):
+            counted = _indices_of_largest(node, key, k, value.shape[-1], value.device)
+        for user in list(node.users):
+            user.replace_all_uses_with(counted)
+            exported.graph.erase_node(user)
+        exported.graph.erase_node(node)
+    exported.graph_module.recompile()
+
+
+def _indices_of_largest(place: Node, key: Node, k: int, count: int, device: torch.device) -> Node:
+    """Indices [..., k] of the largest of key [..., count], as calls ahead of `place`."""
+
+    def call(op: Any, *arguments: Any) -> Node:
+        return insert_call(place, op, arguments)
+
+    def numbers(end: int) -> Node:
+        made = place.graph.call_function(aten.arange.default, (end,), {"device": device, "pin_memory": False})
+        made.meta = {**place.meta, "val": key.meta["val"].new_empty(end)}
+        return made
+
+    index = numbers(count)
+    this, other = call(aten.unsqueeze.default, key, -1), call(aten.unsqueeze.default, key, -2)
+    earlier = call(aten.lt.Tensor, call(aten.unsqueeze.default, index, -2), call(aten.unsqueeze.default, index, -1))
+    tied = call(aten.logical_and.default, call(aten.eq.Tensor, other, this), earlier)
+    ahead = call(aten.logical_or.default, call(aten.gt.Tensor, other, this), tied)
+    rank = call(aten.sum.dim_IntList, ahead, [-1])
+    taken = call(aten.unsqueeze.default, numbers(k), -1)
+    found = call(aten.eq.Tensor, call(aten.unsqueeze.default, rank, -2), taken)  # [..., k, count]
+    return call(aten.sum.dim_IntList, call(aten.mul.Tensor, found, index), [-1])

@@ -8,7 +8,7 @@ from ...kernels.native import load_library
 from ..precision import Precision
 from .complex_products import split_complex
 from .exact import keep_dimensions, multiply_at_once, use_exact
-from .gpu_rewrites import join_layers, join_writes
+from .gpu_rewrites import count_ranks, join_layers, join_writes
 from .gpu_writes import lower_writes
 from .norms import fuse_norms
 from .packed_weights import pack_weights
@@ -47,5 +47,6 @@ def rewrite_for_gpu(exported: Collection[ExportedProgram], precision: Precision)
         use_linear(program)
     packed = join_layers(exported, precision)  # layers of one x: one product
     for program in exported:
+        count_ranks(program)  # the order of candidates: fewer launches
         join_writes(program)  # a layer's keys and values: one write, which keeps the strides of the caches
     return packed

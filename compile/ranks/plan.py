@@ -26,7 +26,7 @@ def read_plan(model: PreTrainedModel, field: str) -> Plan:
     BuildError where there is none."""
     patterns: dict[str, str] = getattr(model.config.get_text_config(), "base_model_tp_plan", None) or {}
     linears = [name for name, module in model.named_modules() if type(module) is nn.Linear]
-    mixtures = [name for name, module in model.named_modules() if hasattr(module, "has_post_expert_norm")]
+    mixtures = [name for name, module in model.named_modules() if hasattr(module, "is_transposed")]
     plan = Plan(
         [name for name in linears if _styled(patterns, name, ROWS)],
         [name for name in linears if _styled(patterns, name, COLUMNS)],
@@ -50,7 +50,8 @@ def _styled(patterns: dict[str, str], name: str, styles: tuple[str, ...]) -> boo
 
 def _check_experts(experts: Any, name: str, field: str) -> None:
     """Raises BuildError for what `ExpertsOfParts` would compute otherwise."""
-    if experts.is_transposed or experts.has_bias or experts.has_post_expert_norm or not experts.has_gate:
+    has_norm = getattr(experts, "has_post_expert_norm", False)  # older transformers have none
+    if experts.is_transposed or experts.has_bias or has_norm or not experts.has_gate:
         raise BuildError(
             f"{field}: expected experts of a gate, a product up and a product down, got {name}, whose experts have "
             "more; leave the option out"

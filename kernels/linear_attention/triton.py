@@ -32,7 +32,7 @@ def rates_of(rates, head, of_state, inside, N: tl.constexpr, P: tl.constexpr):
     return found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "heads", "groups"])  # a token alone has the bits that it has among others
 def linear_attention_kernel(
     query, key, value, decay, rates, beta, state, parents, states, out, update, tokens, heads, groups,
     N: tl.constexpr, P: tl.constexpr, DECAYS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,

@@ -14,7 +14,7 @@ from torch.library import wrap_triton
 from ..registration import greatest
 from . import blocks
 
-LEAST_KEYS = tl.constexpr(128)  # of a split: fewer cost more to merge than they save
+LEAST_KEYS = tl.constexpr(64)  # of a split: fewer cost more to merge than they save
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 

@@ -20,6 +20,7 @@ from .openmp import one_thread, release_threads
 
 Program = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # flat tensors in, flat tensors out, caches written in place
 Size = tuple[int, int, int | None, int]  # of a step: rows, slots, nodes, positions to catch up
+ALIGNMENT = 16  # bytes, of what a GPU's program is given
 MOST_SIZES = 256  # whose views are kept, 40 KiB each; on a GPU, where steps are over whole caches, there are fewer
 
 
@@ -35,7 +36,8 @@ class TorchSession(Session):
         self.shared = {tensor.name: _allocate(tensor, self.device) for tensor in spec.shared}
         self.caches = {tensor.name: _allocate(tensor, self.device) for tensor in spec.caches}
         self._nodes = torch.arange(1 + spec.nodes, device=self.device)
-        self._positions = torch.arange(-1, spec.catch_up, device=self.device)
+        self._positions = torch.arange(spec.catch_up, device=self.device)
+        self._no_position = torch.tensor([-1], device=self.device)
         self._replays: Recent[Size, Callable[[], Tensor]] = Recent(MOST_SIZES)
         self._graphs = CudaGraphs() if gpu else None
         self._reports: Reports | None = None  # on the host
@@ -63,7 +65,7 @@ class TorchSession(Session):
         given = {"tokens": [tokens], "count": [count]}
         inputs = self._views(rows, slots) | {name: torch.tensor(of, device=self.device) for name, of in given.items()}
         with self._current():
-            outputs = self._prefill([inputs[name] for name in self.spec.prefill.inputs])
+            outputs = self._prefill([_aligned(inputs[name]) for name in self.spec.prefill.inputs])
         for name, tensor in zip(self.spec.prefill.outputs, outputs, strict=True):
             self.state[name][rows] = tensor
 
@@ -144,7 +146,7 @@ class TorchSession(Session):
             assert self.spec.plain is not None
             spec = self.spec.plain
         given = self._views(slice(rows), slots) | {"nodes": self._nodes[: 1 + (nodes or 0)]}
-        given["catch_up"] = self._positions[1 : 1 + catch_up] if catch_up else self._positions[:1]
+        given["catch_up"] = self._positions[:catch_up] if catch_up else self._no_position
         inputs, kept = [given[name] for name in spec.inputs], [given[name] for name in spec.outputs[1:]]
 
         def replay() -> Tensor:
@@ -169,6 +171,12 @@ def _allocate(spec: TensorSpec, device: torch.device) -> Tensor:
     if spec.fill == 0:  # zeros come from the system untouched: a large cache costs nothing until it is used
         return torch.zeros(spec.shape, dtype=dtype, device=device)
     return torch.full(spec.shape, spec.fill, dtype=dtype, device=device)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor; on a GPU a copy of one that begins inside of 16 bytes, as a row's few numbers may: kernels load so
+    many at once. A program would copy it itself, with a warning on stderr each time."""
+    return tensor if tensor.device.type == "cpu" or tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 def _numpy(tensor: Tensor) -> NDArray[Any]:
