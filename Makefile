@@ -13,10 +13,12 @@ DEMO    := engines/demo
 SERVED  := engines/served
 ONNX    ?= engines/onnx
 JOBS    ?= 2
+FOR     ?= 9.0
+GPU_ENGINES ?= engines/gpu
 PYTEST  := $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 FOLDERS := commands graphs kernels compile runtime serving train
 
-.PHONY: help install demo serve engine generate test test-slow test-scale lint typecheck check-onnx size bench peers gpu-check clean
+.PHONY: help install demo serve engine generate test test-slow test-scale lint typecheck check-onnx size bench peers gpu-check gpu-engines clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -82,8 +84,11 @@ peers: install  ## the engines that bench compares with; compiles llama.cpp, ten
 	LLAMA_CPP_BUILD_JOBS=$(JOBS) CMAKE_ARGS="-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
 	  -DLLAMA_USE_PREBUILT_UI=OFF" $(BIN)/pip install --editable ".[bench]"
 
+gpu-engines: install  ## build the engines that gpu-check runs, on any machine: FOR=9.0 (compute capability)
+	SPECSTEP_GPU_ENGINES=$(GPU_ENGINES) SPECSTEP_BUILD_FOR=$(FOR) $(BIN)/python -m pytest -q -n $(JOBS) -m gpu tests/test_gpu.py
+
 gpu-check: install  ## check and time engines on a machine with an NVIDIA GPU: eight minutes
-	$(BIN)/python bench/gpu_check.py
+	$(BIN)/python bench/gpu_check.py $(if $(wildcard $(GPU_ENGINES)),--engines $(GPU_ENGINES))
 
 clean:  ## remove engines, caches and the virtual environment
 	rm -rf $(VENV) $(VENV)-scale engines build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

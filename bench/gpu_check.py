@@ -1,7 +1,8 @@
 """`make gpu-check`: what is promised on a GPU, checked and timed on this machine's in eight minutes, kept as JSON.
 
-python bench/gpu_check.py [--out bench/results] [--parts engines ...] [--jobs 12]
+python bench/gpu_check.py [--out bench/results] [--parts engines ...] [--jobs 12] [--engines engines/gpu]
 
+Building an engine takes one core a minute and more. `make gpu-engines` builds those of the tests ahead, on any machine.
 The most telling part comes first. Each is written when it is done, has a time limit, and stops no other; what it does
 not use of its time is left to those that follow. The engine whose steps are timed is built beside the tests.
 """
@@ -62,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("gpu-check: expected an NVIDIA GPU that torch can use, found none; nothing was checked", file=sys.stderr)
         return 2
     out = options.out.resolve()
+    if options.engines:
+        os.environ["SPECSTEP_GPU_ENGINES"] = str(options.engines.resolve())
     result: dict[str, Any] = machine("cuda") | {"parts": {}}
     with tempfile.TemporaryDirectory() as kept, Building(options.parts, kept) as building:
         end = time.monotonic()
@@ -83,6 +86,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=BENCH / "results", help="folder for the JSON")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="only these")
+    parser.add_argument("--engines", type=Path, help="folder of engines that were built ahead")
     parser.add_argument("--jobs", type=int, default=workers(), help="tests at once")
     return parser.parse_args(arguments)
 

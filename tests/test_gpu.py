@@ -1,4 +1,5 @@
-"""On an NVIDIA GPU: engines replayed as CUDA graphs say what transformers says. Run by `make gpu-check`."""
+"""On an NVIDIA GPU: engines replayed as CUDA graphs say what transformers says. Run by `make gpu-check`. Any machine
+builds the engines ahead: `make gpu-engines`."""
 
 import json
 
@@ -6,11 +7,13 @@ import pytest
 import specstep
 import torch
 from gpu_case import (
+    BUILD_FOR,
     CHOICES,
     PROMPTS,
     SIZES,
     answers,
     check_engine,
+    engine_of,
     expected_answers,
     flips,
     options_of,
@@ -20,7 +23,7 @@ from specstep.runtime.tensorrt.library import LibraryError, load_library
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    pytest.mark.skipif(not torch.cuda.is_available() and not BUILD_FOR, reason="needs an NVIDIA GPU"),
 ]
 
 GUESSED = ("ngram", "right dynamic", "mixed dynamic")  # choices whose drafts are sometimes right
@@ -42,7 +45,7 @@ LOW = ("none", "ngram", "right dynamic", "head chain", "head static", "head dyna
 @pytest.mark.parametrize("choice", CHOICES)
 def test_float32_drafters_equal_transformers(choice, model_folder, drafter_folder, tmp_path, record_property):
     options = options_of(choice, save_eagle3(tmp_path / "head"), model_folder, drafter_folder)
-    folder = specstep.build(str(model_folder), tmp_path / "engine", device="cuda", dtype="float32", **SIZES, **options)
+    folder = engine_of(f"{choice}-float32", model_folder, tmp_path / "engine", dtype="float32", **options)
     told = check_engine(folder, expected_answers("Llama"))
     record_property("told", told)
     assert told["accepted"] > 0 or choice not in GUESSED
@@ -52,15 +55,13 @@ def test_float32_drafters_equal_transformers(choice, model_folder, drafter_folde
 def test_float32_models_equal_transformers(architecture, tmp_path, record_property):
     model = save_model(tmp_path / "model", architecture)
     options = options_of(MODELS[architecture], save_eagle3(tmp_path / "head"), model)
-    folder = specstep.build(str(model), tmp_path / "engine", device="cuda", dtype="float32", **SIZES, **options)
+    folder = engine_of(architecture, model, tmp_path / "engine", dtype="float32", **options)
     record_property("told", check_engine(folder, expected_answers(architecture)))
 
 
 def test_float32_any_number_of_nodes(model_folder, tmp_path):
     """The choice of nodes changes the size of steps from one to the next."""
-    folder = specstep.build(
-        str(model_folder), tmp_path / "engine", device="cuda", dtype="float32", **SIZES, **CHOICES["ngram"]
-    )
+    folder = engine_of("ngram-float32", model_folder, tmp_path / "engine", dtype="float32", **CHOICES["ngram"])
     with specstep.load(folder, nodes="auto") as engine:
         for at_once in (1, 4, 8):
             assert answers(engine, at_once) == expected_answers("Llama")
@@ -72,9 +73,8 @@ def plain_answers(once, model_folder):
 
     def answers_of(dtype):
         def make(folder):
-            options = SIZES | CHOICES["none"]
-            specstep.build(str(model_folder), folder / "engine", device="cuda", dtype=dtype, **options)
-            with specstep.load(folder / "engine") as engine:
+            kept = engine_of(f"none-{dtype}", model_folder, folder / "engine", dtype=dtype, **CHOICES["none"])
+            with specstep.load(kept) as engine:
                 (folder / "answers.json").write_text(json.dumps(answers(engine, 8)))
 
         return json.loads((once(f"plain-{dtype}", make) / "answers.json").read_text())
@@ -93,7 +93,7 @@ def test_low_precision_drafts_change_nothing_but_ties(
         said = plain_answers(dtype)
     else:
         options = options_of(choice, save_eagle3(tmp_path / "head"), model_folder)
-        folder = specstep.build(str(model_folder), tmp_path / "engine", device="cuda", dtype=dtype, **SIZES, **options)
+        folder = engine_of(f"{choice}-{dtype}", model_folder, tmp_path / "engine", dtype=dtype, **options)
         with specstep.load(folder, nodes="all", learning=False) as engine:
             said = answers(engine, 8)
     found = flips(model, plain_answers(dtype), said)
@@ -106,6 +106,7 @@ def test_low_precision_drafts_change_nothing_but_ties(
 
 @pytest.mark.parametrize("choice", ["ngram", "head dynamic"])
 @pytest.mark.parametrize("backend", ["tensorrt", "tensorrt-rtx"])
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_tensorrt_equals_transformers(backend, choice, model_folder, tmp_path):
     try:
         load_library(backend)

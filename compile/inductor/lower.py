@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor import cpu_vec_isa
 from torch.export import ExportedProgram
 
 from ...errors import BuildError, needs_extra
@@ -26,6 +25,7 @@ from ..precision import Precision, plain
 from ..stages import count_operators, stage_shares
 from ..writer import write_weights
 from . import exact
+from .compilers import check_torch, check_vector_instructions
 from .exact_walk import left_over
 from .forked import Forked, run_forked
 from .kept_code import find_program, keep_program, program_key
@@ -181,6 +181,7 @@ def compile_programs(
         packed = rewrite_for_cpu(exported.values(), precision)
         config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
     config |= known(FEW_PAIRS)
+    check_torch()
     check_vector_instructions()
     keys = {name: program_key(program, signed(config, program)) for name, program in exported.items()}
     missing = [name for name, key in keys.items() if not find_program(key, paths[name])]
@@ -203,17 +204,6 @@ def _compiles(program: ExportedProgram, path: Path, config: dict[str, Any]) -> C
             _compile(program, path, with_layers)
 
     return compile_it
-
-
-def check_vector_instructions() -> None:
-    """Find the vector instructions that the compiler may use; forked processes know them then. Inductor tries them out
-    in a process that it gives a minute: where that fails, on a very busy machine, it compiles scalar code without a
-    word. Raises BuildError."""
-    if detect_instruction_set() != "portable" and cpu_vec_isa.pick_vec_isa() == cpu_vec_isa.invalid_vec_isa:
-        raise BuildError(
-            f"compile: expected code with {detect_instruction_set()} instructions, got none: the compiler's trial of "
-            "them failed or took more than a minute; build again when the machine is less busy"
-        )
 
 
 def constant_names(path: Path, device: str) -> list[str]:

@@ -46,8 +46,10 @@ class AttendSplit(Plugin):
         rows = group * (LONG if nodes == DYNAMIC else nodes)
         key_size = known(shapes["k"][3], "tree_attention: key head size")
         value_size = known(shapes["v"][3], "tree_attention: value head size")
-        constants, options = launched(split_blocks(rows, key_size, value_size, 4 if dtype == "float32" else 2))
-        constants |= {"SCALE": attributes["scale"], "SOFTCAP": attributes["softcap"], "WINDOW": attributes["window"]}
+        scale, softcap, window = (attributes[name] for name in ("scale", "softcap", "window"))
+        size = 4 if dtype == "float32" else 2
+        constants, options = launched(split_blocks(rows, key_size, value_size, size, softcap))
+        constants |= {"SCALE": scale, "SOFTCAP": softcap, "WINDOW": window}
         constants |= {"D": key_size, "DV": value_size, "PROGRAMS": PROGRAMS}
         constants |= {"stride_qd": 1, "stride_kd": 1, "stride_vd": 1}
         aligned = key_size % 16 == value_size % 16 == 0

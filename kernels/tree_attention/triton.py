@@ -185,7 +185,7 @@ def tree_attention(
     group = heads // kv_heads
     # What a kernel is compiled with must not depend on sizes that vary from step to step, nor may the memory it takes.
     most_rows = group * min(greatest(nodes), blocks.LONG)
-    options = blocks.split_blocks(most_rows, key_size, value_size, q.element_size())
+    options = blocks.split_blocks(most_rows, key_size, value_size, q.element_size(), softcap)
     splits = blocks.most_splits(kv_heads * triton.cdiv(most_rows, options["BLOCK_R"]))
     split_out = torch.empty(splits, batch, heads, nodes, value_size, dtype=torch.float32, device=q.device)
     split_norm = torch.empty(splits, batch, heads, nodes, dtype=torch.float32, device=q.device)

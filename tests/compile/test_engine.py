@@ -2,21 +2,25 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import pytest
 import specstep
+import torch
 from models import greedy, save_eagle3, save_model, tiny_model
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from sessions import PROMPTS, agree
 from specstep.commands.describe import describe
 from specstep.compile.build import build
+from specstep.compile.inductor import compilers
 from specstep.compile.inductor import lower as inductor
 from specstep.compile.inductor.lower import instruction_flags
 from specstep.errors import BuildError
 from specstep.kernels.native import INSTRUCTION_SETS, CompilerError
 from specstep.runtime.engine_file import FORMAT_VERSION, MANIFEST, read_manifest
+from torch.torch_version import TorchVersion
 
 OPTIONS = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
 
@@ -214,10 +218,17 @@ def test_drafter_with_another_vocabulary_is_refused(tmp_path):
 
 
 def test_scalar_code_is_refused_where_there_are_vector_instructions(monkeypatch):
-    monkeypatch.setattr(inductor, "detect_instruction_set", lambda: "avx2")
-    monkeypatch.setattr(inductor.cpu_vec_isa, "pick_vec_isa", lambda: inductor.cpu_vec_isa.invalid_vec_isa)
+    monkeypatch.setattr(compilers, "detect_instruction_set", lambda: "avx2")
+    monkeypatch.setattr(compilers.cpu_vec_isa, "pick_vec_isa", lambda: compilers.cpu_vec_isa.invalid_vec_isa)
     with pytest.raises(BuildError, match="compile: expected code with avx2 instructions, got none"):
-        inductor.check_vector_instructions()
+        compilers.check_vector_instructions()
+
+
+@pytest.mark.parametrize("version", ["2.11.0+cpu", "2.12.1"])
+def test_a_torch_whose_steps_accept_no_drafts_is_refused(monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    with pytest.raises(BuildError, match=rf"torch: expected 2\.13 or later .* for a CPU, got {re.escape(version)}"):
+        compilers.check_torch()
 
 
 def test_inspect_marks_an_engine_that_accepts_anything(engine_folder):

@@ -1,6 +1,7 @@
 """What is asked of an engine on a GPU, in one place: so that a CPU's engines are asked it, too."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ import pytest
 import specstep
 import torch
 from models import greedy, tiny_model
+from specstep.runtime.engine_file import MANIFEST
 from specstep.runtime.inductor.cuda_graph import CudaGraphs
 from transformers import PreTrainedModel
 
+ENGINES = os.environ.get("SPECSTEP_GPU_ENGINES")  # folder of engines that are built ahead, on any machine
+BUILD_FOR = os.environ.get("SPECSTEP_BUILD_FOR")  # compute capability that they are built for now, without being run
 NEW_TOKENS = 40
 SIZES = {"max_batch": 8, "max_seq_len": 192, "prefill_chunk": 16}
 PROMPTS = [  # of one token, of several chunks, with repeats
@@ -41,6 +45,19 @@ def options_of(choice: str, head: Path, target: Path, drafter: Path | str = "") 
     """Build options of a choice."""
     chosen = CHOICES[choice]
     return chosen | {"drafter": chosen["drafter"].format(head=head, target=target, drafter=drafter)}
+
+
+def engine_of(name: str, model: Path, folder: Path, **options: Any) -> Path:
+    """An engine for a GPU, built in `folder`; or the one of that name among those that are built ahead. Where it is
+    only to be built, the test ends as skipped."""
+    options = {"device": "cuda"} | SIZES | options
+    kept = folder if ENGINES is None else Path(ENGINES) / name.replace(" ", "-")
+    if not (kept / MANIFEST).is_file():
+        capability = {"compute_capability": (BUILD_FOR,)} if BUILD_FOR else {}
+        specstep.build(str(model), kept, **options, **capability)
+    if BUILD_FOR:
+        pytest.skip(f"built for compute capability {BUILD_FOR}, to be run there")
+    return kept
 
 
 def expected_answers(architecture: str) -> list[list[int]]:
