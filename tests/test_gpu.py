@@ -74,6 +74,7 @@ def plain_answers(once, model_folder):
     def answers_of(dtype):
         def make(folder):
             kept = engine_of(f"none-{dtype}", model_folder, folder / "engine", dtype=dtype, **CHOICES["none"])
+            folder.mkdir(exist_ok=True)  # no engine was built there
             with specstep.load(kept) as engine:
                 (folder / "answers.json").write_text(json.dumps(answers(engine, 8)))
 

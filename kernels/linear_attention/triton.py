@@ -32,7 +32,16 @@ def rates_of(rates, head, of_state, inside, N: tl.constexpr, P: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=["tokens", "heads", "groups"])  # a token alone has the bits that it has among others
+@triton.jit
+def column_sums(x, weights, zero):
+    """Sums over the rows of x [N, P] times weights [N]. zero: a number that is 0, which the compiler cannot know. It is
+    added to the rounded products, so no multiplication is joined with an addition, as it would be in one kernel and not
+    in another: a token has the same bits in a chain, in a tree and alone."""
+    weights = tl.broadcast_to(weights[:, None], x.shape)
+    return tl.sum(tl.fma(x, weights, tl.full(x.shape, 0.0, tl.float32) + zero), 0)
+
+
+@triton.jit(do_not_specialize=["tokens", "heads", "groups"])
 def linear_attention_kernel(
     query, key, value, decay, rates, beta, state, parents, states, out, update, tokens, heads, groups,
     N: tl.constexpr, P: tl.constexpr, DECAYS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
@@ -45,6 +54,7 @@ def linear_attention_kernel(
     first = tl.load(state + place * N * P + of_state, mask=inside, other=0.0)
     current = first
     exponents = rates_of(rates, head, of_state, inside, N, P)
+    zero = (groups >> 31).to(tl.float32)  # there are no 2 ** 31 groups
     for t in range(tokens):
         token = row * tokens + t
         if parents is not None:
@@ -60,12 +70,12 @@ def linear_attention_kernel(
         u = tl.load(value + at * P + p, mask=p < P, other=0.0)
         current = decayed(current, decay + at * DECAYS, exponents, n, p, N, P, DECAYS)
         if beta is not None:
-            u = (u - tl.sum(current * k[:, None], 0)) * tl.load(beta + at)
+            u = (u - column_sums(current, k, zero)) * tl.load(beta + at)
         current = tl.fma(tl.broadcast_to(k[:, None], current.shape), tl.broadcast_to(u[None], current.shape), current)
         if parents is not None:
             tl.store(states + (place * tokens + t) * N * P + of_state, current, mask=inside)
         tl.store(update + at * P + p, u, mask=p < P)
-        tl.store(out + at * P + p, tl.sum(current * q[:, None], 0), mask=p < P)
+        tl.store(out + at * P + p, column_sums(current, q, zero), mask=p < P)
 
 
 def linear_attention(
