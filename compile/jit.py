@@ -17,6 +17,7 @@ from .config import BuildOptions, given_scorer, make_config
 from .conversations import chat_template, special_tokens, tools_of
 from .drafters.validate import check_traceable
 from .faithful import check_faithful
+from .inductor.compilers import check_torch
 from .source import Source, load_source
 from .try_drafts import settle_readings
 
@@ -36,6 +37,7 @@ def jit(model: str, *, prefix_cache_bytes: int = 0, **options: Unpack[BuildOptio
         BuildError: the model, the drafter or an option is one that no engine can be built from.
     """
     source, graphs = _assembled(model, options)
+    check_torch(graphs.spec.device)
     check_traceable(graphs.step.module)
     return _engine(source, graphs, _compiled, prefix_cache_bytes)
 

@@ -21,8 +21,8 @@ class Served:
 
     def __init__(self, name: str, engine: Engine, max_queue: int, learning: bool, tool_format: str | None = None):
         """learning: whether answers may be counted for the drafts of later ones. tool_format: the form of calls,
-        None for the engine's."""
-        self._tool_format = tool_format
+        None for the engine's. Raises InputError for one that the engine's model cannot have."""
+        self._tools = None if tool_format is None else engine.tools.over(tool_format)
         self.name, self.engine, self.learning = name, engine, learning
         self.rows, self.created = engine.spec.max_batch, int(time.time())
         self.queue = Queue(self.rows, max_queue)
@@ -33,10 +33,10 @@ class Served:
         """None for an engine without a tokenizer."""
         return None if self.engine.text is None else TokenText(self.engine.text)
 
-    @cached_property
+    @property
     def tools(self) -> TemplateTools:
         """How the model is told of tools, and writes calls. Raises InputError where nobody knows."""
-        return self.engine.tools.over(self._tool_format)
+        return self._tools or self.engine.tools
 
     @property
     def tokenizer(self) -> EngineTokenizer:

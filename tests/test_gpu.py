@@ -42,6 +42,13 @@ MOST = {"float16": 0.05, "bfloat16": 0.4}  # gap of rounding, see `logit_gap`
 LOW = ("none", "ngram", "right dynamic", "head chain", "head static", "head dynamic")
 
 
+@pytest.fixture(autouse=True)
+def no_input_is_copied(capfd):
+    """A program says on stderr that it copies an input which does not begin at a multiple of 16 bytes."""
+    yield
+    assert "not aligned" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("choice", CHOICES)
 def test_float32_drafters_equal_transformers(choice, model_folder, drafter_folder, tmp_path, record_property):
     options = options_of(choice, save_eagle3(tmp_path / "head"), model_folder, drafter_folder)

@@ -72,6 +72,7 @@ def load_described_gpu() -> ModuleType:
 
 
 def _lower(graphs: Graphs, directory: Path, report: OnProgress, export: Export, compile_one: Compile) -> Lowered:
+    check_torch(graphs.spec.device)
     if graphs.spec.device == "cpu" and not has_library():
         _check_without_library(graphs.spec.config["weights"])
     exported, programs = {}, {}
@@ -181,7 +182,6 @@ def compile_programs(
         packed = rewrite_for_cpu(exported.values(), precision)
         config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
     config |= known(FEW_PAIRS)
-    check_torch()
     check_vector_instructions()
     keys = {name: program_key(program, signed(config, program)) for name, program in exported.items()}
     missing = [name for name, key in keys.items() if not find_program(key, paths[name])]

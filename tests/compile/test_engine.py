@@ -228,7 +228,8 @@ def test_scalar_code_is_refused_where_there_are_vector_instructions(monkeypatch)
 def test_a_torch_whose_steps_accept_no_drafts_is_refused(monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", TorchVersion(version))
     with pytest.raises(BuildError, match=rf"torch: expected 2\.13 or later .* for a CPU, got {re.escape(version)}"):
-        compilers.check_torch()
+        compilers.check_torch("cpu")
+    compilers.check_torch("cuda")
 
 
 def test_inspect_marks_an_engine_that_accepts_anything(engine_folder):

@@ -274,6 +274,10 @@ def test_the_user_says_the_form(engines):
         assert re.fullmatch(r'{"unit": "[cf]", "far": (true|false)}', got.function.arguments)
     with pytest.raises(specstep.InputError, match=r"tool-format: expected one of deepseek-v3, .* got x"):
         ServeOptions(tool_format="x")
+    with pytest.raises(
+        specstep.InputError, match=r"expected harmony for a chat template with channels, .* got harmony"
+    ):
+        create_app(engines, ServeOptions(tool_format="harmony"))
 
 
 def test_a_model_without_tools_in_its_template_is_told_of_them():
