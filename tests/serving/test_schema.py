@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import schemathesis
+import schemathesis.specs.openapi.schemas  # not later: Python 3.11 may stop at parsing while garbage is collected
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
