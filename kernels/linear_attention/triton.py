@@ -34,16 +34,16 @@ def rates_of(rates, head, of_state, inside, N: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def column_sums(x, weights, zero):
-    """Sums over the rows of x [N, P] times weights [N]. zero: a number that is 0, which the compiler cannot know. It is
-    added to the rounded products, so no multiplication is joined with an addition, as it would be in one kernel and not
-    in another: a token has the same bits in a chain, in a tree and alone."""
+    """Sums over the rows of x [N, P] times weights [N]. zero: 0 as an argument, which the compiler cannot know. It is
+    added to each product, so that no multiplication is joined with an addition, as it would be in one kernel and not in
+    another: a token has the same bits in a chain, in a tree and alone."""
     weights = tl.broadcast_to(weights[:, None], x.shape)
     return tl.sum(tl.fma(x, weights, tl.full(x.shape, 0.0, tl.float32) + zero), 0)
 
 
-@triton.jit(do_not_specialize=["tokens", "heads", "groups"])
+@triton.jit(do_not_specialize=["tokens", "heads", "groups", "zero"])
 def linear_attention_kernel(
-    query, key, value, decay, rates, beta, state, parents, states, out, update, tokens, heads, groups,
+    query, key, value, decay, rates, beta, state, parents, states, out, update, tokens, heads, groups, zero,
     N: tl.constexpr, P: tl.constexpr, DECAYS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64)  # of the row and head
@@ -54,7 +54,7 @@ def linear_attention_kernel(
     first = tl.load(state + place * N * P + of_state, mask=inside, other=0.0)
     current = first
     exponents = rates_of(rates, head, of_state, inside, N, P)
-    zero = (groups >> 31).to(tl.float32)  # there are no 2 ** 31 groups
+    zero = zero.to(tl.float32)
     for t in range(tokens):
         token = row * tokens + t
         if parents is not None:
@@ -103,6 +103,7 @@ def linear_attention(
         tokens,
         heads,
         groups,
+        0,
         N=n,
         P=p,
         DECAYS=decay.shape[3],

@@ -24,12 +24,14 @@ from specstep.runtime.engine_file import read_manifest
 LAYERS = 3
 DYNAMIC = {"drafter": "{head}", "tree": "dynamic", "nodes": 11, "depth": 4, "top_k": 3}
 STATIC = {"drafter": "{head}", "tree": "static", "nodes": 9, "depth": 3, "top_k": 3}
-CASES = [  # drafter, rows, dtype, compute capability, the most launches of a step besides those of its layers
+# Drafter, rows, dtype, compute capability, the most launches of a step besides those of its layers. An order of candidates
+# is two; the call of PyTorch's topk that it took the place of counted as one here, and had two kernels and more.
+CASES = [
     ({"drafter": "none"}, 1, "bfloat16", "12.0", 20),
-    ({"drafter": "ngram"}, 4, "bfloat16", "8.0", 60),
-    (DYNAMIC, 8, "float32", "9.0", 122),
-    (STATIC, 4, "float16", "8.9", 95),
-    ({"drafter": "{model}", "tree": "chain", "nodes": 2}, 1, "bfloat16", "10.0", 92),
+    ({"drafter": "ngram"}, 4, "bfloat16", "8.0", 69),
+    (DYNAMIC, 8, "float32", "9.0", 126),
+    (STATIC, 4, "float16", "8.9", 96),
+    ({"drafter": "{model}", "tree": "chain", "nodes": 2}, 1, "bfloat16", "10.0", 93),
     (DYNAMIC | {"drafter": "{block}"}, 4, "bfloat16", "9.0", 120),
     ({"drafter": "ngram,{head}", "nodes": 4, "depth": 2, "top_k": 2}, 8, "bfloat16", "9.0", 92),
 ]
