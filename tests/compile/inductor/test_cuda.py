@@ -24,8 +24,8 @@ from specstep.runtime.engine_file import read_manifest
 LAYERS = 3
 DYNAMIC = {"drafter": "{head}", "tree": "dynamic", "nodes": 11, "depth": 4, "top_k": 3}
 STATIC = {"drafter": "{head}", "tree": "static", "nodes": 9, "depth": 3, "top_k": 3}
-# Drafter, rows, dtype, compute capability, the most launches of a step besides those of its layers. An order of candidates
-# is two; the call of PyTorch's topk that it took the place of counted as one here, and had two kernels and more.
+# Drafter, rows, dtype, compute capability, the most launches of a step besides those of its layers. An order of
+# candidates is two; the call of PyTorch's topk in its place counted as one here, and had two kernels and more.
 CASES = [
     ({"drafter": "none"}, 1, "bfloat16", "12.0", 20),
     ({"drafter": "ngram"}, 4, "bfloat16", "8.0", 69),
