@@ -8,6 +8,7 @@ import torch
 from fake_session import POISON, FakeSession, PrefillFailedError
 from models import save_eagle3, save_model, tiny_model, tiny_tokenizer
 from specstep.report import CHEAP, NOTHING, WHOLE
+from specstep.runtime.inductor.torch_session import ALIGNMENT
 
 BAD, SLOT_STEP = {"nan": 7, "inf": 11}, 64  # tokens whose embeddings are that
 
@@ -52,6 +53,22 @@ def test_numbers_that_are_not_finite_stay_with_their_request(name, bad, engines)
     next(beside)  # it runs in row 0 while the others follow each other in row 1
     assert [engine.generate(prompt, 24, ignore_eos=True).token_ids for prompt in prompts] == expected
     beside.cancel()
+
+
+@pytest.mark.parametrize("name", ["eagle3", "draft model"])
+def test_what_a_step_is_given_begins_where_a_gpu_loads_16_bytes_at_once(name, engines, monkeypatch):
+    """A program for a GPU would copy it in each step."""
+    session, begins, caught_up = engines[name].session, set(), set()
+    program, place = session.step_program, session.spec.step.inputs.index("catch_up")
+
+    def noted(inputs):
+        begins.update(tensor.data_ptr() % ALIGNMENT for tensor in inputs)
+        caught_up.add(bool((inputs[place] >= 0).all()))
+        return program(inputs)
+
+    monkeypatch.setattr(session, "step_program", noted)
+    engines[name].generate([[5, 6, 8] * 9, [9]], 24, ignore_eos=True)
+    assert begins == {0} and True in caught_up
 
 
 def test_a_failed_prefill_leaves_no_length_to_pay_for():
