@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import tomllib
 import zipfile
@@ -48,7 +49,9 @@ def test_what_building_takes_is_not_there(environment):
 def test_an_engine_generates_with_the_base_requirements(environment, engine_folder):
     options = ("--prompt", "hello", "--max-new-tokens", "12", "--ignore-eos", "--raw", "--json")
     done = run(environment, "specstep", "generate", engine_folder, *options)
-    assert done.returncode == 0 and done.stderr == ""
+    progress = re.compile(r"specstep: \d+:\d\d \S")  # said after two seconds, which a busy machine takes
+    said = [line for line in done.stderr.splitlines() if not progress.match(line)]
+    assert done.returncode == 0 and not said, done.stderr
     expected = specstep.load(engine_folder).generate("hello", max_new_tokens=12, ignore_eos=True)
     assert json.loads(done.stdout)["token_ids"] == expected.token_ids
 
