@@ -3,13 +3,13 @@
 import inspect
 import json
 import os
+import shutil
 import threading
 import time
 
 import pytest
 import specstep
 import specstep.kept_engines as kept_engines_module
-from models import save_model
 from specstep import model_engines
 from specstep.cli import main
 from specstep.compile import engine_key
@@ -80,8 +80,16 @@ def test_what_makes_another_engine_makes_another_directory(model, builds, tmp_pa
     assert len(set(found)) == len(found) == len(builds)
 
 
-def test_two_at_once_build_once(model, builds):
-    said = []
+def test_two_at_once_build_once(model, builds, monkeypatch):
+    said, build = [], model_engines._build
+
+    def build_while_another_waits(*arguments):
+        deadline = time.monotonic() + 60
+        while not any("waiting for another process" in line for line in said) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        build(*arguments)
+
+    monkeypatch.setattr(model_engines, "_build", build_while_another_waits)
     threads = [threading.Thread(target=engine_of, args=(model, said.append)) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -243,9 +251,9 @@ def test_kept_engines_have_a_bound(model, builds, monkeypatch):
     assert [kept.directory for kept in kept_engines()] == [newest]
 
 
-def test_a_model_generates_what_its_engine_does(tmp_path, capsys):
-    folder = save_model(tmp_path / "tiny")
-    given = {"dtype": "float32", "drafter": "ngram", "max_seq_len": 64, "prefill_chunk": 16}
+def test_a_model_generates_what_its_engine_does(own_cache, model_folder, tmp_path, capsys):
+    folder = shutil.copytree(model_folder, tmp_path / "tiny")
+    given = {"dtype": "float32", "drafter": "none", "max_seq_len": 64, "prefill_chunk": 16}
     said = []
     with specstep.load(folder, build=given, report=said.append) as built:
         expected = built.generate([5, 6, 7], 20).token_ids

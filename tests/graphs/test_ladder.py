@@ -79,7 +79,11 @@ def test_every_rung_says_the_same(drafter, tree, model_folder, drafter_folder, p
 
 @pytest.mark.parametrize(
     "drafter",
-    ["eagle3", "model", "ngram,eagle3", "ngram,model", "self", "published"],
+    [
+        "ngram,eagle3",
+        "published",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("eagle3", "model", "ngram,model", "self")),
+    ],
     ids=lambda name: name.replace(",", "+"),
 )
 def test_a_drafter_that_pauses_catches_up(drafter, model_folder, drafter_folder, published_heads, tmp_path):

@@ -9,6 +9,8 @@ from models import save_model
 from safetensors.torch import load_file, save_file
 from specstep.graphs.tree import Candidates
 
+NAN, INFINITY = float("nan"), float("inf")
+SLOW = [(INFINITY, "onnx"), (NAN, "inductor"), (INFINITY, "inductor")]
 PROMPTS = [[5, 6, 7] * 4, [40, 41, 42] * 5, list(range(30, 52))]
 LENGTH = 30
 OPTIONS = {"dtype": "float32", "max_batch": 3, "max_seq_len": 96, "prefill_chunk": 8}
@@ -49,7 +51,7 @@ def spoilt(answers):
     return min(set(range(2, 320)) - {token for text in (*PROMPTS, *answers) for token in text})
 
 
-@pytest.fixture(scope="module", params=[float("nan"), float("inf")], ids=str)
+@pytest.fixture(scope="module")
 def folder(request, spoilt, tmp_path_factory):
     """The same model, in which that token's embedding is not finite."""
     folder = save_model(tmp_path_factory.mktemp("spoilt"), tokenizer=True)
@@ -59,7 +61,16 @@ def folder(request, spoilt, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("backend", ["library", "reference", "onnx", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("folder", "backend"),
+    [
+        *((value, backend) for value in (NAN, INFINITY) for backend in ("library", "reference")),
+        (NAN, "onnx"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+    ],
+    indirect=["folder"],
+    ids=str,
+)
 def test_rejected_drafts_that_are_not_finite_change_no_text(
     backend: str, folder: Path, spoilt: int, answers: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,20 @@ if not torch.cuda.is_available():
     _interpret_triton()
 
 
+@pytest.hookimpl(tryfirst=True)  # before marks choose what runs
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Triton's interpreter takes seconds for what a CPU does in milliseconds: of each test its first and its last case
+    run by default, the others with the slow tests."""
+    cases: dict[tuple[object, str], list[pytest.Item]] = {}
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        if parameters is not None and parameters.params.get("backend") == "interpreter":
+            cases.setdefault((item.path, item.originalname), []).append(item)  # type: ignore[attr-defined]
+    for found in cases.values():
+        for item in found[1:-1]:
+            item.add_marker(pytest.mark.slow)
+
+
 @contextmanager
 def _garbage_in_new_tensors() -> Iterator[None]:
     """torch.empty yields NaN and the largest integers: a kernel that leaves an entry unwritten shows."""

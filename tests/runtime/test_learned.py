@@ -14,7 +14,7 @@ SAMPLING = [{"temperature": 1.0, "seed": 3}, {"temperature": 1.0, "seed": 4}]
 NEW = 100
 
 
-@pytest.fixture(scope="module", params=["engine_folder", "onnx_folder"])
+@pytest.fixture(scope="module", params=["engine_folder", pytest.param("onnx_folder", marks=pytest.mark.slow)])
 def folder(request):
     return request.getfixturevalue(request.param)
 

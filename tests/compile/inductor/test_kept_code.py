@@ -11,20 +11,15 @@ import torch
 from models import greedy, save_model, tiny_model
 from specstep.compile.inductor import kept_code, lower
 from specstep.compile.inductor.kept_code import find_program, keep_program, program_key
+from specstep.errors import BuildError
 from specstep.user_cache import PROGRAMS, cache_path
 from torch import Tensor, nn
 
 SETTINGS = {"always_keep_tensor_constants": True}
-OPTIONS = {"dtype": "float32", "drafter": "ngram", "max_seq_len": 64, "prefill_chunk": 16}
+ENGINE = {"drafter": "ngram", "dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    native = cache_path()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    cache_path().mkdir(parents=True)
-    for folder in native.glob("native-*"):
-        (cache_path() / folder.name).symlink_to(folder)
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 class Network(nn.Module):
@@ -109,26 +104,25 @@ def test_those_that_nobody_used_for_longest_go(tmp_path, monkeypatch):
     assert [find_program(str(number), path) for number in range(4)] == [True, False, True, True]
 
 
-def test_a_fine_tune_is_built_without_a_compiler(tmp_path, monkeypatch):
+def test_a_fine_tune_is_built_without_a_compiler(engine_folder, shared_folder, tmp_path, monkeypatch):
+    """It is what `engine_folder` was built from, with other weights."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_folder / "cache"))
     started = []
-    forked = lower.Forked
 
-    def note(name, function):
+    def note(name, _):
         started.append(name)
-        return forked(name, function)
+        raise BuildError("a compiler is started")
 
     monkeypatch.setattr(lower, "Forked", note)
-    for seed in (0, 1):
-        folder = save_model(tmp_path / f"model{seed}", seed=seed)
-        specstep.build(str(folder), tmp_path / f"engine{seed}", **OPTIONS)
-        assert sorted(started) == ["plain", "prefill", "step"]
-        with specstep.load(tmp_path / f"engine{seed}") as engine:
-            assert list(engine.generate([5, 6, 7], 24, ignore_eos=True).token_ids) == greedy(
-                tiny_model("Llama", seed), [5, 6, 7], 24
-            )
+    folder = save_model(tmp_path / "model", seed=1)
+    with specstep.load(specstep.build(str(folder), tmp_path / "engine", **ENGINE)) as engine:
+        expected = greedy(tiny_model("Llama", 1), [5, 6, 7], 24)
+        assert engine.generate([5, 6, 7], 24, ignore_eos=True).token_ids == expected
+    assert not started
     monkeypatch.setattr(kept_code, "_compiler", lambda: "another")
-    specstep.build(str(folder), tmp_path / "engine", **OPTIONS)
-    assert len(started) == 6
+    with pytest.raises(BuildError, match="a compiler is started"):
+        specstep.build(str(folder), tmp_path / "other", **ENGINE)
+    assert started == ["prefill"]
 
 
 def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):

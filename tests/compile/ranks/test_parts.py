@@ -58,7 +58,7 @@ def int4_folder(once):
     """An engine of two parts, of four bits each, of two rows."""
 
     def make(folder):
-        changes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4}
+        changes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_hidden_layers": 1}
         model = save_model(folder / "model", "Llama", **changes)
         options = {"drafter": "ngram", "nodes": 6, "max_batch": 2, "max_seq_len": 96, "weights": "int4"}
         specstep.build(str(model), folder / "engine", sum_parts=2, **options)

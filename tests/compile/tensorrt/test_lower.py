@@ -48,9 +48,8 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+@pytest.mark.slow
 def test_plans_in_a_process_of_their_own() -> None:
-    if not interpreted():
-        pytest.skip("Triton compiles in this process: the tests of plans run themselves")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "pytest", "-q", __file__, "-k", "two_gpus or in_place"]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[3])

@@ -150,6 +150,7 @@ def test_other_kinds_are_refused(fields, message, folder, tmp_path):
         specstep.eager(str(folder / "target"), drafter=str(small), **OPTIONS)
 
 
+@pytest.mark.slow
 def test_an_engine_with_it(folder, tmp_path):
     drafter = f"ngram,{folder / 'small'}"
     specstep.build(str(folder / "target"), tmp_path / "engine", drafter=drafter, max_batch=2, **OPTIONS)
