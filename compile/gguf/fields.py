@@ -19,7 +19,7 @@ def sizes(metadata: Metadata, file: GgufFile) -> Fields:
     found = {
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": metadata.need("embedding_length"),
-        "num_hidden_layers": metadata.need("block_count") - metadata.get("nextn_predict_layers", 0),
+        "num_hidden_layers": layer_count(metadata),
         "max_position_embeddings": metadata.need("context_length"),
         "intermediate_size": metadata.same("feed_forward_length"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -47,6 +47,19 @@ def attention_fields(metadata: Metadata, file: GgufFile, partial: bool) -> Field
 def has(file: GgufFile, name: str) -> bool:
     """Whether any layer has a tensor of that name."""
     return any(tensor.startswith("blk.") and tensor.endswith(f".{name}") for tensor in file.tensors)
+
+
+def count(metadata: Metadata, key: str) -> int:
+    """A key that is at least 1. Raises BuildError."""
+    value = metadata.need(key)
+    if not isinstance(value, int) or value < 1:
+        raise BuildError(f"model: {metadata.name}: {key}: expected at least 1, got {value}")
+    return value
+
+
+def layer_count(metadata: Metadata) -> int:
+    """Without those that draft."""
+    return int(metadata.need("block_count") - metadata.get("nextn_predict_layers", 0))
 
 
 def head_size(metadata: Metadata) -> int:

@@ -2,21 +2,26 @@
 
 from ...errors import BuildError
 from .families import granite_scales
-from .fields import Fields, biases, has
+from .fields import Fields, biases, count, has, layer_count
 from .file import GgufFile
 from .metadata import Metadata
 from .mixtures import SIGMOID, experts, sparse
 
 
 def lfm2(metadata: Metadata, file: GgufFile) -> Fields:
-    """Layers without attention are short convolutions."""
-    return {
-        "layer_types": _layer_types(metadata, file, "conv"),
-        "conv_L_cache": metadata.need("shortconv.l_cache"),
-        "conv_bias": has(file, "shortconv.conv.bias"),
-        "norm_eps": metadata.need("attention.layer_norm_rms_epsilon"),
-        "block_auto_adjust_ff_dim": False,  # the file has what it is adjusted to
-    }
+    return _short_convolutions(metadata, file) | {
+        "block_auto_adjust_ff_dim": False
+    }  # the file has what it is adjusted to
+
+
+def lfm2moe(metadata: Metadata, file: GgufFile) -> Fields:
+    return _short_convolutions(metadata, file) | experts(metadata, SIGMOID) | {
+        "moe_intermediate_size": metadata.same("expert_feed_forward_length", metadata.same("feed_forward_length")),
+        "num_dense_layers": metadata.get("leading_dense_block_count", 0),
+        "use_expert_bias": True,  # llama.cpp reads no file without
+        "norm_topk_prob": metadata.get("expert_weights_norm", True),
+        "routed_scaling_factor": metadata.get("expert_weights_scale", 0.0) or 1.0,
+    }  # fmt: skip
 
 
 def qwen3next(metadata: Metadata, file: GgufFile) -> Fields:
@@ -36,13 +41,13 @@ def linear_attention(metadata: Metadata, file: GgufFile) -> Fields:
     """Layers without attention of the usual kind have gated delta rules."""
     for key in ("full_attention_interval", "attention.recurrent_layers"):
         metadata.get(key)  # the tensors say it
-    values = _count(metadata, "ssm.time_step_rank")
+    values = count(metadata, "ssm.time_step_rank")
     return {
         "layer_types": _layer_types(metadata, file, "linear_attention"),
-        "linear_conv_kernel_dim": _count(metadata, "ssm.conv_kernel"),
-        "linear_key_head_dim": _count(metadata, "ssm.state_size"),
-        "linear_num_key_heads": _count(metadata, "ssm.group_count"),
-        "linear_value_head_dim": _count(metadata, "ssm.inner_size") // values,
+        "linear_conv_kernel_dim": count(metadata, "ssm.conv_kernel"),
+        "linear_key_head_dim": count(metadata, "ssm.state_size"),
+        "linear_num_key_heads": count(metadata, "ssm.group_count"),
+        "linear_value_head_dim": count(metadata, "ssm.inner_size") // values,
         "linear_num_value_heads": values,
         "attention_bias": has(file, "attn_q.bias"),
     }
@@ -82,17 +87,17 @@ def nemotron_h(metadata: Metadata, file: GgufFile) -> Fields:
     """Nemotron H: a layer has a state, attention or a feed-forward block. None knows positions."""
     metadata.get("rope.scaling.finetuned")
     tensors = {"ssm_in": "linear_attention", "attn_q": "full_attention", "ffn_gate_inp": "moe", "ffn_up": "mlp"}
-    heads = _count(metadata, "ssm.time_step_rank")
+    heads = count(metadata, "ssm.time_step_rank")
     return {
         "layers_block_type": [
             next((kind for name, kind in tensors.items() if f"blk.{layer}.{name}.weight" in file.tensors), "mlp")
-            for layer in range(_layers(metadata))
+            for layer in range(layer_count(metadata))
         ],
-        "conv_kernel": _count(metadata, "ssm.conv_kernel"),
-        "ssm_state_size": _count(metadata, "ssm.state_size"),
-        "n_groups": _count(metadata, "ssm.group_count"),
+        "conv_kernel": count(metadata, "ssm.conv_kernel"),
+        "ssm_state_size": count(metadata, "ssm.state_size"),
+        "n_groups": count(metadata, "ssm.group_count"),
         "mamba_num_heads": heads,
-        "mamba_head_dim": _count(metadata, "ssm.inner_size") // heads,
+        "mamba_head_dim": count(metadata, "ssm.inner_size") // heads,
         "use_conv_bias": has(file, "ssm_conv1d.bias"),
         "use_bias": has(file, "ssm_in.bias") or has(file, "ssm_out.bias"),
         "layer_norm_epsilon": _epsilon(metadata),
@@ -117,38 +122,13 @@ def nemotron_h_moe(metadata: Metadata, file: GgufFile) -> Fields:
     }
 
 
-def mamba(metadata: Metadata, file: GgufFile) -> Fields:
-    """Mamba, or Falcon Mamba where steps, keys and queries are normed."""
-    fields = _without_attention(metadata, file) | {"time_step_rank": _count(metadata, "ssm.time_step_rank")}
-    _check_steps(metadata, file)
-    return fields | ({"model_type": "falcon_mamba"} if metadata.get("ssm.dt_b_c_rms", False) else {})
-
-
-def mamba2(metadata: Metadata, file: GgufFile) -> Fields:
-    heads = _count(metadata, "ssm.time_step_rank")
-    return _without_attention(metadata, file) | {
-        "num_heads": heads,
-        "head_dim": _count(metadata, "ssm.inner_size") // heads,
-        "n_groups": _count(metadata, "ssm.group_count"),
-    }
-
-
-def jamba(metadata: Metadata, file: GgufFile) -> Fields:
-    """Jamba: every layer has a feed-forward block behind Mamba's layer or attention. None knows positions."""
-    attends, offset = _period(metadata, file, "attn_q")
-    routes, first = _period(metadata, file, "ffn_gate_inp")
-    _check_steps(metadata, file)
-    return experts(metadata) | {
-        "attn_layer_period": attends,
-        "attn_layer_offset": offset,
-        "expert_layer_period": routes,
-        "expert_layer_offset": first,
-        "mamba_d_conv": _count(metadata, "ssm.conv_kernel"),
-        "mamba_d_state": _count(metadata, "ssm.state_size"),
-        "mamba_dt_rank": _count(metadata, "ssm.time_step_rank"),
-        "mamba_expand": _expansion(metadata),
-        "mamba_conv_bias": has(file, "ssm_conv1d.bias"),
-        "mamba_proj_bias": has(file, "ssm_in.bias"),
+def _short_convolutions(metadata: Metadata, file: GgufFile) -> Fields:
+    """Of models whose layers without attention are that."""
+    return {
+        "layer_types": _layer_types(metadata, file, "conv"),
+        "conv_L_cache": metadata.need("shortconv.l_cache"),
+        "conv_bias": has(file, "shortconv.conv.bias"),
+        "norm_eps": metadata.need("attention.layer_norm_rms_epsilon"),
     }
 
 
@@ -163,68 +143,17 @@ def _epsilon(metadata: Metadata) -> float:
 
 def _mamba(metadata: Metadata, file: GgufFile) -> Fields:
     """Of Mamba-2's layers."""
-    inner, heads = _count(metadata, "ssm.inner_size"), _count(metadata, "ssm.time_step_rank")
+    inner, heads = count(metadata, "ssm.inner_size"), count(metadata, "ssm.time_step_rank")
     return {
-        "mamba_d_conv": _count(metadata, "ssm.conv_kernel"),
-        "mamba_d_state": _count(metadata, "ssm.state_size"),
-        "mamba_n_groups": _count(metadata, "ssm.group_count"),
+        "mamba_d_conv": count(metadata, "ssm.conv_kernel"),
+        "mamba_d_state": count(metadata, "ssm.state_size"),
+        "mamba_n_groups": count(metadata, "ssm.group_count"),
         "mamba_n_heads": heads,
         "mamba_d_head": inner // heads,
-        "mamba_expand": inner // _count(metadata, "embedding_length"),
+        "mamba_expand": inner // count(metadata, "embedding_length"),
         "mamba_conv_bias": has(file, "ssm_conv1d.bias"),
         "mamba_proj_bias": has(file, "ssm_in.bias"),
     }
-
-
-def _without_attention(metadata: Metadata, file: GgufFile) -> Fields:
-    """Of models that are Mamba's layers alone; the keys of other blocks are there, and 0. Raises BuildError."""
-    for key in ("attention.head_count", "feed_forward_length"):
-        if metadata.get(key, 0):
-            raise BuildError(f"model: {metadata.name}: {key}: expected 0 or none, got {metadata.get(key)}")
-    return {
-        "intermediate_size": _count(metadata, "ssm.inner_size"),
-        "expand": _expansion(metadata),
-        "state_size": _count(metadata, "ssm.state_size"),
-        "conv_kernel": _count(metadata, "ssm.conv_kernel"),
-        "use_conv_bias": has(file, "ssm_conv1d.bias"),
-        "use_bias": has(file, "ssm_in.bias") or has(file, "ssm_out.bias"),
-        "layer_norm_epsilon": metadata.need("attention.layer_norm_rms_epsilon"),
-    }
-
-
-def _expansion(metadata: Metadata) -> int:
-    """How many times the width a layer's channels are. Raises BuildError."""
-    inner, width = _count(metadata, "ssm.inner_size"), _count(metadata, "embedding_length")
-    if inner % width:
-        raise BuildError(f"model: {metadata.name}: ssm.inner_size: expected a multiple of {width}, got {inner}")
-    return inner // width
-
-
-def _check_steps(metadata: Metadata, file: GgufFile) -> None:
-    """Refuse a file with a layer whose steps have lost their bias, which every one of Mamba has. Raises BuildError."""
-    for layer in range(_layers(metadata)):
-        bias = f"blk.{layer}.ssm_dt.bias"
-        if f"blk.{layer}.ssm_in.weight" in file.tensors and bias not in file.tensors:
-            raise BuildError(f"model: {metadata.name}: expected all weights, got none for {bias}")
-
-
-def _period(metadata: Metadata, file: GgufFile, name: str) -> tuple[int, int]:
-    """Every how many layers one has a tensor, and which is the first: past the last layer where none has. Raises
-    BuildError where they are not that regular."""
-    layers = _layers(metadata)
-    found = [layer for layer in range(layers) if f"blk.{layer}.{name}.weight" in file.tensors]
-    first = found[0] if found else layers
-    period = found[1] - first if len(found) > 1 else max(layers, first + 1)
-    if first >= period or found != list(range(first, layers, period)):
-        raise BuildError(f"model: {metadata.name}: {name}: expected one every so many layers, got it in {found}")
-    return period, first
-
-
-def _count(metadata: Metadata, key: str) -> int:
-    value = metadata.need(key)
-    if not isinstance(value, int) or value < 1:
-        raise BuildError(f"model: {metadata.name}: {key}: expected at least 1, got {value}")
-    return value
 
 
 def _shared_expert(metadata: Metadata, file: GgufFile) -> Fields:
@@ -235,10 +164,5 @@ def _shared_expert(metadata: Metadata, file: GgufFile) -> Fields:
 
 def _layer_types(metadata: Metadata, file: GgufFile, other: str) -> list[str]:
     """What each layer is: attention where the file has its queries."""
-    attends = [f"blk.{layer}.attn_q.weight" in file.tensors for layer in range(_layers(metadata))]
+    attends = [f"blk.{layer}.attn_q.weight" in file.tensors for layer in range(layer_count(metadata))]
     return ["full_attention" if each else other for each in attends]
-
-
-def _layers(metadata: Metadata) -> int:
-    """Without those that draft."""
-    return int(metadata.need("block_count") - metadata.get("nextn_predict_layers", 0))

@@ -75,7 +75,7 @@ GPT_OSS = (
     Rule(r"model\.layers\.(\d+)\.self_attn\.sinks", lambda config, sinks: sinks, (r"blk.\1.attn_sinks.weight",)),
 )
 SCORES = Rule(
-    r"model\.layers\.(\d+)\.(?:mlp|mixer)\..*e_score_correction_bias",
+    r"model\.layers\.(\d+)\.(?:(?:mlp|mixer)\..*e_score_correction|feed_forward\.expert)_bias",
     lambda config, bias: bias,
     (r"blk.\1.exp_probs_b.bias",),
 )
