@@ -48,7 +48,7 @@ def register_lightning_attention(model: PreTrainedModel) -> None:
     """Have the model's layers compute ours for the states of rows; for all else they stay as they are. Raises
     ValueError for rates that are not those of the config."""
     for layer in _layers(model):
-        rates = layer.get_slope_rate(layer.slope_rate.device)
+        rates = layer.get_slope_rate().to(layer.slope_rate.device)
         if not torch.allclose(layer.slope_rate.float(), rates, rtol=1e-2, atol=1e-6):
             raise ValueError("its slope_rate is not what follows from its config; expected a checkpoint with that")
         layer.register_buffer(DECAY, (-rates).exp().flatten(), persistent=False)
@@ -62,7 +62,7 @@ def exact_rates(model: PreTrainedModel) -> Iterator[None]:
     dtype, each rounded alone, so that a prompt and the tokens behind it are computed with different ones."""
     with contextlib.ExitStack() as stack:
         for layer in _layers(model):
-            rates = layer.get_slope_rate(layer.slope_rate.device)
+            rates = layer.get_slope_rate().to(layer.slope_rate.device)
             names = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
             own = {name: layer.get_buffer(name) for name in names}
             stack.callback(layer._buffers.update, own)
@@ -77,10 +77,12 @@ def _layers(model: PreTrainedModel) -> list[Any]:
 def either(original: Callable[..., Any]) -> Callable[..., Any]:
     """Ours over a row's state, and transformers' own `forward` for all else."""
 
-    def forward(layer: Any, hidden_states: Tensor, *given: Any, cache: Any = None, **rest: Any) -> Any:
+    def forward(layer: Any, hidden_states: Tensor, *given: Any, **rest: Any) -> Any:
+        name = "cache" if "cache" in rest else "past_key_values"  # as older releases of transformers have it
+        cache = rest.get(name)
         if not isinstance(cache, HybridCache):
-            named = cache is None or hasattr(cache, "get_linear_cache")
-            return original(layer, hidden_states, *given, cache=cache if named else LinearCache(cache), **rest)
+            own = cache is None or hasattr(cache, "get_linear_cache")
+            return original(layer, hidden_states, *given, **(rest if own else rest | {name: LinearCache(cache)}))
         cache.get_recurrent_state(layer.layer_idx)
         state = take_state()
         assert state is not None
