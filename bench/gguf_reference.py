@@ -33,6 +33,7 @@ DIFFERENT = {
     "qwen2 yarn": "llama.cpp ignores rope.scaling.yarn_attn_factor",
     "gpt-oss": "llama.cpp rounds the bounds of yarn",
     "exaone4": "llama.cpp reads the windows of the large model alone",
+    "falcon-mamba": "llama.cpp norms steps, keys and queries with the epsilon of the layers' norms",
     "command-r": "llama.cpp reads the head norms of the large model alone",
 }
 

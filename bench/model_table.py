@@ -60,7 +60,7 @@ ALSO: dict[str, dict[str, Any]] = {  # what a class wants besides
     "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": 2},
     **dict.fromkeys(
         ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "olmo_hybrid",
-         "lara_mini", "kimi_linear"), LINEAR
+         "lara_mini", "kimi_linear", "bailing_hybrid"), LINEAR
     ),
     "granitemoehybrid": LINEAR | {"mamba_n_heads": 8, "mamba_n_groups": 2},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8},

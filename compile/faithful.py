@@ -15,7 +15,8 @@ from ..errors import BuildError
 from ..graphs.attention import ATTENTION_NAME, Pass, chain_pass
 from ..graphs.experts import EXPERTS_NAME
 from ..graphs.hybrid_cache import RECURRENT, WINDOW
-from ..graphs.kept import reason
+from ..graphs.kept import reason, with_cache
+from ..graphs.lightning_attention import exact_rates
 from ..graphs.linear_attention import as_kept, takes_no_state
 from ..graphs.target import CausalLM
 from ..kernels.tree_layout.op import tree_layout
@@ -266,11 +267,10 @@ def _transformers_pass(model: CausalLM, tokens: Tensor, cache: GivenCache) -> tu
     module.set_attn_implementation("eager")
     module.set_experts_implementation("eager")
     try:
-        with noted(module) as taken:
+        with exact_rates(module), noted(module) as taken:
             # As `generate` gives them: not every model counts what its cache holds.
             positions = (cache.get_seq_length() + torch.arange(tokens.shape[1], device=tokens.device))[None]
-            named = {"position_ids": positions, model.cache_name: cache}
-            return module(input_ids=tokens, use_cache=True, **named).logits, taken
+            return module(input_ids=tokens, position_ids=positions, **with_cache(module, cache)).logits, taken
     finally:
         module.set_attn_implementation(ATTENTION_NAME)
         module.set_experts_implementation(EXPERTS_NAME)

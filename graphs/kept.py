@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from .attention import ATTENTION_NAME
 from .convolution import has_convolutions, register_convolutions
 from .hybrid_cache import RECURRENT, WINDOW
+from .lightning_attention import has_lightning_attention, register_lightning_attention
 from .linear_attention import as_kept, has_linear_attention, register_linear_attention
 from .rope import BOUNDED_ROPE, PLAIN_ROPE, rope_kinds
 from .state import StateTensor
@@ -42,11 +43,18 @@ def cache_name(model: nn.Module) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
+def with_cache(model: PreTrainedModel, cache: object) -> dict[str, Any]:
+    """The arguments by which a model takes a cache of ours. MiniMax's code refuses one of another class than its own
+    where it may be asked to hand it back."""
+    return {cache_name(model): cache, "use_cache": not has_lightning_attention(model)}
+
+
 def check_config(model: PreTrainedModel) -> None:
     """Refuse what is known to be wrong under our attention. The build also compares logits (`compile.faithful`)."""
     config, name = model.config.get_text_config(), type(model).__name__
     known = {"full_attention", "sliding_attention"} | ({"conv"} if has_convolutions(model) else set())
     known |= {"linear_attention", "hybrid", *FEED_FORWARD} if has_linear_attention(model) else set()
+    known |= {"linear_attention"} if has_lightning_attention(model) else set()
     odd = set(getattr(config, "layer_types", None) or ()) - known
     if odd:
         raise UnsupportedModel(
@@ -75,12 +83,15 @@ def kept_by(model: PreTrainedModel) -> Kept:
         model.set_attn_implementation("eager")
     register_convolutions(model)
     register_linear_attention(model)
+    try:
+        register_lightning_attention(model)
+    except ValueError as error:
+        raise UnsupportedModel(f"model: {type(model).__name__}: {error}") from error
     recorder = _ShapeRecorder(model)
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
         try:
-            given = {"position_ids": token, cache_name(model): recorder, "attention_mask": None}
-            model(input_ids=token, use_cache=True, **given)
+            model(input_ids=token, position_ids=token, attention_mask=None, **with_cache(model, recorder))
         except Exception as error:  # modeling code raises anything
             raise UnsupportedModel(f"model: {type(model).__name__} cannot be traced: {reason(error)}") from error
     count = model.config.get_text_config().num_hidden_layers
@@ -156,4 +167,4 @@ class _ShapeRecorder:
         return query_length, 0
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"it asks its cache for {name}; expected a model that caches keys and values alone")
+        raise AttributeError(f"it asks its cache for {name}; expected keys and values, or states as Mamba has them")

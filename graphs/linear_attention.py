@@ -152,8 +152,11 @@ def either(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[.
 
 
 def as_kept(model: PreTrainedModel, state: Tensor) -> Tensor:
-    """transformers' state of a recurrent layer -> [B, H, N, P], as rows keep it."""
+    """transformers' state of a recurrent layer -> [B, H, N, P], as rows keep it. Raises ValueError for Zamba's, whose
+    layers call their scan several times."""
     if takes_no_state(model):
+        if state.dim() != 3:
+            raise ValueError(f"its layers scan each of {state.shape[1]} heads alone; expected one scan for a layer")
         return of_heads(state, state.shape[1] // math.gcd(state.shape[1], HEAD))
     return state.transpose(2, 3).contiguous() if hasattr(sys.modules[type(model).__module__], TRANSPOSED) else state
 

@@ -11,7 +11,7 @@ from .attention import ATTENTION_NAME, Pass, register_attention
 from .convolution import convolution_sizes
 from .experts import EXPERTS_NAME, register_experts
 from .hybrid_cache import HybridCache, take_state
-from .kept import UnsupportedModel, cache_name, kept_by
+from .kept import UnsupportedModel, kept_by, with_cache
 from .rope import keep_short_frequencies
 
 
@@ -39,7 +39,6 @@ class CausalLM(nn.Module):
         model.set_attn_implementation(ATTENTION_NAME)
         model.set_experts_implementation(EXPERTS_NAME)
         self.model = model.eval().requires_grad_(False)
-        self.cache_name = cache_name(model)
         self.feature_layers = tuple(feature_layers)
         self.config = model.config.get_text_config()
         self.windows = convolution_sizes(model)
@@ -79,12 +78,8 @@ class CausalLM(nn.Module):
         given: dict[str, Any] = {"input_ids": tokens}
         if where.wanted is not None:  # zeros must enter ahead of the first layer
             given = {"inputs_embeds": where.zeros_unless_wanted(self.model.get_input_embeddings()(tokens))}
-        return given | {
-            "position_ids": positions,
-            self.cache_name: cache,
-            "use_cache": True,
-            "attention_pass": where,
-        }
+        named = {"position_ids": positions, "attention_pass": where}
+        return given | named | with_cache(self.model, cache)
 
 
 def capture_last_layer(model: PreTrainedModel) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from . import families as of
-from . import hybrid
+from . import hybrid, mamba
 from . import mixtures as mixed
 from .fields import Fields, has
 from .file import GgufFile
 from .metadata import Metadata
-from .recurrent_rules import GRANITE, MAMBA, NEMOTRON, QWEN3_5, QWEN3_NEXT
+from .recurrent_rules import GRANITE, MAMBA, MAMBA_1, NEMOTRON, QWEN3_5, QWEN3_NEXT
 from .rules import (
     CONVOLUTION,
     EXPERTS,
@@ -30,12 +30,14 @@ from .rules import (
 
 class Architecture(NamedTuple):
     """model_type: transformers'. fields: of its config, beside those that all have. rules: of weights that are not in
-    the file as the model has them. partial: whether a part of each head may be rotated alone."""
+    the file as the model has them. partial: whether a part of each head may be rotated alone. attends: whether it has
+    attention."""
 
     model_type: str
     fields: Callable[[Metadata, GgufFile], Fields] = lambda metadata, file: {}
     rules: tuple[Rule, ...] = ()
     partial: bool = False
+    attends: bool = True
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -63,6 +65,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "falcon-h1": Architecture("falcon_h1", hybrid.falcon_h1, MAMBA),
     "nemotron_h": Architecture("nemotron_h", hybrid.nemotron_h, NEMOTRON, partial=True),
     "nemotron_h_moe": Architecture("nemotron_h", hybrid.nemotron_h_moe, NEMOTRON, partial=True),
+    "mamba": Architecture("mamba", mamba.mamba, MAMBA_1, attends=False),
+    "mamba2": Architecture("mamba2", mamba.mamba2, MAMBA, attends=False),
+    "jamba": Architecture("jamba", mamba.jamba, (*MAMBA_1, *EXPERTS)),
     "minicpm": Architecture("granite", of.minicpm, HALVES_OF_HEADS),
     "olmo2": Architecture("olmo2", of.olmo2),
     "starcoder2": Architecture("starcoder2", of.starcoder2),
@@ -77,5 +82,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),
     "gpt-oss": Architecture("gpt_oss", mixed.gpt_oss, GPT_OSS),
     "lfm2": Architecture("lfm2", hybrid.lfm2, (CONVOLUTION,)),
+    "lfm2moe": Architecture("lfm2_moe", hybrid.lfm2moe, (CONVOLUTION, *EXPERTS, SCORES)),
     "minimax-m2": Architecture("minimax_m2", mixed.minimax, (*EXPERTS, SCORES), partial=True),
 }

@@ -14,33 +14,52 @@ EPSILONS = {
 }  # of norms
 
 
-def common_fields(metadata: Metadata, file: GgufFile, partial: bool) -> Fields:
-    """What nearly every architecture says in the same words. Raises BuildError."""
-    width, heads = metadata.need("embedding_length"), metadata.same("attention.head_count")
-    layers = metadata.need("block_count") - metadata.get("nextn_predict_layers", 0)
-    if not heads:
-        raise BuildError(f"model: {metadata.name}: attention.head_count: expected at least 1, got {heads}")
-    size = head_size(metadata)
-    metadata.get("attention.value_length")  # the shape of attn_v says it
+def sizes(metadata: Metadata, file: GgufFile) -> Fields:
+    """What every architecture says in the same words. Raises BuildError."""
     found = {
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
-        "hidden_size": width,
-        "num_hidden_layers": layers,
+        "hidden_size": metadata.need("embedding_length"),
+        "num_hidden_layers": layer_count(metadata),
         "max_position_embeddings": metadata.need("context_length"),
         "intermediate_size": metadata.same("feed_forward_length"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": metadata.same("attention.head_count_kv", heads),
-        "head_dim": size,
-        "rope_parameters": rope_parameters(metadata, file, size, partial),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
     given = {field: metadata.get(key) for field, key in EPSILONS.items()}
     return found | {field: value for field, value in given.items() if value is not None}
 
 
+def attention_fields(metadata: Metadata, file: GgufFile, partial: bool) -> Fields:
+    """What every architecture with attention says in the same words. partial: see `rope_parameters`. Raises
+    BuildError."""
+    heads = metadata.same("attention.head_count")
+    if not heads:
+        raise BuildError(f"model: {metadata.name}: attention.head_count: expected at least 1, got {heads}")
+    size = head_size(metadata)
+    metadata.get("attention.value_length")  # the shape of attn_v says it
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.same("attention.head_count_kv", heads),
+        "head_dim": size,
+        "rope_parameters": rope_parameters(metadata, file, size, partial),
+    }
+
+
 def has(file: GgufFile, name: str) -> bool:
     """Whether any layer has a tensor of that name."""
     return any(tensor.startswith("blk.") and tensor.endswith(f".{name}") for tensor in file.tensors)
+
+
+def count(metadata: Metadata, key: str) -> int:
+    """A key that is at least 1. Raises BuildError."""
+    value = metadata.need(key)
+    if not isinstance(value, int) or value < 1:
+        raise BuildError(f"model: {metadata.name}: {key}: expected at least 1, got {value}")
+    return value
+
+
+def layer_count(metadata: Metadata) -> int:
+    """Without those that draft."""
+    return int(metadata.need("block_count") - metadata.get("nextn_predict_layers", 0))
 
 
 def head_size(metadata: Metadata) -> int:

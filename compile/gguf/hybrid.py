@@ -2,21 +2,26 @@
 
 from ...errors import BuildError
 from .families import granite_scales
-from .fields import Fields, biases, has
+from .fields import Fields, biases, count, has, layer_count
 from .file import GgufFile
 from .metadata import Metadata
 from .mixtures import SIGMOID, experts, sparse
 
 
 def lfm2(metadata: Metadata, file: GgufFile) -> Fields:
-    """Layers without attention are short convolutions."""
-    return {
-        "layer_types": _layer_types(metadata, file, "conv"),
-        "conv_L_cache": metadata.need("shortconv.l_cache"),
-        "conv_bias": has(file, "shortconv.conv.bias"),
-        "norm_eps": metadata.need("attention.layer_norm_rms_epsilon"),
-        "block_auto_adjust_ff_dim": False,  # the file has what it is adjusted to
-    }
+    return _short_convolutions(metadata, file) | {
+        "block_auto_adjust_ff_dim": False
+    }  # the file has what it is adjusted to
+
+
+def lfm2moe(metadata: Metadata, file: GgufFile) -> Fields:
+    return _short_convolutions(metadata, file) | experts(metadata, SIGMOID) | {
+        "moe_intermediate_size": metadata.same("expert_feed_forward_length", metadata.same("feed_forward_length")),
+        "num_dense_layers": metadata.get("leading_dense_block_count", 0),
+        "use_expert_bias": True,  # llama.cpp reads no file without
+        "norm_topk_prob": metadata.get("expert_weights_norm", True),
+        "routed_scaling_factor": metadata.get("expert_weights_scale", 0.0) or 1.0,
+    }  # fmt: skip
 
 
 def qwen3next(metadata: Metadata, file: GgufFile) -> Fields:
@@ -36,13 +41,13 @@ def linear_attention(metadata: Metadata, file: GgufFile) -> Fields:
     """Layers without attention of the usual kind have gated delta rules."""
     for key in ("full_attention_interval", "attention.recurrent_layers"):
         metadata.get(key)  # the tensors say it
-    values = _count(metadata, "ssm.time_step_rank")
+    values = count(metadata, "ssm.time_step_rank")
     return {
         "layer_types": _layer_types(metadata, file, "linear_attention"),
-        "linear_conv_kernel_dim": _count(metadata, "ssm.conv_kernel"),
-        "linear_key_head_dim": _count(metadata, "ssm.state_size"),
-        "linear_num_key_heads": _count(metadata, "ssm.group_count"),
-        "linear_value_head_dim": _count(metadata, "ssm.inner_size") // values,
+        "linear_conv_kernel_dim": count(metadata, "ssm.conv_kernel"),
+        "linear_key_head_dim": count(metadata, "ssm.state_size"),
+        "linear_num_key_heads": count(metadata, "ssm.group_count"),
+        "linear_value_head_dim": count(metadata, "ssm.inner_size") // values,
         "linear_num_value_heads": values,
         "attention_bias": has(file, "attn_q.bias"),
     }
@@ -82,17 +87,17 @@ def nemotron_h(metadata: Metadata, file: GgufFile) -> Fields:
     """Nemotron H: a layer has a state, attention or a feed-forward block. None knows positions."""
     metadata.get("rope.scaling.finetuned")
     tensors = {"ssm_in": "linear_attention", "attn_q": "full_attention", "ffn_gate_inp": "moe", "ffn_up": "mlp"}
-    heads = _count(metadata, "ssm.time_step_rank")
+    heads = count(metadata, "ssm.time_step_rank")
     return {
         "layers_block_type": [
             next((kind for name, kind in tensors.items() if f"blk.{layer}.{name}.weight" in file.tensors), "mlp")
-            for layer in range(_layers(metadata))
+            for layer in range(layer_count(metadata))
         ],
-        "conv_kernel": _count(metadata, "ssm.conv_kernel"),
-        "ssm_state_size": _count(metadata, "ssm.state_size"),
-        "n_groups": _count(metadata, "ssm.group_count"),
+        "conv_kernel": count(metadata, "ssm.conv_kernel"),
+        "ssm_state_size": count(metadata, "ssm.state_size"),
+        "n_groups": count(metadata, "ssm.group_count"),
         "mamba_num_heads": heads,
-        "mamba_head_dim": _count(metadata, "ssm.inner_size") // heads,
+        "mamba_head_dim": count(metadata, "ssm.inner_size") // heads,
         "use_conv_bias": has(file, "ssm_conv1d.bias"),
         "use_bias": has(file, "ssm_in.bias") or has(file, "ssm_out.bias"),
         "layer_norm_epsilon": _epsilon(metadata),
@@ -117,6 +122,16 @@ def nemotron_h_moe(metadata: Metadata, file: GgufFile) -> Fields:
     }
 
 
+def _short_convolutions(metadata: Metadata, file: GgufFile) -> Fields:
+    """Of models whose layers without attention are that."""
+    return {
+        "layer_types": _layer_types(metadata, file, "conv"),
+        "conv_L_cache": metadata.need("shortconv.l_cache"),
+        "conv_bias": has(file, "shortconv.conv.bias"),
+        "norm_eps": metadata.need("attention.layer_norm_rms_epsilon"),
+    }
+
+
 def _epsilon(metadata: Metadata) -> float:
     """Under either name or both."""
     keys = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
@@ -128,24 +143,17 @@ def _epsilon(metadata: Metadata) -> float:
 
 def _mamba(metadata: Metadata, file: GgufFile) -> Fields:
     """Of Mamba-2's layers."""
-    inner, heads = _count(metadata, "ssm.inner_size"), _count(metadata, "ssm.time_step_rank")
+    inner, heads = count(metadata, "ssm.inner_size"), count(metadata, "ssm.time_step_rank")
     return {
-        "mamba_d_conv": _count(metadata, "ssm.conv_kernel"),
-        "mamba_d_state": _count(metadata, "ssm.state_size"),
-        "mamba_n_groups": _count(metadata, "ssm.group_count"),
+        "mamba_d_conv": count(metadata, "ssm.conv_kernel"),
+        "mamba_d_state": count(metadata, "ssm.state_size"),
+        "mamba_n_groups": count(metadata, "ssm.group_count"),
         "mamba_n_heads": heads,
         "mamba_d_head": inner // heads,
-        "mamba_expand": inner // _count(metadata, "embedding_length"),
+        "mamba_expand": inner // count(metadata, "embedding_length"),
         "mamba_conv_bias": has(file, "ssm_conv1d.bias"),
         "mamba_proj_bias": has(file, "ssm_in.bias"),
     }
-
-
-def _count(metadata: Metadata, key: str) -> int:
-    value = metadata.need(key)
-    if not isinstance(value, int) or value < 1:
-        raise BuildError(f"model: {metadata.name}: {key}: expected at least 1, got {value}")
-    return value
 
 
 def _shared_expert(metadata: Metadata, file: GgufFile) -> Fields:
@@ -156,10 +164,5 @@ def _shared_expert(metadata: Metadata, file: GgufFile) -> Fields:
 
 def _layer_types(metadata: Metadata, file: GgufFile, other: str) -> list[str]:
     """What each layer is: attention where the file has its queries."""
-    attends = [f"blk.{layer}.attn_q.weight" in file.tensors for layer in range(_layers(metadata))]
+    attends = [f"blk.{layer}.attn_q.weight" in file.tensors for layer in range(layer_count(metadata))]
     return ["full_attention" if each else other for each in attends]
-
-
-def _layers(metadata: Metadata) -> int:
-    """Without those that draft."""
-    return int(metadata.need("block_count") - metadata.get("nextn_predict_layers", 0))

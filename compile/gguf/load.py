@@ -10,7 +10,7 @@ from transformers.initialization import no_init_weights
 
 from ...errors import BuildError
 from .architectures import ARCHITECTURES, Architecture
-from .fields import EPSILONS, common_fields
+from .fields import EPSILONS, attention_fields, sizes
 from .file import GgufFile, read_gguf
 from .metadata import Metadata
 from .rope import divide_frequencies
@@ -30,7 +30,8 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
     metadata = Metadata(file, path.name)
     architecture = _architecture(metadata)
     tokenizer, special = read_tokenizer(metadata, _rows(file, metadata))
-    fields = common_fields(metadata, file, architecture.partial)
+    fields = sizes(metadata, file)
+    fields |= attention_fields(metadata, file, architecture.partial) if architecture.attends else {}
     fields |= {"model_type": architecture.model_type} | architecture.fields(metadata, file)
     ids = {"bos_token_id": special.ids.get("bos"), "pad_token_id": special.ids.get("padding")}
     config = _config(metadata, fields | ids | {"eos_token_id": list(special.stop) or None})

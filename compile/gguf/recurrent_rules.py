@@ -7,14 +7,25 @@ from torch import Tensor
 
 from .rules import CONVOLUTION, SCORES, Rule
 
-_LAYER = r"model\.layers\.(\d+)\.(?:linear_attn|mamba|mixer)\."
+_LAYER = r"(?:model|backbone)\.layers\.(\d+)\.(?:linear_attn|mamba|mixer)\."
+
+
+def _logarithm(config: Any, decay: Tensor) -> Tensor:
+    """What the file has -exp of. Raises ValueError."""
+    if not bool((decay <= 0).all()):
+        raise ValueError(f"expected numbers of 0 or less, got {float(decay.max()):.3g}")
+    return torch.log(-decay)
+
+
 # What a state keeps per step: the file has -exp of it, and its shift under a name of its own.
 DECAY = (
-    Rule(rf"{_LAYER}A_log", lambda config, decay: torch.log(-decay).flatten(), (r"blk.\1.ssm_a",), exact=True),
+    Rule(rf"{_LAYER}A_log", lambda config, decay: _logarithm(config, decay).flatten(), (r"blk.\1.ssm_a",), exact=True),
     Rule(rf"{_LAYER}dt_bias", lambda config, bias: bias, (r"blk.\1.ssm_dt.bias",)),
 )
 # All norms but that of the gated output have one more.
 NORMS = Rule(r"(?!.*linear_attn).*norm\.weight", lambda config, weight: weight - 1, exact=True)
+# Mamba's: a number for each channel and each place of its state.
+MAMBA_1 = (Rule(rf"{_LAYER}A_log", _logarithm, (r"blk.\1.ssm_a",), exact=True), CONVOLUTION)
 # Mamba-2's: vectors are matrices in the file.
 MAMBA = (*DECAY, CONVOLUTION, Rule(rf"{_LAYER}(?:D|norm\.weight)", lambda config, rows: rows.flatten()))
 
@@ -49,7 +60,7 @@ QWEN3_NEXT = (
 QWEN3_5 = (
     Rule(
         rf"{_LAYER}A_log",
-        lambda config, decay: torch.log(-_grouped(config, decay)),
+        lambda config, decay: _logarithm(config, _grouped(config, decay)),
         (r"blk.\1.ssm_a",),
         exact=True,
     ),

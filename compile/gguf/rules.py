@@ -28,7 +28,7 @@ def _transposed(config: Any, weight: Tensor) -> Tensor:
     return weight.transpose(-1, -2)
 
 
-_EXPERT = r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\."
+_EXPERT = r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe|feed_forward)\.experts\."
 HALVES_OF_HEADS = (
     Rule(r".*\.q_proj\.(weight|bias)", lambda config, rows: _halves(config.num_attention_heads, rows)),
     Rule(r".*\.k_proj\.(weight|bias)", lambda config, rows: _halves(config.num_key_value_heads, rows)),
@@ -75,7 +75,7 @@ GPT_OSS = (
     Rule(r"model\.layers\.(\d+)\.self_attn\.sinks", lambda config, sinks: sinks, (r"blk.\1.attn_sinks.weight",)),
 )
 SCORES = Rule(
-    r"model\.layers\.(\d+)\.(?:mlp|mixer)\..*e_score_correction_bias",
+    r"model\.layers\.(\d+)\.(?:(?:mlp|mixer)\..*e_score_correction|feed_forward\.expert)_bias",
     lambda config, bias: bias,
     (r"blk.\1.exp_probs_b.bias",),
 )

@@ -48,6 +48,8 @@ def read_weights(
             raise BuildError(
                 f"model: {metadata.name}: {', '.join(sources)}: expected what makes {name}, got {shapes}"
             ) from error
+        except ValueError as error:  # numbers that cannot be what they are for
+            raise BuildError(f"model: {metadata.name}: {', '.join(sources)}: {error}") from error
         if value.shape != parameter.shape:
             raise BuildError(
                 f"model: {metadata.name}: {', '.join(sources)}: expected shape {tuple(parameter.shape)} for {name}, "

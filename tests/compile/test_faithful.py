@@ -34,8 +34,8 @@ LATENT = ["DeepseekV3"]
 ROUTED = ["Qwen3Moe", "DeepseekV3", "GptOss", "Lfm2Moe", "Qwen3Next", "Jamba"]
 GATED = ["Qwen3Next", "Qwen3_5Text", "OlmoHybrid", "KimiLinear"]  # linear attention with a gate
 MAMBA = ["Mamba", "FalconMamba", "Jamba"]
-LINEAR = [*GATED, "Mamba2", *MAMBA]
-CONVOLVED = ["Lfm2", "Lfm2Moe", *LINEAR]
+LINEAR = [*GATED, "Mamba2", *MAMBA, "MiniMax"]
+CONVOLVED = ["Lfm2", "Lfm2Moe", *GATED, "Mamba2", *MAMBA]
 ATTENDING = [name for name in ARCHITECTURES if name not in ("Mamba", "FalconMamba", "Mamba2")]
 PLACED = [name for name in ATTENDING if name not in ("NemotronH", "Jamba", "KimiLinear")]  # those that know positions
 

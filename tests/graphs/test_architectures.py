@@ -46,7 +46,7 @@ def test_output_equals_transformers(architecture, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "architecture", ["Lfm2", "Qwen3Next", "KimiLinear", "GraniteMoeHybrid", "Mamba2", "Mamba", "Jamba"]
+    "architecture", ["Lfm2", "Qwen3Next", "KimiLinear", "GraniteMoeHybrid", "Mamba2", "Mamba", "Jamba", "MiniMax"]
 )
 def test_512_tokens_equal_transformers(architecture, tmp_path):
     """One of each kind of recurrent layer: an error that a state gathers would show."""
@@ -112,6 +112,18 @@ def test_frequencies_that_change_past_a_length_are_taken_up_to_it(kind, tmp_path
         specstep.eager(folder, dtype="float32", max_seq_len=most + 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rates_of_lightning_attention_are_those_of_the_config_whatever_a_checkpoint_rounds_them_to(dtype):
+    exact, model = tiny_model("MiniMax"), tiny_model("MiniMax").to(dtype)
+    cache_layers(model)
+    for layer, own in zip(model.model.layers[::2], exact.model.layers[::2], strict=True):
+        assert layer.self_attn.slope_rate.dtype == dtype
+        assert torch.equal(layer.self_attn.decay, (-own.self_attn.slope_rate).exp().flatten())
+    model.model.layers[0].self_attn.slope_rate *= 1.1
+    with pytest.raises(UnsupportedModel, match="slope_rate is not what follows from its config"):
+        cache_layers(model)
+
+
 def test_frequencies_that_are_not_known_are_refused_by_name(tmp_path):
     model = tiny_model("Llama")
     model.config.rope_parameters["rope_type"] = "spiral"
@@ -124,15 +136,18 @@ OTHERS = {
     "Bloom": ({}, "computes attention in code of its own"),
     "Nemotron": ({"num_key_value_heads": 2}, "hands no keyword arguments on to its attention"),
     "Rwkv": ({}, "cannot be traced|code of its own"),
-}
+    "xLSTM": ({"num_heads": 4, "num_blocks": 2}, "asks its cache for rnn_state; expected keys and values, or states"),
+    "Zamba": ({"num_hidden_layers": 6, "attention_head_dim": 24, "attn_layer_period": 2, "attn_layer_offset": 1,
+               "intermediate_size": 64}, "its layers scan each of 2 heads alone; expected one scan for a layer"),
+    "RecurrentGemma": ({"lru_width": 48, "num_key_value_heads": 1}, "has layers of type .'linear_attention'."),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_unsupported_models_are_refused_by_name(architecture, tmp_path):
     changes, message = OTHERS[architecture]
-    config = getattr(transformers, f"{architecture}Config")(
-        vocab_size=320, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, **changes
-    )
+    small = {"vocab_size": 320, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = getattr(transformers, f"{architecture}Config")(**small | changes)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     with pytest.raises(specstep.BuildError, match=f"model: {architecture}ForCausalLM .*({message})") as refusal:
         specstep.eager(str(tmp_path / "model"), dtype="float32", max_seq_len=64)

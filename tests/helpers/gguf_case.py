@@ -50,6 +50,8 @@ def case_model(case: Case, seed: int = 0) -> Any:
         for name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith(("bias", "sinks", ".D")) or "norm" in name or ".ln_" in name:
                 parameter += 0.3 * torch.randn_like(parameter)
+            if name.endswith("A_log") and parameter.dim() == 2:  # of Mamba, the same for all channels at the start
+                parameter += torch.randn_like(parameter)
     return model
 
 

@@ -168,6 +168,16 @@ HYBRIDS = {
         {"shortconv.l_cache": 4, "attention.head_count_kv": [0, 2, 0], "attention.layer_norm_rms_epsilon": 1e-3},
         lambda model, name, tensor: tensor.squeeze(1) if name.endswith("shortconv.conv.weight") else tensor,
     ),
+    "lfm2moe": Case(
+        "lfm2moe", "Lfm2Moe",
+        CONVOLUTIONS | MIXTURE | {"norm_eps": 1e-3, "num_dense_layers": 1, "rope_parameters": {"rope_theta": 20000.0},
+                                  "tie_word_embeddings": True},
+        {"shortconv.l_cache": 4, "attention.head_count_kv": [0, 2, 0], "attention.layer_norm_rms_epsilon": 1e-3,
+         "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "leading_dense_block_count": 1,
+         "expert_gating_func": 2},
+        lambda model, name, tensor: tensor.squeeze(1) if name.endswith("shortconv.conv.weight") else tensor,
+        lambda model, name, tensor: {f"{layer(name)}.exp_probs_b.bias": tensor} if "expert_bias" in name else {},
+    ),
     "qwen3next": Case("qwen3next", "Qwen3Next", DELTA | EXPERTS, DELTA_KEYS | EXPERT_KEYS, delta, split),
     "qwen3next of 2025": Case("qwen3next", "Qwen3Next", DELTA | EXPERTS, DELTA_KEYS | EXPERT_KEYS, delta, time_step),
     "qwen35": Case(

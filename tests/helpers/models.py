@@ -114,6 +114,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     | {"attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1}
     | {"num_experts": 4, "num_experts_per_tok": 2, "mamba_d_state": 10, "mamba_d_conv": 4, "mamba_expand": 2}
     | {"mamba_dt_rank": 5},
+    "MiniMax": SMALL
+    | {"layer_types": LINEAR["layer_types"], "head_dim": 16, "block_size": 8, "num_local_experts": 4}
+    | {"num_experts_per_tok": 2, "linear_attn_alpha_factor": 1.3, "linear_attn_beta_factor": 0.7},
     "Mamba2": SMALL
     | {"num_heads": 12, "head_dim": 8, "n_groups": 2, "state_size": 10, "chunk_size": 8, "conv_kernel": 4, "expand": 2},
 }

@@ -90,8 +90,8 @@ def test_a_tensor_that_is_not_taken_or_missing_is_named(tmp_path, model, tensors
 
 
 def test_an_architecture_that_is_not_known_is_named_with_those_that_are(tmp_path, model):
-    said = refusal(file_with(tmp_path / "a.gguf", model, architecture="mamba"))
-    assert "general.architecture: expected one of cohere2, command-r," in said and said.endswith("got mamba")
+    said = refusal(file_with(tmp_path / "a.gguf", model, architecture="rwkv7"))
+    assert "general.architecture: expected one of cohere2, command-r," in said and said.endswith("got rwkv7")
 
 
 def test_keys_that_are_known_to_be_harmless_are_taken(tmp_path, model):
@@ -131,12 +131,49 @@ def test_granite_of_the_hybrid_s_converter_is_taken(tmp_path):
             "layer_norm_epsilon: expected one value, got [9.99",
         ),
         ("qwen35", "ssm.group_count", 3, "expected what makes model.layers.0.linear_attn."),
+        ("mamba", "ssm.state_size", None, "expected the key mamba.ssm.state_size, got none"),
+        ("mamba", "ssm.inner_size", 100, "ssm.inner_size: expected a multiple of 48, got 100"),
+        ("mamba", "attention.head_count", 4, "attention.head_count: expected 0 or none, got 4"),
+        ("mamba", "attention.layer_norm_rms_epsilon", None, "expected the key mamba.attention.layer_norm_rms"),
+        ("mamba", "ssm.group_count", 1, "expected keys whose meaning is known, got mamba.ssm.group_count = 1"),
+        ("mamba2", "ssm.group_count", None, "expected the key mamba2.ssm.group_count, got none"),
+        ("mamba2", "ssm.time_step_rank", 6, "blk.0.ssm_dt.bias: expected shape (6,)"),
+        ("jamba", "ssm.time_step_rank", 6, "blk.0.ssm_x.weight: expected shape (38, 96)"),
+        ("lfm2moe", "expert_gating_func", 1, "expert_gating_func: expected 2, got 1"),
+        ("lfm2moe", "shortconv.l_cache", None, "expected the key lfm2moe.shortconv.l_cache, got none"),
+        ("jamba", "ssm.dt_b_c_rms", True, "expected keys whose meaning is known, got jamba.ssm.dt_b_c_rms"),
     ],
 )
 def test_a_hybrid_that_is_not_understood_is_refused(tmp_path, name, key, value, message):
     case = CASES[name]
     changed = case._replace(keys=case.keys | {key: value})
     assert message in refusal(save_case(tmp_path / "a.gguf", changed, case_model(case)))
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("mamba", {"blk.1.ssm_a": lambda a: -a}, "blk.1.ssm_a: expected numbers of 0 or less, got "),
+        ("qwen35", {"blk.0.ssm_a": lambda a: -a}, "blk.0.ssm_a: expected numbers of 0 or less, got "),
+        ("jamba", {"blk.2.ssm_a": lambda a: a.T}, "blk.2.ssm_a: expected shape (96, 16)"),
+        ("jamba", {"blk.0.ssm_conv1d.weight": lambda w: w.T}, "blk.0.ssm_conv1d.weight: expected shape (96, 1, 4)"),
+        ("mamba", {"blk.2.ssm_dt.bias": None}, "expected all weights, got none for blk.2.ssm_dt.bias"),
+        ("falcon-mamba", {"blk.0.ssm_dt_norm.weight": torch.ones(5)}, "got blk.0.ssm_dt_norm.weight"),
+        ("jamba", {"blk.0.ssm_b_norm.weight": None}, "expected all weights, got none for blk.0.ssm_b_norm.weight"),
+        ("lfm2moe", {"blk.1.exp_probs_b.bias": None}, "expected all weights, got none for blk.1.exp_probs_b.bias"),
+        ("jamba", {"blk.0.attn_q.weight": torch.ones(48, 48)},
+         "attn_q: expected one every so many layers, got it in [0, 1, 4]"),
+    ],
+)  # fmt: skip
+def test_a_tensor_of_a_hybrid_that_is_not_as_it_should_be_is_named(tmp_path, name, changed, message):
+    """changed: tensors by their names, what becomes of one that is there, None for one that is left out."""
+    case = CASES[name]
+    model = case_model(case)
+    tensors = {stored: case.convert(model, stored, x) for stored, x in named_tensors(case, model).items()}
+    for stored, change in changed.items():
+        tensors[stored] = change(tensors[stored]) if callable(change) and stored in tensors else change
+    there = {stored: tensor for stored, tensor in tensors.items() if tensor is not None}
+    assert message in refusal(write_gguf(tmp_path / "a.gguf", case.architecture, metadata(case, model), there))
 
 
 def test_layers_that_draft_are_left_out(tmp_path):

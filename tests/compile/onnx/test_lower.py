@@ -386,7 +386,7 @@ def test_the_shortest_rows(tmp_path):
     assert got == [greedy(expected, prompt, 4 - len(prompt), []) for prompt in prompts]
 
 
-SLOW_HYBRIDS = ["Lfm2", "GraniteMoeHybrid", "FalconH1", "Mamba2", "Jamba"]
+SLOW_HYBRIDS = ["Lfm2", "GraniteMoeHybrid", "FalconH1", "Mamba2", "Jamba", "MiniMax"]
 
 
 @pytest.mark.parametrize(
