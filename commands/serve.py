@@ -84,6 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     with needs_extra("serve", "serve"):
+        from ..serving.loading import alive
         from ..serving.options import ServeOptions
         from ..serving.server import hosts_of, is_local, listen, serve
     from ..model_engines import engine_of
@@ -120,15 +121,16 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as open_, listen(options.host, options.port) as bound:
         if not keys and not is_local(options.host):
             say(OPEN.format(options.host), file=sys.stderr)
-        with Progress() as report:
-            directories = {
-                name: engine_of(engine, report, given_build(options), {"max_batch": ROWS}, options.device)
-                for name, engine in named(options.engines).items()
+        with alive(bound, asked):
+            with Progress() as report:
+                directories = {
+                    name: engine_of(engine, report, given_build(options), {"max_batch": ROWS}, options.device)
+                    for name, engine in named(options.engines).items()
+                }
+            engines = {
+                name: open_.enter_context(load(directory, **how, **given_learning(options)))
+                for name, directory in directories.items()
             }
-        engines = {
-            name: open_.enter_context(load(directory, **how, **given_learning(options)))
-            for name, directory in directories.items()
-        }
         fault = serve(engines, bound, asked, options.drain)
     if fault is None:
         return 0

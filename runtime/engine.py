@@ -19,7 +19,7 @@ from .gpu import gpu_number
 from .ladder.ladder import Ladder, make_ladder
 from .learned import save_learned, start_learned
 from .open_directory import open_directory
-from .scheduler import Occupancy, Scheduler
+from .scheduler import CacheUse, Occupancy, Scheduler
 from .session import Session
 from .stream import Generation, Stream, outcome
 from .submission import Submission
@@ -74,6 +74,11 @@ class Engine:
     def occupancy(self) -> Occupancy:
         """How many requests wait, and how many have a row. Both are 0 when all are done."""
         return self._scheduler.occupancy
+
+    @property
+    def cache_use(self) -> CacheUse:
+        """How full the rows' caches and the prefix cache are, from any thread."""
+        return self._scheduler.cache_use
 
     @property
     def broken(self) -> BaseException | None:

@@ -44,11 +44,11 @@ class PrefixCache:
             )
         parts = (1 if session.spec.recurrent else 0) + (1 if self.block_bytes else 0)
         self._states = RowStates(session, budget, parts) if session.spec.recurrent else None
-        places = self._places(budget // parts)
+        self.most_blocks = self._places(budget // parts)
         if self._states is not None:
             session.chunk_end = self._end_of_block
-        session.make_store(places * BLOCK)
-        self._free = deque(range(places))
+        session.make_store(self.most_blocks * BLOCK)
+        self._free = deque(range(self.most_blocks))
         self._blocks: dict[Key, Block] = {}
         # By number, which is quicker to hash: the least recently used first, a block after those that follow it.
         self._recent: OrderedDict[int, Key] = OrderedDict()
@@ -59,6 +59,11 @@ class PrefixCache:
         if self._states is not None and not self.block_bytes:
             return self._states.most * -(-self.session.spec.max_seq_len // BLOCK)
         return max(budget // self.block_bytes, 1)
+
+    @property
+    def blocks(self) -> int:
+        """How many are kept now, from any thread."""
+        return len(self._blocks)
 
     @property
     def used_bytes(self) -> int:

@@ -18,7 +18,7 @@ from ..errors import EngineError, InputError
 from .asked.prompt import at_least_one
 from .asked.request import Request
 from .ladder.ladder import Ladder
-from .prefix_cache import PrefixCache
+from .prefix_cache import BLOCK, PrefixCache
 from .rows import Rows, Taken
 from .session import Session
 from .submission import Caller, Submission
@@ -29,6 +29,17 @@ class Occupancy(NamedTuple):
 
     waiting: int
     running: int
+
+
+class CacheUse(NamedTuple):
+    """tokens: in the caches of rows that are taken; slots: how many those of all rows hold. blocks: that the prefix
+    cache keeps, of `block_tokens` each; most_blocks: how many it holds, 0 where there is none."""
+
+    tokens: int
+    slots: int
+    blocks: int
+    most_blocks: int
+    block_tokens: int = BLOCK
 
 
 class Scheduler:
@@ -81,6 +92,16 @@ class Scheduler:
                 return Occupancy(0, 0)
             waiting = sum(len(caller.waiting) for caller in self._callers if not caller.cancelled)
             return Occupancy(waiting, rows.count)
+
+    @property
+    def cache_use(self) -> CacheUse:
+        """How full the caches are, from any thread; nothing after `close`."""
+        rows = self._rows
+        if rows is None:
+            return CacheUse(0, 0, 0, 0)
+        spec, prefixes = rows.session.spec, rows.prefixes
+        blocks, most = (prefixes.blocks, prefixes.most_blocks) if prefixes is not None else (0, 0)
+        return CacheUse(rows.tokens, spec.max_batch * spec.max_seq_len, blocks, most)
 
     def submit(self, requests: Sequence[Request]) -> Submission:
         """Queue requests. Raises EngineError after `close`, InputError for a request that was submitted before."""

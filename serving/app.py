@@ -63,6 +63,7 @@ def create_app(engines: Mapping[str, Engine], options: ServeOptions | None = Non
     _add_answers(app, served, metrics, options)
     _add_responses(app, served, metrics, options)
     _add_models(app, served)
+    _add_health(app, served)
     _add_looks(app, metrics)
     routes = [path for route in app.routes if "{" not in (path := getattr(route, "path", ""))]
     app.add_middleware(Guard, options=options, metrics=metrics, routes=routes)
@@ -148,14 +149,26 @@ def _add_models(app: FastAPI, served: Mapping[str, Served]) -> None:
         return {"tokens": tokens, "count": len(tokens), "max_model_len": one.engine.spec.max_seq_len}
 
 
-def _add_looks(app: FastAPI, metrics: Metrics) -> None:
-    """What operators and people look at."""
+def _add_health(app: FastAPI, served: Mapping[str, Served]) -> None:
+    """What whoever starts servers asks, and whoever sends calls to them."""
 
     @app.get("/health", response_class=PlainTextResponse)
-    async def health() -> str:
-        """Whether the server answers, and all of its engines run."""
+    @app.get("/readyz", response_class=PlainTextResponse)
+    async def ready() -> str:
+        """Whether the server answers, and all of its engines run: calls may be sent."""
         app.state.check()
         return "ok"
+
+    @app.get("/livez", response_class=PlainTextResponse)
+    async def live() -> str:
+        """Whether the server answers, and no engine has failed for good: otherwise, start it again."""
+        for one in served.values():
+            one.check_alive()
+        return "ok"
+
+
+def _add_looks(app: FastAPI, metrics: Metrics) -> None:
+    """What operators and people look at."""
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def read_metrics() -> Response:

@@ -6,6 +6,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from .guard import OPEN
+
 
 class ErrorDetail(BaseModel):
     """What was wrong, and in which field."""
@@ -190,7 +192,7 @@ def openapi(app: FastAPI, keys: bool) -> dict[str, Any]:
         for path, methods in schema["paths"].items():
             for method in methods.values():
                 method["responses"].pop("422", None)
-                if keys and path not in ("/", "/health"):
+                if keys and path not in OPEN:
                     method["security"] = [{"key": []}]
         parts = schema["components"]
         for name in ("HTTPValidationError", "ValidationError"):

@@ -3,7 +3,9 @@
 import socket
 from pathlib import Path
 
+import httpx2 as httpx
 import pytest
+from served import PATIENCE
 from specstep import model_engines
 from specstep.cli import main
 from specstep.commands import serve as command
@@ -69,6 +71,25 @@ def test_directories_become_models(served, tmp_path):
     assert served[1][2].stream_interval_ms == 5
     how = {"prefix_cache_bytes": 0, "prefill_per_step": 32, "nodes": 3} | LEARNING
     assert served[1][0]["first"].options.items() >= how.items()
+
+
+def test_the_server_is_alive_and_not_ready_while_engines_are_loaded(served, monkeypatch):
+    bound, told, real = [], {}, server.listen
+    monkeypatch.setattr(server, "listen", lambda *given: bound.append(real(*given)) or bound[0])
+
+    def load(directory, **options):
+        url = f"http://127.0.0.1:{bound[0].getsockname()[1]}"
+        paths = ("/livez", "/readyz", "/health", "/v1/models")
+        told.update({path: httpx.get(url + path, timeout=PATIENCE) for path in paths})
+        return FakeEngine(directory, **options)
+
+    monkeypatch.setattr(engines, "load", load)
+    assert main(["serve", "engine", "--port", "0"]) == 0
+    assert {path: answer.status_code for path, answer in told.items()} == {
+        "/livez": 200, "/readyz": 503, "/health": 503, "/v1/models": 503
+    }  # fmt: skip
+    assert told["/v1/models"].headers["Retry-After"] == "5"
+    assert "being loaded" in told["/v1/models"].json()["error"]["message"]
 
 
 def test_an_engine_that_breaks_is_one_line_and_a_status(served, monkeypatch, capsys):
