@@ -62,6 +62,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--stream-interval-ms", type=int, metavar="MS", default=40, help="least time from one chunk of a stream to the "
         "next: what comes between them goes out as one; 0 sends a chunk at each step (default: 40)"
     )  # fmt: skip
+    add(
+        "--kv-events", action="store_true", help="tell readers of /kv_events which blocks of tokens the prefix caches "
+        "keep, so that a router sends a prompt to where its beginning is; they have all prompts' tokens"
+    )  # fmt: skip
     add_nodes_option(parser)
     add_device_option(parser)
     add(
@@ -96,6 +100,7 @@ def run(options: argparse.Namespace) -> int:
         max_queue=options.max_queue,
         log_prompts=options.log_prompts,
         share_prefixes=options.share_prefixes,
+        kv_events=options.kv_events,
         stream_interval_ms=options.stream_interval_ms,
         hosts=hosts_of(options.host, bool(keys)),
         tool_format=options.tool_format,
@@ -116,6 +121,7 @@ def run(options: argparse.Namespace) -> int:
         "prefill_per_step": options.prefill_per_step,
         "nodes": given_nodes(options),
         "device": options.device,
+        "kv_events": options.kv_events,
         "report": logging.getLogger(__name__).info,
     }
     with contextlib.ExitStack() as open_, listen(options.host, options.port) as bound:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ..errors import EngineError, InputError
 from .asked.prompt import at_least_one
 from .asked.request import Request
+from .kv_events import KVEvents
 from .ladder.ladder import Ladder
 from .prefix_cache import BLOCK, PrefixCache
 from .rows import Rows, Taken
@@ -51,11 +52,15 @@ class Scheduler:
         prefix_cache_bytes: int = 0,
         prefill_per_step: int | None = None,
         ladder: Ladder | None = None,
+        kv_events: bool = False,
     ):
         """ladder: how many nodes a step verifies, all by default; others: see `engine.load`. Raises InputError."""
         most = at_least_one(prefill_per_step, session.spec.prefill_chunk, "prefill_per_step")
         budget = at_least_one(prefix_cache_bytes or None, 0, "prefix_cache_bytes")
-        prefixes = PrefixCache(session, budget) if budget else None
+        if kv_events and not budget:
+            raise InputError("kv_events: expected a prefix cache beside it, got prefix_cache_bytes 0")
+        self.kv_events = KVEvents() if kv_events else None
+        prefixes = PrefixCache(session, budget, self.kv_events) if budget else None
         ladder = ladder or Ladder([session.spec.nodes])
         self._rows: Rows | None = Rows(session, max(most, 2), prefixes, ladder)  # of the worker alone
         self._lock = threading.Lock()  # of what follows

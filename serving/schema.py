@@ -182,6 +182,11 @@ COMPLETION: Responses = {200: {"model": Completion, "description": "The continua
 RESPONSE: Responses = {200: {"model": Answered, "description": "The answer", "content": STREAM}}
 MODELS: Responses = BASE | {200: {"model": Models}}
 MODEL: Responses = MODELS | {200: {"model": Model}} | _errors(e404="No such model")
+BATCH = {"data": {"type": "string", "description": "JSON: a batch of vLLM's, {ts, events}"}, "id": {"type": "string"}}
+BATCHES = {"text/event-stream": {"schema": {"type": "object", "required": ["data"], "properties": BATCH}}}
+KV_EVENTS: Responses = (
+    BASE | {200: {"description": "Events without an end", "content": BATCHES}} | _errors(e404="No such model")
+)
 TOKENS: Responses = ANSWERS | {200: {"model": TokenIds}}
 
 

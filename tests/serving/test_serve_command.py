@@ -66,6 +66,9 @@ def test_directories_become_models(served, tmp_path):
     how = {"prefix_cache_bytes": 2**28, "prefill_per_step": 64, "nodes": "auto"} | LEARNING
     assert loaded["first"].options.items() >= how.items()
     assert options.stream_interval_ms == 40
+    assert not loaded["first"].options["kv_events"] and not options.kv_events
+    assert main(["serve", str(first), "--port", "0", "--kv-events"]) == 0
+    assert served[1][0]["first"].options["kv_events"] and served.pop()[2].kv_events
     more = ["--prefix-cache", "0", "--prefill-per-step", "32", "--nodes", "3", "--stream-interval-ms", "5"]
     assert main(["serve", str(first), "--port", "0", *more]) == 0
     assert served[1][2].stream_interval_ms == 5
@@ -117,6 +120,7 @@ def test_an_open_server_for_everybody_is_warned_of(served, capsys):
         (["x", "--max-queue", "-1"], "max-queue"), (["x", "--drain", "-1"], "drain"),
         (["x", "--prefix-cache", "-1"], "prefix-cache"), (["x", "--stream-interval-ms", "1001"], "stream-interval-ms"),
         (["x", "--max-connections", "0"], "max-connections"),
+        (["x", "--api-key", "one", "--api-key", "two", "--kv-events"], "kv-events"),
         (["x", "--port", "70000"], "host"), (["x", "--host", "no.such.host.invalid"], "host"),
     ],
 )  # fmt: skip
