@@ -66,6 +66,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--kv-events", action="store_true", help="tell readers of /kv_events which blocks of tokens the prefix caches "
         "keep, so that a router sends a prompt to where its beginning is; they have all prompts' tokens"
     )  # fmt: skip
+    add(
+        "--kv-events-zmq", metavar="ENDPOINT", help="publish them over ZeroMQ, too, as vLLM does: tcp://*:5557 is "
+        "bound, tcp://HOST:5557 connected to; for one engine"
+    )  # fmt: skip
+    add("--kv-events-topic", metavar="TOPIC", default="", help="of those messages, as kv@ADDRESS:PORT@MODEL for llm-d")
     add_nodes_option(parser)
     add_device_option(parser)
     add(
@@ -100,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
         max_queue=options.max_queue,
         log_prompts=options.log_prompts,
         share_prefixes=options.share_prefixes,
-        kv_events=options.kv_events,
+        kv_events=options.kv_events or bool(options.kv_events_zmq),
         stream_interval_ms=options.stream_interval_ms,
         hosts=hosts_of(options.host, bool(keys)),
         tool_format=options.tool_format,
@@ -116,12 +121,14 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("learned: expected --share-prefixes beside it with several API keys, got none")
     if options.learned and len(options.engines) > 1:
         raise InputError(f"learned: expected one engine, which has the file, got {len(options.engines)}")
+    if options.kv_events_zmq and len(options.engines) > 1:
+        raise InputError(f"kv-events-zmq: expected one engine, of which subscribers read, got {len(options.engines)}")
     how: dict[str, Any] = {
         "prefix_cache_bytes": options.prefix_cache * 2**20,
         "prefill_per_step": options.prefill_per_step,
         "nodes": given_nodes(options),
         "device": options.device,
-        "kv_events": options.kv_events,
+        "kv_events": asked.kv_events,
         "report": logging.getLogger(__name__).info,
     }
     with contextlib.ExitStack() as open_, listen(options.host, options.port) as bound:
@@ -137,6 +144,11 @@ def run(options: argparse.Namespace) -> int:
                 name: open_.enter_context(load(directory, **how, **given_learning(options)))
                 for name, directory in directories.items()
             }
+        if options.kv_events_zmq:
+            from ..serving.kv_zmq import published
+
+            logs = [engine.kv_events for engine in engines.values() if engine.kv_events is not None]
+            open_.enter_context(published(logs[0], options.kv_events_zmq, options.kv_events_topic))
         fault = serve(engines, bound, asked, options.drain)
     if fault is None:
         return 0

@@ -15,7 +15,8 @@ from specstep.runtime.engine import Engine
 from specstep.runtime.kv_events import KVEvents
 from specstep.runtime.prefix_cache import BLOCK
 from specstep.serving.app import create_app
-from specstep.serving.kv_stream import PIECE, KVEventStream
+from specstep.serving.kv_batches import PIECE
+from specstep.serving.kv_stream import KVEventStream
 from specstep.serving.options import ServeOptions
 from specstep.serving.served import Served
 
@@ -84,7 +85,7 @@ def test_batches_have_vllm_s_fields(telling):
     assert [event["type"] for event in batch["events"]] == ["AllBlocksCleared", "BlockStored"]
     stored = batch["events"][1]
     assert stored["token_ids"] == LONG[: 2 * BLOCK] and stored["parent_block_hash"] is None
-    assert (stored["block_size"], stored["medium"], stored["lora_id"]) == (BLOCK, "CPU", None)
+    assert (stored["block_size"], stored["medium"], stored["lora_id"]) == (BLOCK, "GPU", None)
     assert abs(batch["ts"] - time.time()) < PATIENCE
 
 

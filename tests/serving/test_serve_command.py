@@ -1,5 +1,6 @@
 """`specstep serve`: its options, and the server that it starts."""
 
+import contextlib
 import socket
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from specstep import model_engines
 from specstep.cli import main
 from specstep.commands import serve as command
 from specstep.runtime import engine as engines
-from specstep.serving import server
+from specstep.serving import kv_zmq, server
 from specstep.serving.server import is_local, listen
 
 LEARNING = {"learning": True, "learned": None}
@@ -32,6 +33,7 @@ class FakeEngine:
 
     def __init__(self, directory, **options):
         self.directory, self.options = directory, options
+        self.kv_events = directory.name if options["kv_events"] else None
 
     def __enter__(self):
         return self
@@ -95,6 +97,13 @@ def test_the_server_is_alive_and_not_ready_while_engines_are_loaded(served, monk
     assert "being loaded" in told["/v1/models"].json()["error"]["message"]
 
 
+def test_kv_events_are_published(served, monkeypatch):
+    published = []
+    monkeypatch.setattr(kv_zmq, "published", lambda *given: published.append(given) or contextlib.nullcontext())
+    assert main(["serve", "x", "--port", "0", "--kv-events-zmq", "tcp://*:5557", "--kv-events-topic", "kv@a@x"]) == 0
+    assert published == [("x", "tcp://*:5557", "kv@a@x")] and served[0][2].kv_events
+
+
 def test_an_engine_that_breaks_is_one_line_and_a_status(served, monkeypatch, capsys):
     monkeypatch.setattr(server, "serve", lambda *given: "engine: x: expected one that runs, got an error; start again")
     assert main(["serve", "x", "--port", "0"]) == command.BROKEN == 70
@@ -121,6 +130,8 @@ def test_an_open_server_for_everybody_is_warned_of(served, capsys):
         (["x", "--prefix-cache", "-1"], "prefix-cache"), (["x", "--stream-interval-ms", "1001"], "stream-interval-ms"),
         (["x", "--max-connections", "0"], "max-connections"),
         (["x", "--api-key", "one", "--api-key", "two", "--kv-events"], "kv-events"),
+        (["x", "--api-key", "one", "--api-key", "two", "--kv-events-zmq", "tcp://*:1"], "kv-events"),
+        (["x", "y", "--kv-events-zmq", "tcp://*:1"], "kv-events-zmq"),
         (["x", "--port", "70000"], "host"), (["x", "--host", "no.such.host.invalid"], "host"),
     ],
 )  # fmt: skip
