@@ -39,12 +39,12 @@ def published(log: KVEvents, endpoint: str, topic: str = "") -> Iterator[None]:
         return [topic.encode(), next(numbers).to_bytes(8, "big"), msgpack.packb([told.time, events, 0])]
 
     def publish() -> None:
-        follower = Follower(log)
+        follower: Follower | None = None  # nobody listens yet
         while True:
             while socket.poll(0):
                 if socket.recv()[:1] == SUBSCRIBED:
                     follower = Follower(log)
-            for told in follower.new():
+            for told in follower.new() if follower else ():
                 socket.send_multipart(message(told))
             if ended.wait(INTERVAL):
                 return
