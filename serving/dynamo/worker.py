@@ -8,6 +8,7 @@ Discovery and transport are Dynamo's: DYN_DISCOVERY_BACKEND, DYN_REQUEST_PLANE, 
 import argparse
 import asyncio
 import contextlib
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from dynamo.llm import KvEventPublisher, ModelInput, ModelRuntimeConfig, ModelTy
 from dynamo.llm.exceptions import InvalidArgument
 from dynamo.runtime import DistributedRuntime, dynamo_worker
 
-from ...errors import InputError
+from ...errors import InputError, SpecstepError
 from ...runtime.engine import Engine, load
 from ...runtime.kv_events import KVEvents
 from ...runtime.prefix_cache import BLOCK
@@ -103,8 +104,8 @@ async def serve(runtime: DistributedRuntime, engine: Engine, name: str, path: st
                     await telling
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Load an engine and serve it."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Load an engine and serve it -> exit status: 0, or 2 where it cannot be, with one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", type=Path)
     parser.add_argument("--name", help="the model's name (default: that of the folder)")
@@ -120,8 +121,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with load(given.engine, **how) as engine:
             await serve(runtime, engine, given.name or given.engine.resolve().name, given.endpoint)
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    except SpecstepError as error:
+        print(f"specstep: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
