@@ -1,7 +1,7 @@
 """What 1, 10 and 1,000 replicas serve, and what binds first: a simulation over measured step times.
 
     python bench/simulate_replicas.py                       # minutes; writes results/replicas.json
-    python bench/simulate_replicas.py --replicas 1,10 --out /tmp/replicas.json
+    python bench/simulate_replicas.py --replicas 1,10 --out replicas.json
 
 A replica is the scheduler's turns with the step times of results/steps.json and the prefill and acceptance of
 results/engines.json (replicas/speed.py); beside it stands what results/serve.json measured of a real server.
