@@ -40,6 +40,7 @@ def load(
     learned: str | Path | None = None,
     nodes: int | str = "auto",
     device: str | None = None,
+    kv_events: bool = False,
     report: OnProgress = silent,
 ) -> "Engine":
     """Load an engine: the directory of one, or a model, whose engine is built on first use.
@@ -48,7 +49,8 @@ def load(
         model: what `build` wrote, or what it takes: a Hugging Face directory, a .gguf file, a hub id, "smollm2-135m".
         build: options of `build` for a model, as {"max_batch": 4}; a drafter by its name.
         report: called with one line per stage, too, while an engine is built.
-        deep_check, prefix_cache_bytes, prefill_per_step, learning, learned, nodes, device: see `runtime.engine.load`.
+        deep_check, prefix_cache_bytes, prefill_per_step, learning, learned, nodes, device, kv_events: see
+            `runtime.engine.load`.
 
     Returns:
         The engine, ready to generate.
@@ -70,6 +72,7 @@ def load(
         learned=learned,
         nodes=nodes,
         device=device,
+        kv_events=kv_events,
         report=report,
     )
 

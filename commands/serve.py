@@ -62,6 +62,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--stream-interval-ms", type=int, metavar="MS", default=40, help="least time from one chunk of a stream to the "
         "next: what comes between them goes out as one; 0 sends a chunk at each step (default: 40)"
     )  # fmt: skip
+    add(
+        "--kv-events", action="store_true", help="tell readers of /kv_events which blocks of tokens the prefix caches "
+        "keep, so that a router sends a prompt to where its beginning is; they have all prompts' tokens"
+    )  # fmt: skip
+    add(
+        "--kv-events-zmq", metavar="ENDPOINT", help="publish them over ZeroMQ, too, as vLLM does: tcp://*:5557 is "
+        "bound, tcp://HOST:5557 connected to; for one engine"
+    )  # fmt: skip
+    add("--kv-events-topic", metavar="TOPIC", default="", help="of those messages, as kv@ADDRESS:PORT@MODEL for llm-d")
     add_nodes_option(parser)
     add_device_option(parser)
     add(
@@ -84,6 +93,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     with needs_extra("serve", "serve"):
+        from ..serving.loading import alive
         from ..serving.options import ServeOptions
         from ..serving.server import hosts_of, is_local, listen, serve
     from ..model_engines import engine_of
@@ -95,6 +105,7 @@ def run(options: argparse.Namespace) -> int:
         max_queue=options.max_queue,
         log_prompts=options.log_prompts,
         share_prefixes=options.share_prefixes,
+        kv_events=options.kv_events or bool(options.kv_events_zmq),
         stream_interval_ms=options.stream_interval_ms,
         hosts=hosts_of(options.host, bool(keys)),
         tool_format=options.tool_format,
@@ -110,25 +121,34 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("learned: expected --share-prefixes beside it with several API keys, got none")
     if options.learned and len(options.engines) > 1:
         raise InputError(f"learned: expected one engine, which has the file, got {len(options.engines)}")
+    if options.kv_events_zmq and len(options.engines) > 1:
+        raise InputError(f"kv-events-zmq: expected one engine, of which subscribers read, got {len(options.engines)}")
     how: dict[str, Any] = {
         "prefix_cache_bytes": options.prefix_cache * 2**20,
         "prefill_per_step": options.prefill_per_step,
         "nodes": given_nodes(options),
         "device": options.device,
+        "kv_events": asked.kv_events,
         "report": logging.getLogger(__name__).info,
     }
     with contextlib.ExitStack() as open_, listen(options.host, options.port) as bound:
         if not keys and not is_local(options.host):
             say(OPEN.format(options.host), file=sys.stderr)
-        with Progress() as report:
-            directories = {
-                name: engine_of(engine, report, given_build(options), {"max_batch": ROWS}, options.device)
-                for name, engine in named(options.engines).items()
+        with alive(bound, asked):
+            with Progress() as report:
+                directories = {
+                    name: engine_of(engine, report, given_build(options), {"max_batch": ROWS}, options.device)
+                    for name, engine in named(options.engines).items()
+                }
+            engines = {
+                name: open_.enter_context(load(directory, **how, **given_learning(options)))
+                for name, directory in directories.items()
             }
-        engines = {
-            name: open_.enter_context(load(directory, **how, **given_learning(options)))
-            for name, directory in directories.items()
-        }
+        if options.kv_events_zmq:
+            from ..serving.kv_zmq import published
+
+            logs = [engine.kv_events for engine in engines.values() if engine.kv_events is not None]
+            open_.enter_context(published(logs[0], options.kv_events_zmq, options.kv_events_topic))
         fault = serve(engines, bound, asked, options.drain)
     if fault is None:
         return 0

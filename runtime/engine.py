@@ -16,10 +16,11 @@ from .asked.sampling_params import SamplingParams
 from .calls.template import TemplateTools
 from .engine_file import EngineSpec
 from .gpu import gpu_number
+from .kv_events import KVEvents
 from .ladder.ladder import Ladder, make_ladder
 from .learned import save_learned, start_learned
 from .open_directory import open_directory
-from .scheduler import Occupancy, Scheduler
+from .scheduler import CacheUse, Occupancy, Scheduler
 from .session import Session
 from .stream import Generation, Stream, outcome
 from .submission import Submission
@@ -47,6 +48,7 @@ class Engine:
         learning: bool = True,
         learned: str | Path | None = None,
         ladder: Ladder | None = None,
+        kv_events: bool = False,
     ):
         """recommended: what the model's generation_config recommends, None where that is greedy; tools: what its chat
         template knows of them, None without one; ladder: how many nodes a step verifies, all by default; others: see
@@ -56,7 +58,7 @@ class Engine:
         self._learned = None if learned is None else Path(learned).expanduser()
         if self._learned is not None:
             start_learned(self._learned, session, text)
-        self._scheduler = Scheduler(session, prefix_cache_bytes, prefill_per_step, ladder)
+        self._scheduler = Scheduler(session, prefix_cache_bytes, prefill_per_step, ladder, kv_events)
         self._unsaid = recommended is not None  # whether to say what is recommended when nothing is asked for
 
     @property
@@ -74,6 +76,16 @@ class Engine:
     def occupancy(self) -> Occupancy:
         """How many requests wait, and how many have a row. Both are 0 when all are done."""
         return self._scheduler.occupancy
+
+    @property
+    def cache_use(self) -> CacheUse:
+        """How full the rows' caches and the prefix cache are, from any thread."""
+        return self._scheduler.cache_use
+
+    @property
+    def kv_events(self) -> KVEvents | None:
+        """What the prefix cache keeps and lets go, for an engine that was loaded with it."""
+        return self._scheduler.kv_events
 
     @property
     def broken(self) -> BaseException | None:
@@ -249,6 +261,7 @@ def load(
     learned: str | Path | None = None,
     nodes: int | str = "auto",
     device: str | None = None,
+    kv_events: bool = False,
     report: OnProgress = silent,
 ) -> Engine:
     """Load an engine directory.
@@ -268,6 +281,7 @@ def load(
             gives the most tokens per second here. The text does not depend on it. For that choice, the first load of an
             engine on a machine takes some seconds to time steps; the times are kept in the user's cache.
         device: which GPU an engine for GPUs runs on, as "cuda:1"; the current one of the calling thread by default.
+        kv_events: have `Engine.kv_events` tell which blocks of tokens the prefix cache keeps, for a router.
         report: called with a line when steps are timed, and with what an engine takes of a GPU's memory before it does.
 
     Returns:
@@ -290,4 +304,5 @@ def load(
         learning=learning,
         learned=learned,
         ladder=ladder,
+        kv_events=kv_events,
     )

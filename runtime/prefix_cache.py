@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 
 from ..errors import InputError
+from .kv_events import KVEvents
 from .row_states import Block, RowStates, element_bytes
 from .session import Session
 
@@ -32,9 +33,10 @@ class PrefixCache:
     tokens are compared. What one scope keeps, no other finds.
     """
 
-    def __init__(self, session: Session, budget: int):
-        """budget: most bytes. Raises InputError for fewer than a block takes."""
-        self.session, self._lookahead = session, session.spec.lookahead
+    def __init__(self, session: Session, budget: int, events: KVEvents | None = None):
+        """budget: most bytes; events: what is told of each block that comes and goes. Raises InputError for fewer bytes
+        than a block takes."""
+        self.session, self._lookahead, self.events = session, session.spec.lookahead, events
         elements = ((math.prod(tensor.shape[1:]) // tensor.shape[2], tensor.dtype) for tensor in session.spec.caches)
         self.block_bytes = BLOCK * sum(size * element_bytes(dtype) for size, dtype in elements)
         if budget < self.block_bytes:
@@ -44,11 +46,11 @@ class PrefixCache:
             )
         parts = (1 if session.spec.recurrent else 0) + (1 if self.block_bytes else 0)
         self._states = RowStates(session, budget, parts) if session.spec.recurrent else None
-        places = self._places(budget // parts)
+        self.most_blocks = self._places(budget // parts)
         if self._states is not None:
             session.chunk_end = self._end_of_block
-        session.make_store(places * BLOCK)
-        self._free = deque(range(places))
+        session.make_store(self.most_blocks * BLOCK)
+        self._free = deque(range(self.most_blocks))
         self._blocks: dict[Key, Block] = {}
         # By number, which is quicker to hash: the least recently used first, a block after those that follow it.
         self._recent: OrderedDict[int, Key] = OrderedDict()
@@ -59,6 +61,11 @@ class PrefixCache:
         if self._states is not None and not self.block_bytes:
             return self._states.most * -(-self.session.spec.max_seq_len // BLOCK)
         return max(budget // self.block_bytes, 1)
+
+    @property
+    def blocks(self) -> int:
+        """How many are kept now, from any thread."""
+        return len(self._blocks)
 
     @property
     def used_bytes(self) -> int:
@@ -115,6 +122,9 @@ class PrefixCache:
         self._blocks.update(found[first:])
         self._recent.update((block.number, key) for key, block in found[first:])
         self._touch(found)
+        if self.events is not None and places:
+            new = ((block.number, tokens) for (_, tokens), block in found[first:])
+            self.events.stored(found[first][0][0], new)
         return found
 
     def _find(self, scope: str, tokens: Sequence[int], count: int, known: Chain) -> Chain:
@@ -137,12 +147,15 @@ class PrefixCache:
         """Places for so many blocks, or for fewer where only `needed` ones are left to go, in their order."""
         places = [self._free.popleft() for _ in range(min(wanted, len(self._free)))]
         if len(places) < wanted:
-            numbers = {block.number for _, block in needed}
+            numbers, removed = {block.number for _, block in needed}, []
             while len(places) < wanted and self._recent and next(iter(self._recent)) not in numbers:
                 gone = self._blocks.pop(self._recent.popitem(last=False)[1])
                 places.append(gone.place)
+                removed.append(gone.number)
                 if self._states is not None:
                     self._states.forget(gone)
+            if self.events is not None and removed:
+                self.events.removed(removed)
         return sorted(places)
 
     def _runs(self, places: Iterable[int], first: int) -> list[tuple[int, int, int]]:

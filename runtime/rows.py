@@ -73,6 +73,11 @@ class Rows:
         """How many these are, from any thread."""
         return (self.filling is not None) + len(self.running)  # in this order: one that goes over is never left out
 
+    @property
+    def tokens(self) -> int:
+        """How many lie in their caches, from any thread."""
+        return sum(self.session.lengths[taken.row] for taken in self.taken if taken.row is not None)
+
     def release_ended(self) -> None:
         """Free the rows of requests that nobody wants more of."""
         for row in [row for row, taken in self.running.items() if taken.ended]:

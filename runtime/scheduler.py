@@ -17,8 +17,9 @@ from typing import NamedTuple
 from ..errors import EngineError, InputError
 from .asked.prompt import at_least_one
 from .asked.request import Request
+from .kv_events import KVEvents
 from .ladder.ladder import Ladder
-from .prefix_cache import PrefixCache
+from .prefix_cache import BLOCK, PrefixCache
 from .rows import Rows, Taken
 from .session import Session
 from .submission import Caller, Submission
@@ -31,6 +32,17 @@ class Occupancy(NamedTuple):
     running: int
 
 
+class CacheUse(NamedTuple):
+    """tokens: in the caches of rows that are taken; slots: how many those of all rows hold. blocks: that the prefix
+    cache keeps, of `block_tokens` each; most_blocks: how many it holds, 0 where there is none."""
+
+    tokens: int
+    slots: int
+    blocks: int
+    most_blocks: int
+    block_tokens: int = BLOCK
+
+
 class Scheduler:
     """Requests in, tokens out, over the rows of one session."""
 
@@ -40,11 +52,15 @@ class Scheduler:
         prefix_cache_bytes: int = 0,
         prefill_per_step: int | None = None,
         ladder: Ladder | None = None,
+        kv_events: bool = False,
     ):
         """ladder: how many nodes a step verifies, all by default; others: see `engine.load`. Raises InputError."""
         most = at_least_one(prefill_per_step, session.spec.prefill_chunk, "prefill_per_step")
         budget = at_least_one(prefix_cache_bytes or None, 0, "prefix_cache_bytes")
-        prefixes = PrefixCache(session, budget) if budget else None
+        if kv_events and not budget:
+            raise InputError("kv_events: expected a prefix cache beside it, got prefix_cache_bytes 0")
+        self.kv_events = KVEvents() if kv_events else None
+        prefixes = PrefixCache(session, budget, self.kv_events) if budget else None
         ladder = ladder or Ladder([session.spec.nodes])
         self._rows: Rows | None = Rows(session, max(most, 2), prefixes, ladder)  # of the worker alone
         self._lock = threading.Lock()  # of what follows
@@ -81,6 +97,16 @@ class Scheduler:
                 return Occupancy(0, 0)
             waiting = sum(len(caller.waiting) for caller in self._callers if not caller.cancelled)
             return Occupancy(waiting, rows.count)
+
+    @property
+    def cache_use(self) -> CacheUse:
+        """How full the caches are, from any thread; nothing after `close`."""
+        rows = self._rows
+        if rows is None:
+            return CacheUse(0, 0, 0, 0)
+        spec, prefixes = rows.session.spec, rows.prefixes
+        blocks, most = (prefixes.blocks, prefixes.most_blocks) if prefixes is not None else (0, 0)
+        return CacheUse(rows.tokens, spec.max_batch * spec.max_seq_len, blocks, most)
 
     def submit(self, requests: Sequence[Request]) -> Submission:
         """Queue requests. Raises EngineError after `close`, InputError for a request that was submitted before."""

@@ -4,13 +4,15 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Header, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
+from ..errors import InputError
 from ..runtime.calls.formats import HERMES
 from ..runtime.engine import Engine
+from ..runtime.kv_events import KVEvents
 from .answering import Call, ChunkStream, listed, whole
 from .api_error import ApiError
 from .bridge import Answer
@@ -18,6 +20,7 @@ from .errors import add_handlers
 from .fields import Asked, ChatRequest, CompletionRequest, TokenizeRequest
 from .forms import ChatForm, CompletionForm, Form
 from .guard import Guard
+from .kv_stream import KVEventStream
 from .metrics import Metrics
 from .options import ServeOptions
 from .places import on_error
@@ -25,7 +28,7 @@ from .prepare import chat_tokens, choices, prepare_chat, prepare_completion, tex
 from .responses.answer import PREFIX, ResponseStream, StatelessResponse
 from .responses.fields import ResponsesRequest, names_as_sent
 from .responses.output import Output
-from .schema import ANSWERS, CHAT, COMPLETION, MODEL, MODELS, RESPONSE, TOKENS, openapi
+from .schema import ANSWERS, CHAT, COMPLETION, KV_EVENTS, MODEL, MODELS, RESPONSE, TOKENS, openapi
 from .served import Served
 from .tools.conversation import Reading
 
@@ -63,7 +66,10 @@ def create_app(engines: Mapping[str, Engine], options: ServeOptions | None = Non
     _add_answers(app, served, metrics, options)
     _add_responses(app, served, metrics, options)
     _add_models(app, served)
+    _add_health(app, served)
     _add_looks(app, metrics)
+    if options.kv_events:
+        _add_kv_events(app, {name: _events(one) for name, one in served.items()}, served)
     routes = [path for route in app.routes if "{" not in (path := getattr(route, "path", ""))]
     app.add_middleware(Guard, options=options, metrics=metrics, routes=routes)
     return app
@@ -148,14 +154,26 @@ def _add_models(app: FastAPI, served: Mapping[str, Served]) -> None:
         return {"tokens": tokens, "count": len(tokens), "max_model_len": one.engine.spec.max_seq_len}
 
 
-def _add_looks(app: FastAPI, metrics: Metrics) -> None:
-    """What operators and people look at."""
+def _add_health(app: FastAPI, served: Mapping[str, Served]) -> None:
+    """What whoever starts servers asks, and whoever sends calls to them."""
 
     @app.get("/health", response_class=PlainTextResponse)
-    async def health() -> str:
-        """Whether the server answers, and all of its engines run."""
+    @app.get("/readyz", response_class=PlainTextResponse)
+    async def ready() -> str:
+        """Whether the server answers, and all of its engines run: calls may be sent."""
         app.state.check()
         return "ok"
+
+    @app.get("/livez", response_class=PlainTextResponse)
+    async def live() -> str:
+        """Whether the server answers, and no engine has failed for good: otherwise, start it again."""
+        for one in served.values():
+            one.check_alive()
+        return "ok"
+
+
+def _add_looks(app: FastAPI, metrics: Metrics) -> None:
+    """What operators and people look at."""
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def read_metrics() -> Response:
@@ -167,6 +185,25 @@ def _add_looks(app: FastAPI, metrics: Metrics) -> None:
         """A page to chat with the models."""
         headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
         return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=headers)
+
+
+def _add_kv_events(app: FastAPI, events: Mapping[str, KVEvents], served: Mapping[str, Served]) -> None:
+    """What routers read that send a prompt to where its beginning is."""
+
+    @app.get("/kv_events", responses=KV_EVENTS, response_model=None)
+    async def read_kv_events(
+        model: str | None = None, last_event_id: Annotated[str | None, Header()] = None
+    ) -> KVEventStream:
+        """Which blocks of tokens a model's prefix cache keeps, and each that comes and goes, as server-sent events."""
+        one = _find(served, model)
+        return KVEventStream(one, events[one.name], last_event_id)
+
+
+def _events(one: Served) -> KVEvents:
+    """Those of an engine's prefix cache. Raises InputError where it tells none."""
+    if one.engine.kv_events is None:
+        raise InputError(f"kv-events: expected engines that were loaded with kv_events=True, got {one.name} without")
+    return one.engine.kv_events
 
 
 async def _answered(body: Asked, call: Call, form: Form, request: Request) -> Response:

@@ -21,6 +21,7 @@ from .options import ServeOptions
 logger = logging.getLogger(__name__)
 LONGEST_HEAD = 2**16  # bytes of a URL and headers, or of trailers
 HEADER = 32  # bytes that each header counts beside its own, for what it takes in memory
+ENDLESS = "endless"  # in the state of a call that ends with its connection
 MOST_PIPELINED = 8  # requests of a connection that wait for the one ahead of them
 MOST_IGNORED = 2**20  # bytes that a client which is refused may still send
 LINGER = 1.0  # seconds in which a client that is refused may read why
@@ -124,6 +125,8 @@ class Connection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         super().shutdown()
+        if self.cycle is not None and self.cycle.scope["state"].get(ENDLESS):
+            self.transport.close()
         if self.transport.is_closing():
             self._await_reader()
 

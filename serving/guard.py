@@ -17,7 +17,8 @@ from .metrics import Metrics
 from .options import ServeOptions
 
 logger = logging.getLogger(__name__)
-OPEN = frozenset({"/", "/health", "/docs", "/docs/oauth2-redirect", "/openapi.json"})  # without a key
+HEALTH = ("/health", "/livez", "/readyz")
+OPEN = frozenset({"/", *HEALTH, "/docs", "/docs/oauth2-redirect", "/openapi.json"})  # without a key
 SCOPE = "prefix_scope"  # in the state of a call: the same for all calls with one key
 SALT = secrets.token_bytes(16)  # a scope tells nothing of its key
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

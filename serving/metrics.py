@@ -4,9 +4,11 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from ..runtime.asked.request import Request
 from .served import Served
+from .vllm_metrics import VllmNames
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -51,7 +53,11 @@ class Metrics:
             buckets=SECONDS,
             registry=registry,
         )
-        registry.register(_Levels(list(served)))
+        served = list(served)
+        levels = _Levels(served)
+        registry.register(levels)
+        copied = (levels, self._prompt, self._cached, self._new, self._verified, self._accepted, self._first)
+        registry.register(VllmNames(served, copied))
 
     def called(self, route: str, status: int, seconds: float) -> None:
         """Count a call."""
@@ -78,7 +84,7 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _Levels:
+class _Levels(Collector):
     """How full the rows and the queues are, read when Prometheus asks."""
 
     def __init__(self, served: list[Served]):
@@ -90,8 +96,20 @@ class _Levels:
             ("specstep_rows", "Rows of the engine", lambda served: served.rows),
             ("specstep_running", "Choices that have a row", lambda served: served.engine.occupancy.running),
             ("specstep_waiting", "Choices that wait for a row", lambda served: served.engine.occupancy.waiting),
+            ("specstep_cache_usage", "Tokens in the rows over those that fit, 0 to 1", _row_use),
+            ("specstep_prefix_cache_usage", "Blocks in the prefix cache over those that fit, 0 to 1", _prefix_use),
         ):
             gauge = GaugeMetricFamily(name, text, labels=["model"])
             for served in self._served:
                 gauge.add_metric([served.name], read(served))
             yield gauge
+
+
+def _row_use(served: Served) -> float:
+    use = served.engine.cache_use
+    return use.tokens / max(use.slots, 1)
+
+
+def _prefix_use(served: Served) -> float:
+    use = served.engine.cache_use
+    return use.blocks / max(use.most_blocks, 1)

@@ -30,6 +30,7 @@ class ServeOptions:
     # Names that the header Host may have, none: any. An open server for one machine names them: otherwise a web page
     # could have its own name stand for this machine, and read what the browser gets here.
     hosts: tuple[str, ...] = ()
+    kv_events: bool = False  # tell readers of /kv_events which blocks of tokens the prefix caches keep
     tool_format: str | None = None  # in which all models write calls of tools; None: that of each engine
 
     def __post_init__(self) -> None:
@@ -40,6 +41,9 @@ class ServeOptions:
             raise InputError(f"max-queue: expected an integer of at least 0, got {self.max_queue}")
         if self.max_connections < 1:
             raise InputError(f"max-connections: expected an integer of at least 1, got {self.max_connections}")
+        if self.kv_events and len(self.api_keys) > 1:
+            got = len(self.api_keys)
+            raise InputError(f"kv-events: expected one API key at most, for events have all prompts' tokens, got {got}")
         if self.tool_format is not None:
             form_named(self.tool_format)
         if not 0 <= self.stream_interval_ms <= LONGEST_INTERVAL_MS:

@@ -6,6 +6,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from .guard import OPEN
+
 
 class ErrorDetail(BaseModel):
     """What was wrong, and in which field."""
@@ -180,6 +182,11 @@ COMPLETION: Responses = {200: {"model": Completion, "description": "The continua
 RESPONSE: Responses = {200: {"model": Answered, "description": "The answer", "content": STREAM}}
 MODELS: Responses = BASE | {200: {"model": Models}}
 MODEL: Responses = MODELS | {200: {"model": Model}} | _errors(e404="No such model")
+BATCH = {"data": {"type": "string", "description": "JSON: a batch of vLLM's, {ts, events}"}, "id": {"type": "string"}}
+BATCHES = {"text/event-stream": {"schema": {"type": "object", "required": ["data"], "properties": BATCH}}}
+KV_EVENTS: Responses = (
+    BASE | {200: {"description": "Events without an end", "content": BATCHES}} | _errors(e404="No such model")
+)
 TOKENS: Responses = ANSWERS | {200: {"model": TokenIds}}
 
 
@@ -190,7 +197,7 @@ def openapi(app: FastAPI, keys: bool) -> dict[str, Any]:
         for path, methods in schema["paths"].items():
             for method in methods.values():
                 method["responses"].pop("422", None)
-                if keys and path not in ("/", "/health"):
+                if keys and path not in OPEN:
                     method["security"] = [{"key": []}]
         parts = schema["components"]
         for name in ("HTTPValidationError", "ValidationError"):

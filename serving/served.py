@@ -58,10 +58,14 @@ class Served:
         """The longest text that can be a prompt, whatever its tokens are."""
         return self.most_tokens * (self.token_text.longest if self.token_text else 1)
 
-    def check(self) -> None:
-        """Raises EngineError where no request can run any more, now or later."""
+    def check_alive(self) -> None:
+        """Raises EngineError where the engine has failed for good."""
         if self.engine.broken is not None:
             raise EngineError(f"{self.name}: expected an engine that runs, got one that failed; load it again")
+
+    def check(self) -> None:
+        """Raises EngineError where no request can run any more, now or later."""
+        self.check_alive()
         _ = self.engine.session  # which a closed engine refuses
 
     def take(self, count: int) -> Places:

@@ -35,7 +35,7 @@ class EngineTokenizer:
         without."""
         tokenizer.no_truncation()  # settings of the file that would silently cut or pad prompts
         tokenizer.no_padding()
-        self.tokenizer, self.chat_template = tokenizer, chat_template
+        self.tokenizer, self.chat_template, self.special = tokenizer, chat_template, dict(special)
         self._shown = {*shown, *(SHOWN if has_channels(chat_template) else ())}
         self._template = None if chat_template is None else ChatTemplate(chat_template, special)
 

@@ -252,7 +252,7 @@ def test_keys(locked):
     for key in ("first-key", "second-key"):
         response = locked.post(COMPLETIONS, json=asked, headers={"Authorization": f"Bearer {key}"})
         assert response.status_code == 200
-    for path in ("/", "/health", "/docs", "/openapi.json"):
+    for path in ("/", "/health", "/livez", "/readyz", "/docs", "/openapi.json"):
         assert locked.get(path).status_code == 200
     assert locked.get("/openapi.json").json()["components"]["securitySchemes"]
 

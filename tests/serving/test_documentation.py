@@ -54,5 +54,5 @@ def test_every_field_and_every_metric_is_described():
     page = (ROOT / "docs" / "serving.md").read_text()
     fields = {*ChatRequest.model_fields, *CompletionRequest.model_fields} - {"model", "messages", "prompt"}
     assert [name for name in sorted(fields) if f"`{name}" not in page] == []
-    samples = re.findall(r"^# HELP (specstep_\w+)", Metrics([]).page().decode(), re.MULTILINE)
+    samples = re.findall(r"^# HELP ((?:specstep_|vllm:)\w+)", Metrics([]).page().decode(), re.MULTILINE)
     assert samples and [name for name in samples if name not in page and not name.endswith("_created")] == []

@@ -128,6 +128,7 @@ def test_an_engine_that_is_closed_answers_503(fake):
         assert "shuts down" in [line for line in lines if line][-1]
     closing.join(PATIENCE)
     assert post(url, PATH, prompt=[5]).status_code == 503
+    assert [httpx.get(url + path).status_code for path in ("/health", "/readyz", "/livez")] == [503, 503, 200]
 
 
 def test_an_engine_that_breaks_is_seen(fake):
@@ -136,7 +137,8 @@ def test_an_engine_that_breaks_is_seen(fake):
     engine.session._reset = lambda row: (_ for _ in ()).throw(RuntimeError("the device is gone"))
     assert post(url, PATH, prompt=[5], max_tokens=3, temperature=0).status_code in (200, 500)
     until(lambda: engine.broken)
-    assert httpx.get(url + "/health").status_code == post(url, PATH, prompt=[5]).status_code == 503
+    assert [httpx.get(url + path).status_code for path in ("/health", "/readyz", "/livez")] == [503] * 3
+    assert post(url, PATH, prompt=[5]).status_code == 503
 
 
 def test_a_client_that_stops_reading_keeps_no_place_and_is_let_go(monkeypatch):

@@ -1,14 +1,17 @@
 """`specstep serve`: its options, and the server that it starts."""
 
+import contextlib
 import socket
 from pathlib import Path
 
+import httpx2 as httpx
 import pytest
+from served import PATIENCE
 from specstep import model_engines
 from specstep.cli import main
 from specstep.commands import serve as command
 from specstep.runtime import engine as engines
-from specstep.serving import server
+from specstep.serving import kv_zmq, server
 from specstep.serving.server import is_local, listen
 
 LEARNING = {"learning": True, "learned": None}
@@ -30,6 +33,7 @@ class FakeEngine:
 
     def __init__(self, directory, **options):
         self.directory, self.options = directory, options
+        self.kv_events = directory.name if options["kv_events"] else None
 
     def __enter__(self):
         return self
@@ -64,11 +68,40 @@ def test_directories_become_models(served, tmp_path):
     how = {"prefix_cache_bytes": 2**28, "prefill_per_step": 64, "nodes": "auto"} | LEARNING
     assert loaded["first"].options.items() >= how.items()
     assert options.stream_interval_ms == 40
+    assert not loaded["first"].options["kv_events"] and not options.kv_events
+    assert main(["serve", str(first), "--port", "0", "--kv-events"]) == 0
+    assert served[1][0]["first"].options["kv_events"] and served.pop()[2].kv_events
     more = ["--prefix-cache", "0", "--prefill-per-step", "32", "--nodes", "3", "--stream-interval-ms", "5"]
     assert main(["serve", str(first), "--port", "0", *more]) == 0
     assert served[1][2].stream_interval_ms == 5
     how = {"prefix_cache_bytes": 0, "prefill_per_step": 32, "nodes": 3} | LEARNING
     assert served[1][0]["first"].options.items() >= how.items()
+
+
+def test_the_server_is_alive_and_not_ready_while_engines_are_loaded(served, monkeypatch):
+    bound, told, real = [], {}, server.listen
+    monkeypatch.setattr(server, "listen", lambda *given: bound.append(real(*given)) or bound[0])
+
+    def load(directory, **options):
+        url = f"http://127.0.0.1:{bound[0].getsockname()[1]}"
+        paths = ("/livez", "/readyz", "/health", "/v1/models")
+        told.update({path: httpx.get(url + path, timeout=PATIENCE) for path in paths})
+        return FakeEngine(directory, **options)
+
+    monkeypatch.setattr(engines, "load", load)
+    assert main(["serve", "engine", "--port", "0"]) == 0
+    assert {path: answer.status_code for path, answer in told.items()} == {
+        "/livez": 200, "/readyz": 503, "/health": 503, "/v1/models": 503
+    }  # fmt: skip
+    assert told["/v1/models"].headers["Retry-After"] == "5"
+    assert "being loaded" in told["/v1/models"].json()["error"]["message"]
+
+
+def test_kv_events_are_published(served, monkeypatch):
+    published = []
+    monkeypatch.setattr(kv_zmq, "published", lambda *given: published.append(given) or contextlib.nullcontext())
+    assert main(["serve", "x", "--port", "0", "--kv-events-zmq", "tcp://*:5557", "--kv-events-topic", "kv@a@x"]) == 0
+    assert published == [("x", "tcp://*:5557", "kv@a@x")] and served[0][2].kv_events
 
 
 def test_an_engine_that_breaks_is_one_line_and_a_status(served, monkeypatch, capsys):
@@ -96,6 +129,9 @@ def test_an_open_server_for_everybody_is_warned_of(served, capsys):
         (["x", "--max-queue", "-1"], "max-queue"), (["x", "--drain", "-1"], "drain"),
         (["x", "--prefix-cache", "-1"], "prefix-cache"), (["x", "--stream-interval-ms", "1001"], "stream-interval-ms"),
         (["x", "--max-connections", "0"], "max-connections"),
+        (["x", "--api-key", "one", "--api-key", "two", "--kv-events"], "kv-events"),
+        (["x", "--api-key", "one", "--api-key", "two", "--kv-events-zmq", "tcp://*:1"], "kv-events"),
+        (["x", "y", "--kv-events-zmq", "tcp://*:1"], "kv-events-zmq"),
         (["x", "--port", "70000"], "host"), (["x", "--host", "no.such.host.invalid"], "host"),
     ],
 )  # fmt: skip

@@ -1,0 +1,1 @@
+"""A worker of Dynamo: token ids in, token ids out."""
