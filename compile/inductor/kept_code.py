@@ -58,7 +58,9 @@ def program_key(program: ExportedProgram, settings: Mapping[str, Any]) -> str:
     """A digest of all that a compiled program depends on. settings: Inductor's, in `str` the same in each process."""
     known = hashlib.sha256(_compiler().encode())
     for config in (torch._inductor.config, torch._functorch.config):  # what the environment changed is in them
-        known.update(_text(config.save_config_portable(ignore_private_configs=False)).encode())
+        given = config.save_config_portable(ignore_private_configs=False)
+        given.pop("aot_inductor.metadata", None)  # what the last compilation of this process wrote there
+        known.update(_text(given).encode())
     known.update("\n".join(sorted(f"{name}={_text(value)}" for name, value in settings.items())).encode())
     known.update(f"{program.graph_signature}{sorted(map(str, program.range_constraints.items()))}".encode())
     for line in _lines(program.graph_module):

@@ -78,6 +78,12 @@ def test_settings_of_the_compiler_that_nobody_gave_count():
         assert key(0) != plain
 
 
+def test_what_the_compiler_writes_into_its_settings_does_not_count():
+    plain = key(0)
+    with torch._inductor.config.patch("aot_inductor.metadata", {"AOTI_PLATFORM": "linux"}):
+        assert key(0) == plain
+
+
 def test_a_program_comes_back_whole_or_not_at_all(tmp_path):
     name, path = "a" * 64, tmp_path / "step.pt2"
     assert not find_program(name, path) and not path.exists()
