@@ -10,7 +10,8 @@ OPTIONS = {"dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chun
 TREE = {"tree": "dynamic", "depth": 3, "top_k": 2, "nodes": 6}
 
 
-@pytest.mark.parametrize("backend", ["inductor", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["inductor", "onnx"])
 def test_engine_equals_torch_and_transformers(backend, published_heads, tmp_path):
     """One engine with all of them: what the target computes for one, and caches, do not get in the way of another."""
     folder = add_module(save_model(tmp_path / "target"), "DeepSeek-V3", module_tensors(tiny_model("Llama")))

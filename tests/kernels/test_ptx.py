@@ -12,8 +12,6 @@ from specstep.kernels.case import Case
 from specstep.kernels.plugins import PLUGINS
 from specstep.kernels.ptx import parameters, smaller, visible_parameters
 
-ARCHITECTURES = (80, 90, 120)
-
 # Compiles every plugin at the sizes of a small model, and where a tile wants more shared memory than it may have. In a
 # process of its own: others interpret Triton here.
 PROGRAM = """
@@ -38,15 +36,16 @@ for model, archs in ((small, sys.argv[2:]), (wide, ["90"]), (latent, ["90"])):
 """
 
 
-def test_plugins_assemble_with_the_parameters_that_tensorrt_passes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architectures", [[90], pytest.param([80, 90, 120], marks=pytest.mark.slow)], ids=str)
+def test_plugins_assemble_with_the_parameters_that_tensorrt_passes(architectures: list[int], tmp_path: Path) -> None:
     knobs = pytest.importorskip("triton.knobs")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), *map(str, ARCHITECTURES)]
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), *map(str, architectures)]
     run = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     lines = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(lines) == len(PLUGINS) * (len(ARCHITECTURES) + 2)
+    assert len(lines) == len(PLUGINS) * (len(architectures) + 2)
     for name, path, entry, shared, inputs, scalars, outputs in lines:
         ptx = Path(path).read_text()
         kinds = [declaration.split()[1] for declaration in parameters(ptx, entry)]

@@ -375,6 +375,7 @@ def test_float16_builds_and_runs(model_folder, tmp_path):
     assert len(specstep.load(folder).generate(PROMPTS[0], 8).token_ids) > 0
 
 
+@pytest.mark.slow
 def test_the_shortest_rows(tmp_path):
     """Rows of four tokens, prompts included."""
     model = save_model(tmp_path / "model", num_hidden_layers=1)
@@ -386,13 +387,11 @@ def test_the_shortest_rows(tmp_path):
     assert got == [greedy(expected, prompt, 4 - len(prompt), []) for prompt in prompts]
 
 
-SLOW_HYBRIDS = ["Lfm2", "GraniteMoeHybrid", "FalconH1", "Mamba2", "Jamba", "MiniMax"]
+HYBRIDS = ["Qwen3_5Text", "Lfm2", "GraniteMoeHybrid", "FalconH1", "Mamba2", "Jamba", "MiniMax"]
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    ["Qwen3_5Text", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_HYBRIDS)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", HYBRIDS)
 def test_states_of_rows(architecture, tmp_path):
     """Of a hybrid target and of itself as the draft model, in rows that are taken one after the other."""
     fewer = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}

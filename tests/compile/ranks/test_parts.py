@@ -66,6 +66,7 @@ def int4_folder(once):
     return once("int4_parts", make) / "engine"
 
 
+@pytest.mark.slow
 def test_no_draft_and_no_batch_changes_a_text_of_quantised_parts(int4_folder):
     manifest = read_manifest(int4_folder)
     assert "\nparts       rowwise layers are sums of 2\n" in describe(manifest)
