@@ -9,7 +9,7 @@ DRAFTERS = (
     "head that lies beside it, n-grams that learn), mtp (a module in the model's own checkpoint), early-exit:N (the "
     "model's first N layers), module:factory, or paths of tables, a model, a published head; commas mix them"
 )
-NAMES = ("drafter", "adapter", "dtype", "weights", "max_batch", "max_seq_len")
+NAMES = ("drafter", "adapter", "dtype", "weights", "kv_cache", "max_batch", "max_seq_len")
 
 
 def add_build_options(parser: argparse._ActionsContainer) -> None:
@@ -19,6 +19,7 @@ def add_build_options(parser: argparse._ActionsContainer) -> None:
     add("--adapter", metavar="DIR", help="LoRA adapter of PEFT, merged into MODEL")
     add("--dtype", help="bfloat16, float32 or float16 (default: bfloat16)")
     add("--weights", help="auto (default: as the model's file has them), bfloat16, int8 or int4 on a CPU; fp8 on a GPU")
+    add("--kv-cache", help="auto (default: of --dtype) or int8, on a CPU: half the memory of bfloat16")
     add("--max-batch", type=int, metavar="B", help="rows that run at once (default: 1)")
     add("--max-seq-len", type=int, metavar="S", help="most tokens of a row, prompt included (default: 2048)")
 

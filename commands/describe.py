@@ -143,7 +143,9 @@ def _drafts(reasons: list[str] | None) -> list[str]:
 
 def _caches(spec: EngineSpec, size: float) -> list[str]:
     """Keys and values, which not every model has. size: bytes."""
-    return [f"KV cache    {len(spec.caches) // 2} layers, {size / 2**20:.0f} MiB at most"] if spec.caches else []
+    if not spec.caches:
+        return []
+    return [f"KV cache    {len(spec.caches) // 2} layers, {size / 2**20:.0f} MiB at most, {spec.caches[0].dtype}"]
 
 
 def _states(spec: EngineSpec) -> list[str]:

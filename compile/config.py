@@ -18,6 +18,7 @@ from .gpus import GPU, GPUS
 
 TREES = ("chain", "static", "dynamic")
 WEIGHTS = {"auto": "", "bfloat16": "cpu", "int8": "cpu", "int4": "cpu", "fp8": "cuda"}  # and what takes them alone
+KV_CACHES = ("auto", "int8")
 FP8_CAPABILITY = 8.9  # the first
 MOST_PARTS = 64
 
@@ -36,6 +37,7 @@ class BuildOptions(TypedDict, total=False):
     learned_rows: int
     dtype: str
     weights: str
+    kv_cache: str
     device: str
     backend: str
     max_batch: int
@@ -73,6 +75,7 @@ class EngineConfig:
     # has, and bfloat16 where there are none; "int8" and "int4" quantise in groups of 32; "bfloat16" widens
     # everything. On a GPU: "fp8" rounds all but the head, and what they are multiplied with, to eight bits.
     weights: str = "auto"
+    kv_cache: str = "auto"  # "auto", of `dtype`; "int8", on a CPU: a token's keys of a head are integers with one scale
     device: str = "cpu"
     backend: str = "inductor"
     max_batch: int = 1  # rows: requests that share a step
@@ -105,6 +108,7 @@ class EngineConfig:
         self._check_choice("backend", BACKENDS)
         self._check_choice("tree", (*TREES, None))
         self._check_choice("weights", WEIGHTS)
+        self._check_choice("kv_cache", KV_CACHES)
         self._check_choice("tool_format", (*FORMATS, None))
         backend = BACKENDS[self.backend]
         self._check_choice("dtype", backend.dtypes, f" for backend {self.backend}")
@@ -145,7 +149,10 @@ class EngineConfig:
                 f"weights: expected auto with dtype {self.dtype} on {self.device}, got {self.weights}; dtype bfloat16 "
                 f"on {device} takes it"
             )
-        defaults = {"plugins": True, "compute_capability": None, "weights": "auto", "sum_parts": 1, "ranks": 1}
+        defaults = {
+            "plugins": True, "compute_capability": None, "weights": "auto", "kv_cache": "auto", "sum_parts": 1,
+            "ranks": 1,
+        }  # fmt: skip
         for field, default in defaults.items():
             got = getattr(self, field)
             if got != default and field not in backend.options:
@@ -153,10 +160,11 @@ class EngineConfig:
                 raise BuildError(
                     f"{field}: expected {default} for backend {self.backend}, got {got}; {takers} takes it"
                 )
-        for field in ("sum_parts", "ranks"):
-            if getattr(self, field) > 1 and self.device != "cpu":
+        for field in ("kv_cache", "sum_parts", "ranks"):
+            if getattr(self, field) != defaults[field] and self.device != "cpu":
                 raise BuildError(
-                    f"{field}: expected 1 with device {self.device}, got {getattr(self, field)}; device cpu takes it"
+                    f"{field}: expected {defaults[field]} with device {self.device}, got {getattr(self, field)}; "
+                    "device cpu takes it"
                 )
         if self.ranks > 1:
             self._check_ranks()

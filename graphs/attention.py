@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..kernels.bits import chain_bits, word_count
+from ..kernels.int8_rows import quantize_rows
 from ..kernels.tree_attention.op import tree_attention
 
 ATTENTION_NAME = "specstep"
@@ -145,7 +146,7 @@ def chain_pass(
 class LayerCache:
     """The engine's KV tensors in the shape of a transformers cache: writes at the pass's slots, returns all slots.
 
-    keys, values: one tensor [B, H_kv, S, D] for each layer of this model, mutated in place.
+    keys, values: one tensor [B, H_kv, S, D] for each layer of this model, mutated in place; or int8, see `int8_rows`.
     """
 
     is_compileable = True
@@ -160,8 +161,9 @@ class LayerCache:
         head = torch.arange(key.shape[1], device=key.device)[:, None]
         caches = self.keys[layer_idx], self.values[layer_idx]
         for cache, new in zip(caches, (key, value), strict=True):
-            new = new.to(cache.dtype)
+            new = new if cache.dtype == torch.int8 else new.to(cache.dtype)
             new = new.where(new.abs() <= torch.finfo(new.dtype).max, 0.0)
+            new = quantize_rows(new) if cache.dtype == torch.int8 else new
             cache.index_put_((row, head, self.slots[:, None]), new)
         return caches
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .int8_rows import row_size
 from .linear.packing import packed_shape
 
 EXACT_FUNCTIONS = (  # of x, times y where it is given
@@ -103,7 +104,8 @@ def _all_gather(x: Tensor, ranks: int) -> Tensor:
 
 
 def _tree_attention(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
-    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]))
+    size = row_size(v.shape[3]) if v.dtype == torch.int8 else v.shape[3]
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], size))
 
 
 def _linear_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

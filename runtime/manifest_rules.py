@@ -119,11 +119,12 @@ def _check_tensors(spec: Data) -> None:
     layers = len(spec["caches"]) // 2
     names = [f"{kind}.{index}" for kind in ("keys", "values") for index in range(layers)]
     equal_to(names)("caches", [tensor["name"] for tensor in spec["caches"]])
+    kept = "int8" if spec["config"].get("kv_cache") == "int8" else spec["config"]["dtype"]
     for tensor in spec["caches"]:
         shape = tensor["shape"]
         if len(shape) != 4 or [shape[0], shape[2]] != [batch, capacity]:
             raise refusal(f"{tensor['name']}.shape", [batch, "H", capacity, "D"], shape)
-        equal_to(spec["config"]["dtype"])(f"{tensor['name']}.dtype", tensor["dtype"])
+        equal_to(kept)(f"{tensor['name']}.dtype", tensor["dtype"])
     for name, known in (("drafter_tensors", {*every}), ("recurrent", {*found} - {*rows})):
         if odd := sorted({*spec[name]} - known):
             raise refusal(name, "names of tensors", odd[0])

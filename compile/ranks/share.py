@@ -13,6 +13,7 @@ from ...graphs.kept import reason
 from ...graphs.parts import ExpertsOfParts, LinearOfParts
 from ...graphs.ranks import ExpertsOfRank, HeadOfRank, LinearOfRank
 from ...graphs.target import CausalLM
+from ...kernels.int8_rows import row_size
 from ...kernels.native import has_library
 from ...runtime.engine_file import EngineSpec, TensorSpec
 from ..assemble import FlatProgram, Graphs
@@ -173,9 +174,9 @@ def _compare(whole: CausalLM, spec: EngineSpec, shares: list[CausalLM], spec_of_
 
 @torch.no_grad()
 def _logits(model: CausalLM, tokens: Tensor, spec: EngineSpec) -> Tensor:
-    """The logits of tokens [1, T] behind an empty cache, with caches of the spec's heads."""
-    layers = len(spec.caches) // 2
-    shapes = [(1, cache.shape[1], SLOTS, cache.shape[3]) for cache in spec.caches]
+    """The logits of tokens [1, T] behind an empty cache, with caches of the spec's heads and of the model's dtype."""
+    layers, sizes = len(spec.caches) // 2, row_size if spec.config["kv_cache"] == "int8" else int
+    shapes = [(1, cache.shape[1], SLOTS, sizes(cache.shape[3])) for cache in spec.caches]
     caches = [torch.zeros(shape, dtype=getattr(torch, spec.config["dtype"])) for shape in shapes]
     where = chain_pass(torch.zeros(1, dtype=torch.int64), TOKENS, TOKENS)
     logits, _ = model(tokens, where, caches[: model.layers], caches[layers : layers + model.layers])

@@ -160,9 +160,10 @@ inline float weigh(const float* given, uint64_t seen, const Scores& scores, floa
 template <class Keys, class Values>
 struct Sizes {
   using Element = typename Keys::Element;
+  using Stored = typename Keys::Stored;
   int64_t key, value;
 
-  static constexpr int64_t RAW = 4 / sizeof(Element);           // elements in 32 bits of memory
+  static constexpr int64_t RAW = 4 / sizeof(Stored);            // elements in 32 bits of memory
   static constexpr int64_t WORDS_OF_RAW = RAW / Keys::PER_WORD;  // as they are packed
 
   int64_t key_words() const { return divide_up(key, Keys::PER_WORD); }
@@ -185,7 +186,7 @@ struct Sizes {
   void pack_keys(int64_t first, int64_t end, Row row, Coming& coming, uint32_t* to) const {
     constexpr int64_t STEP = LANES * RAW;
     for (int64_t lane = first / LANES * LANES; lane < end; lane += LANES) {
-      const Element* rows[LANES];
+      const Stored* rows[LANES];
       for (int64_t i = 0; i < LANES; i++) rows[i] = row(std::min(lane + i, end - 1));
       uint32_t* packed = to + lane;
       for (int64_t at = 0; at < key; at += STEP) {
@@ -195,34 +196,42 @@ struct Sizes {
         for (int64_t i = 0; i < LANES; i++) group[i] = raw(rows[i] + at, key - at);
         transpose(group);
 #pragma GCC unroll 16
-        for (int64_t i = 0; i < LANES; i++)
-          for (int word = 0; word < WORDS_OF_RAW; word++, packed += BLOCK) store(packed, Keys::word(group[i], word));
+        for (int64_t i = 0; i < LANES; i += Keys::WORDS_PER_SCALE) {
+          const auto scales = Keys::scales_of(rows, key, at + i * RAW);
+#pragma GCC unroll 16
+          for (int64_t j = i; j < i + Keys::WORDS_PER_SCALE; j++)
+            for (int word = 0; word < WORDS_OF_RAW; word++, packed += BLOCK)
+              store(packed, Keys::word(group[j], word, scales));
+        }
       }
     }
   }
   template <class Row>
   void pack_values(int64_t first, int64_t end, Row row, Coming& coming, uint32_t* to) const {
     constexpr int64_t PER_WORD = Values::PER_WORD, STEP = LANES * PER_WORD;
-    static constexpr Element ZEROS[STEP] = {};
+    static constexpr Stored ZEROS[STEP] = {};
     const int64_t count = value, whole = count / STEP * STEP, stride = value_stride();
     for (int64_t position = first / PER_WORD * PER_WORD; position < end; position += PER_WORD) {
       if (position % VALUES_PER_SHARE == 0) coming.fetch();
       const bool both = position + PER_WORD <= end;  // else zeros stand for the second position of its words
-      const Element *a = row(position), *b = both ? row(position + PER_WORD - 1) : ZEROS;
-      const int64_t step = both ? STEP : 0;
-      uint32_t* packed = to + position / PER_WORD * stride;
+      const Stored *a = row(position), *b = both ? row(position + PER_WORD - 1) : a;
+      const auto pack = [&](int64_t at, const Stored* from_a, const Stored* from_b) {
+        Values::pack_values(from_a, from_b, Values::scale_of(a, count, at), Values::scale_of(b, count, at),
+                            to + position / PER_WORD * stride + at);
+      };
 #pragma GCC unroll 4
-      for (int64_t at = 0; at < whole; at += STEP, b += step) Values::pack_values(a + at, b, packed + at);
+      for (int64_t at = 0; at < whole; at += STEP) pack(at, a + at, both ? b + at : ZEROS);
       if (whole == count) continue;
-      Element last[2][STEP] = {};
-      std::copy_n(a + whole, count - whole, last[0]), std::copy_n(b, count - whole, last[1]);
-      Values::pack_values(last[0], last[1], packed + whole);
+      Stored last[2][STEP] = {};
+      std::copy_n(a + whole, count - whole, last[0]);
+      if (both) std::copy_n(b + whole, count - whole, last[1]);
+      pack(whole, last[0], last[1]);
     }
   }
   // 32 bits for each lane of the `count` elements from `from` on, zeros beyond their end.
-  static Words raw(const Element* from, int64_t count) {
+  static Words raw(const Stored* from, int64_t count) {
     if (count >= LANES * RAW) return load<Words>(from);
-    Element padded[LANES * RAW] = {};
+    Stored padded[LANES * RAW] = {};
     std::copy_n(from, count, padded);
     return load<Words>(padded);
   }

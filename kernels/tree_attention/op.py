@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..bits import word_count
+from ..int8_rows import row_size
 from ..native import has_library
 from ..registration import traced_op
 from . import reference
@@ -19,13 +20,14 @@ def _check(
 ) -> None:  # fmt: skip
     if q.shape[1] % k.shape[1] != 0:
         raise ValueError(f"q: expected a multiple of the {k.shape[1]} key heads, got {q.shape[1]} heads")
-    if q.shape[3] != k.shape[3]:
-        raise ValueError(f"q: expected heads of size {k.shape[3]}, as the keys have, got {q.shape[3]}")
+    head = row_size(k.shape[3]) if k.dtype == torch.int8 else k.shape[3]
+    if q.shape[3] != head:
+        raise ValueError(f"q: expected heads of size {head}, as the keys have, got {q.shape[3]}")
     words, keys = word_count(key_depths.shape[1]), key_depths.shape[1]
     if ancestors.shape[2] < words:
         raise ValueError(f"ancestors: expected >= {words} words for {keys} tree keys, got {ancestors.shape[2]}")
-    if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q, k, v: expected one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if k.dtype not in (q.dtype, torch.int8) or v.dtype != k.dtype:
+        raise ValueError(f"q, k, v: expected one dtype, or int8 for k and v, got {q.dtype}, {k.dtype}, {v.dtype}")
     if scale < 0:
         raise ValueError(f"scale: expected >= 0, got {scale}")
 

@@ -31,10 +31,11 @@ struct Part {
 template <class Keys, class Values>
 class Attention {
   using Element = typename Keys::Element;
+  using Stored = typename Keys::Stored;
 
  public:
   explicit Attention(const Call& call)
-      : call_(call), sizes_{call.k.size, call.v.size}, group_(call.q.heads / call.k.heads) {
+      : call_(call), sizes_{Keys::size(call.k.size), Values::size(call.v.size)}, group_(call.q.heads / call.k.heads) {
     const int64_t nodes = std::max<int64_t>(1, TILE_ROWS / group_);
     for (int64_t row = 0; row < call.q.batch; row++)
       for (int64_t first = 0; first < call.q.count; first += nodes)
@@ -146,7 +147,7 @@ class Attention {
   template <class Pack, class Use>
   void visit(const Tile& tile, int64_t start, const Heads& heads, const Pack& pack, const Use& use) const {
     const Row& row = call_.rows[tile.row];
-    const auto* slots = heads.template at<Element>(tile.row, tile.head, 0);
+    const auto* slots = heads.template at<Stored>(tile.row, tile.head, 0);
     const int64_t stride = heads.strides[2];
     int64_t shared = 0, own = start + BLOCK;  // positions that lie in the cache as they are; the first that do not
     for (int64_t i = tile.first; i < tile.last; i++) {
@@ -201,8 +202,8 @@ class Attention {
     if (positions <= 0) return {};
     Coming found(positions, sizes_.shares() + queries);
     const auto add = [&](int which, const Heads& heads) {
-      constexpr auto ELEMENT = static_cast<int64_t>(sizeof(Element));
-      found.add(which, heads.template at<Element>(tile->row, tile->head, start), heads.strides[2] * ELEMENT,
+      constexpr auto ELEMENT = static_cast<int64_t>(sizeof(Stored));
+      found.add(which, heads.template at<Stored>(tile->row, tile->head, start), heads.strides[2] * ELEMENT,
                  heads.size * ELEMENT);
     };
     add(0, call_.k), add(1, call_.v);

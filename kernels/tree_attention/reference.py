@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..bits import unpack_bits
+from ..int8_rows import widen_rows
 
 
 def visible_slots(
@@ -50,7 +51,8 @@ def tree_attention(
     Args:
         q: [B, H, T, D], fp32, fp16 or bf16.
         k, v: [B, H_kv, S, D] and [B, H_kv, S, DV], the dtype of q, finite everywhere; a prefix view of a larger buffer
-            is fine. H is a multiple of H_kv and query head h reads head h // (H / H_kv).
+            is fine. H is a multiple of H_kv and query head h reads head h // (H / H_kv). Or int8, with scales,
+            see `int8_rows`.
         lengths: int64 [B]. Slots below lengths[b] are committed, slot j at position j; tree key j is at slot
             lengths[b] + j, at position lengths[b] + key_depths[b, j]. Keys beyond S are not seen.
         depths: int64 [B, T], depth of the query nodes: query i is at position lengths[b] + depths[b, i].
@@ -61,7 +63,8 @@ def tree_attention(
         softcap: 0, or c in c * tanh(score / c) (Gemma 2).
         sinks: None, or [H]: one more logit per head in the softmax denominator (GPT-OSS).
 
-    A query that sees nothing gets 0. Products run in the dtype of q, the softmax in fp32.
+    A query that sees nothing gets 0. Products run in the dtype of q, in fp32 with keys and values of int8; the softmax
+    in fp32.
 
     Returns:
         [B, T, H, DV] in the dtype of q.
@@ -70,6 +73,9 @@ def tree_attention(
     batch, heads, nodes, head_dim = q.shape
     kv_heads = k.shape[1]
     before, after = split_scale(scale)
+    dtype = q.dtype
+    if k.dtype == torch.int8:
+        q, k, v = q.float(), widen_rows(k), widen_rows(v)
     rows = (q * before).reshape(batch, kv_heads, heads // kv_heads * nodes, head_dim)
     scores = torch.matmul(rows, k.transpose(2, 3)).float() * after
     if softcap > 0.0:
@@ -85,5 +91,5 @@ def tree_attention(
     total = weights.sum(-1, keepdim=True)
     total = total + torch.exp(sink - peak) if sinks is not None else total.clamp(min=1e-30)
     out = torch.matmul(weights.to(v.dtype).flatten(2, 3), v).float()  # [B, H_kv, G * T, DV]
-    out = (out / total.flatten(2, 3)).to(q.dtype)  # here, on DV values a row, instead of on S weights
+    out = (out / total.flatten(2, 3)).to(dtype)  # here, on DV values a row, instead of on S weights
     return out.unflatten(2, (-1, nodes)).permute(0, 3, 1, 2, 4).reshape(batch, nodes, heads, v.shape[3]).contiguous()

@@ -23,6 +23,16 @@ const Value* values(const Tensor& tensor, ScalarType type, const char* what) {
   return static_cast<const Value*>(tensor.data_ptr());
 }
 
+void run_over_bytes(ScalarType type, const Call& call) {
+  if (type == ScalarType::Float) return Attention<WideBytes<float>, WideBytes<float>>(call).run();
+  if (type == ScalarType::Half) return Attention<WideBytes<Float16>, WideBytes<Float16>>(call).run();
+#ifdef __AVX512BF16__
+  Attention<PairsOfBytes, PairsOfBytes>(call).run();
+#else
+  Attention<WideBytes<Bfloat16>, WideBytes<Bfloat16>>(call).run();
+#endif
+}
+
 void run(ScalarType type, const Call& call) {
   if (type == ScalarType::Float) return Attention<Wide<float>, Wide<float>>(call).run();
   if (type == ScalarType::Half) return Attention<Wide<Float16>, Wide<Float16>>(call).run();
@@ -52,12 +62,16 @@ Tensor tree_attention(
   const ScalarType type = q.scalar_type();
   expect(type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Half,
          "float32, bfloat16 or float16");
-  expect(k.scalar_type() == type && v.scalar_type() == type, "q, k and v of one dtype");
+  const bool bytes = k.scalar_type() == ScalarType::Char;
+  expect((bytes || k.scalar_type() == type) && v.scalar_type() == k.scalar_type(),
+         "q, k and v of one dtype, or k and v of int8");
+  const auto size_of = [&](const Heads& heads) { return bytes ? Bytes::size(heads.size) : heads.size; };
   Call call{Heads(q), Heads(k), Heads(v), {}, Scores(scale, softcap), nullptr, nullptr};
   const int64_t batch = call.q.batch, nodes = call.q.count;
   expect(call.k.batch == batch && call.v.batch == batch && call.k.heads == call.v.heads && call.k.count == call.v.count,
          "k [B, H_kv, S, D] and v [B, H_kv, S, DV]");
-  expect(call.k.heads > 0 && call.q.heads % call.k.heads == 0 && call.q.size == call.k.size, "q [B, G * H_kv, T, D]");
+  expect(call.k.heads > 0 && call.q.heads % call.k.heads == 0 && call.q.size == size_of(call.k),
+         "q [B, G * H_kv, T, D], and k with scales behind its rows if it is int8");
   expect(scale >= 0, "a scale that is not negative");
   const Tensor held[] = {dense(lengths), dense(depths), dense(ancestors), dense(key_depths)};
   expect(held[0].numel() == batch, "lengths [B]");
@@ -78,9 +92,9 @@ Tensor tree_attention(
 
   int32_t dtype;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(q.get(), &dtype));
-  Tensor out = empty({batch, nodes, call.q.heads, call.v.size}, dtype);
+  Tensor out = empty({batch, nodes, call.q.heads, size_of(call.v)}, dtype);
   call.out = out.data_ptr();
-  run(type, call);
+  bytes ? run_over_bytes(type, call) : run(type, call);
   record_read([&] { return bytes_read(call, length, keys, static_cast<int64_t>(k.element_size())); });
   return out;
 }

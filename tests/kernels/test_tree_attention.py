@@ -7,6 +7,7 @@ import pytest
 import torch
 from attention_case import Case, brute_force, make_case
 from specstep.kernels.bits import pack_bits, unpack_bits
+from specstep.kernels.int8_rows import quantize_rows, widen_rows
 from specstep.kernels.tree_attention.op import tree_attention as tree_attention_op
 from torch import Tensor
 
@@ -157,11 +158,33 @@ def test_long_row_beside_short_ones(
     check(backend, replace(case, window=window))
 
 
+@pytest.mark.parametrize("sizes", [(64, 64), (16, 48), (100, 36), (256, 256)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_cache_of_eight_bits(backend: Any, random_trees: Any, sizes: tuple[int, int], dtype: torch.dtype) -> None:
+    """What its numbers stand for is attended to; only C++ and the reference read it."""
+    if backend.name not in ("reference", "op"):
+        pytest.skip("a CPU's caches alone are int8")
+    case = make_case(random_trees, nodes=9, dtype=dtype, head_dim=sizes[0], value_dim=sizes[1])
+    case = replace(case, sinks=torch.randn(4), window=40, softcap=20.0)
+    k, v = quantize_rows(case.k), quantize_rows(case.v)
+    expected = brute_force(replace(case, k=widen_rows(k), v=widen_rows(v)))
+    got = backend.op("tree_attention")(*replace(case, k=k, v=v).args("cpu"))
+    assert got.dtype == dtype and got.is_contiguous()
+    tolerance = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]  # of rounding what is returned
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("value_dim", [32, 16])
 @pytest.mark.parametrize("sinks", [None, torch.randn(4)], ids=["plain", "sinks"])
 def test_opcheck(random_trees: Any, sinks: Tensor | None, value_dim: int) -> None:
     case = make_case(random_trees, value_dim=value_dim)
     torch.library.opcheck(tree_attention_op, tuple(replace(case, sinks=sinks, window=4, softcap=20.0).args("cpu")))
+
+
+def test_opcheck_of_a_cache_of_eight_bits(random_trees: Any) -> None:
+    case = make_case(random_trees, value_dim=48)
+    case = replace(case, k=quantize_rows(case.k), v=quantize_rows(case.v))
+    torch.library.opcheck(tree_attention_op, tuple(case.args("cpu")))
 
 
 def test_refusals_name_expected_and_got(random_trees: Any) -> None:
@@ -176,3 +199,7 @@ def test_refusals_name_expected_and_got(random_trees: Any) -> None:
         tree_attention_op(*replace(case, scale=-1.0).args("cpu"))
     with pytest.raises(ValueError, match="expected one dtype"):
         tree_attention_op(*replace(case, q=case.q.half()).args("cpu"))
+    with pytest.raises(ValueError, match=r"expected one dtype, or int8 for k and v, got .*int8, torch\.float32"):
+        tree_attention_op(*replace(case, k=quantize_rows(case.k)).args("cpu"))
+    with pytest.raises(ValueError, match="q: expected heads of size 30, as the keys have, got 32"):
+        tree_attention_op(*replace(case, k=case.k.to(torch.int8), v=case.v.to(torch.int8)).args("cpu"))

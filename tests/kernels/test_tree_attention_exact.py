@@ -8,6 +8,7 @@ import pytest
 import torch
 from attention_case import Case, brute_force, make_case
 from specstep.kernels.bits import chain_bits, pack_bits, unpack_bits
+from specstep.kernels.int8_rows import quantize_rows
 from specstep.kernels.tree_attention import reference
 from specstep.kernels.tree_attention.op import tree_attention
 from torch import Tensor
@@ -94,6 +95,13 @@ def test_options(random_trees: Any, options: str, dtype: torch.dtype) -> None:
 def test_heads(random_trees: Any, heads: tuple[int, int], sizes: tuple[int, int], dtype: torch.dtype) -> None:
     case = make_case(random_trees, 6, *heads, sizes[0], (3, 126, 255), dtype, value_dim=sizes[1])
     check(tree_attention, with_garbage(case))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", [(64, 64), (40, 80), (33, 17), (256, 256)], ids=str)
+def test_a_cache_of_eight_bits(random_trees: Any, sizes: tuple[int, int], dtype: torch.dtype) -> None:
+    case = make_case(random_trees, 9, 6, 2, sizes[0], (0, 65, 310), dtype, value_dim=sizes[1])
+    check(tree_attention, replace(case, k=quantize_rows(case.k), v=quantize_rows(case.v)))
 
 
 def test_the_reference_is_not_exact(random_trees: Any) -> None:
