@@ -17,9 +17,11 @@ from ..graphs.prefill import Prefill
 from ..graphs.state import StateTensor, row_state
 from ..graphs.step import PlainStep, SpeculativeStep
 from ..graphs.target import CausalLM
+from ..kernels.int8_rows import row_bytes
 from ..runtime.engine_file import TREE, EngineSpec, ProgramSpec, TensorSpec
 from ..runtime.manifest_fields import SLOT_STEP
 from ..runtime.manifest_rules import capacity_for, scratch_for
+from ..runtime.unreserved import unreserved
 from .config import EngineConfig
 from .drafters.choose import make_drafter
 from .drafters.validate import check_drafter
@@ -150,8 +152,9 @@ def _spec(
     own = drafter.scorer.state(shape)
     state = [_tensor(name, tensor, (batch,)) for name, tensor in (declared | own).items()]
     shared = [_tensor(name, tensor, ()) for name, tensor in drafter.scorer.shared().items()]
+    dtype, width = ("int8", row_bytes) if config.kv_cache == "int8" else (config.dtype, int)
     caches = [
-        TensorSpec(f"{kind}.{index}", (batch, layer.heads, capacity, size), config.dtype)
+        TensorSpec(f"{kind}.{index}", (batch, layer.heads, capacity, width(size)), dtype)
         for kind, sizes in (("keys", [x.key_size for x in layers]), ("values", [x.value_size for x in layers]))
         for index, (layer, size) in enumerate(zip(layers, sizes, strict=True))
     ]
@@ -197,8 +200,14 @@ def example_inputs(spec: EngineSpec, program: FlatProgram, slots: int) -> list[T
     def whole(t: TensorSpec) -> Tensor:
         return torch.full(t.shape, t.fill, dtype=getattr(torch, t.dtype), device=spec.device)
 
+    def cache(t: TensorSpec) -> Tensor:  # 64 rows of 8,192 tokens are more than a machine has
+        try:
+            return whole(t) if spec.device != "cpu" else unreserved(t.shape, getattr(torch, t.dtype))[1]
+        except OSError:
+            return whole(t)
+
     tensors = {t.name: whole(t)[:rows] for t in spec.state} | {t.name: whole(t) for t in spec.shared}
-    tensors |= {t.name: whole(t)[:rows, :, :slots] for t in spec.caches}
+    tensors |= {t.name: cache(t)[:rows, :, :slots] for t in spec.caches}
     tokens = min(8, spec.prefill_chunk)
     tensors["tokens"] = torch.zeros(1, tokens, dtype=torch.int64, device=spec.device)
     tensors["nodes"] = torch.arange(min(1 + spec.nodes, max(2, spec.nodes)), device=spec.device)

@@ -215,7 +215,7 @@ class Session(Buffers):
     def release(self, row: int) -> None:
         """Take a row out of the coming steps and make it free. A free row may be released again."""
         try:
-            self._reset(row)
+            self._empty(row)
         finally:
             self._taken.pop(row, None)
             self._unfilled.pop(row, None)
@@ -233,7 +233,7 @@ class Session(Buffers):
             for of_row in (self.lengths, self._predicted, self._written, self._pending, self._processed):
                 of_row[target] = of_row[source]
             self._taken[target] = self._taken.pop(source)
-            self._reset(source)
+            self._empty(source)
         self._note_running()
         return moves
 
@@ -255,6 +255,13 @@ class Session(Buffers):
         """The smallest slot count a program may be given that holds `needed`: a step costs what the longest row
         needs."""
         return -(-needed // self.spec.slot_step) * self.spec.slot_step
+
+    def _empty(self, row: int) -> None:
+        """Give a row that ends its first values, and what its caches take to the system, unless a step that has begun
+        may still write to it."""
+        self._reset(row)
+        if not self.overlaps:
+            self._clean(row)
 
     def _clean(self, row: int) -> None:
         """Remove what the row's caches held before. Slots that nothing may attend to still take part in matrix products

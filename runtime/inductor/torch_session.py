@@ -1,6 +1,5 @@
 """A session over torch tensors: static buffers, bound to programs that write the caches in place."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,6 +16,7 @@ from ..recent import Recent
 from ..session import Session
 from .cuda_graph import CudaGraphs, Reports
 from .openmp import one_thread, release_threads
+from .paged_cache import make_caches
 
 Program = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # flat tensors in, flat tensors out, caches written in place
 Size = tuple[int, int, int | None, int]  # of a step: rows, slots, nodes, positions to catch up
@@ -34,7 +34,8 @@ class TorchSession(Session):
         self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
         self.state: dict[str, Tensor] = {tensor.name: _allocate(tensor, self.device) for tensor in spec.state}
         self.shared = {tensor.name: _allocate(tensor, self.device) for tensor in spec.shared}
-        self.caches = {tensor.name: _allocate(tensor, self.device) for tensor in spec.caches}
+        self._caches = make_caches(spec.caches, self.device)
+        self.caches = {name: cache.tensor for name, cache in self._caches.items()}
         self._nodes = torch.arange(1 + spec.nodes, device=self.device)
         self._positions = torch.arange(spec.catch_up, device=self.device)
         self._no_position = torch.tensor([-1], device=self.device)
@@ -113,9 +114,9 @@ class TorchSession(Session):
         self.write(tensors)
 
     def clear(self, row: int, slots: int) -> None:
-        if self.caches:
-            with one_thread():
-                torch._foreach_zero_([cache[row, :, :slots] for cache in self.caches.values()])
+        with one_thread():
+            for cache in self._caches.values():
+                cache.clear(row, slots)
 
     def copy(self, source: int, target: int, slots: int) -> None:
         for tensor in self.state.values():
@@ -124,16 +125,16 @@ class TorchSession(Session):
             cache[target, :, :slots] = cache[source, :, :slots]
 
     def make_store(self, slots: int) -> None:
-        shapes = {t.name: dataclasses.replace(t, shape=(t.shape[1], slots, t.shape[3])) for t in self.spec.caches}
-        self._store = {name: _allocate(tensor, self.device) for name, tensor in shapes.items()}
+        for cache in self._caches.values():
+            cache.make_store(slots, self.spec.lookahead)
 
     def keep(self, row: int, start: int, place: int, count: int) -> None:
-        for name, cache in self.caches.items():
-            self._store[name][:, place : place + count] = cache[row, :, start : start + count]
+        for cache in self._caches.values():
+            cache.keep(row, start, place, count)
 
     def recall(self, row: int, start: int, place: int, count: int) -> None:
-        for name, cache in self.caches.items():
-            cache[row, :, start : start + count] = self._store[name][:, place : place + count]
+        for cache in self._caches.values():
+            cache.recall(row, start, place, count)
 
     def _reset(self, row: int) -> None:
         with one_thread():

@@ -46,7 +46,9 @@ def test_numbers_that_are_not_finite_stay_with_their_request(name, bad, engines)
     expected = [engine.generate(prompt, 24, ignore_eos=True).token_ids for prompt in prompts]
     for prompt, wanted in zip(prompts, expected, strict=True):
         engine.generate([[5, bad, 8] * 12, [bad]], 30, ignore_eos=True)
-        long = engine.session.read(2, SLOT_STEP)["keys.1"][0]  # heads x slots x width of the first prompt
+        row = engine.session.admit([5, bad, 8] * 12, 64, [])
+        long = engine.session.read(2, SLOT_STEP)["keys.1"][row]  # heads x slots x width
+        engine.session.release(row)
         assert long[:, 0].any() and not long[:, 1].any(), "what is not finite is kept as 0"
         assert engine.generate(prompt, 24, ignore_eos=True).token_ids == wanted
     beside = engine.run([engine.request([5, bad, 8] * 12, 40, ignore_eos=True)])
