@@ -29,6 +29,7 @@ MANIFEST = "manifest.json"
 SIZES = ("nodes", "catch_up")  # inputs of a step that hold 0, 1, ..., and say by their length how many
 TREE = ("tree_tokens", "tree_parents")  # the state in which a drafted tree lies
 MOST_MANIFEST = 2**26  # bytes; that of a model of 100 layers has 200 KB
+LAYOUT = "specstep.weights_layout"  # in the metadata of an ONNX model: what `layout_of` gives
 REBUILD = "build the engine again with `specstep build`"
 
 
@@ -202,6 +203,15 @@ def check_files(directory: Path, manifest: Manifest, deep: bool) -> None:
                     f"{path}: expected sha256 {expected['sha256'][:12]}…, got {got[:12]}…: the file was altered; "
                     f"copy it again or {REBUILD}"
                 )
+
+
+def layout_of(weights: Path) -> str:
+    """A digest of where each tensor of a weights file lies, and of its kind. Raises OSError for what has no header."""
+    with weights.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if not 0 < size <= weights.stat().st_size - 8:
+            raise OSError(f"expected a header of at most {weights.stat().st_size} bytes, got {size}")
+        return hashlib.sha256(file.read(size)).hexdigest()
 
 
 def check_machine(manifest: Manifest, machine: dict[str, Any]) -> None:

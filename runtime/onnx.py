@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..errors import EngineError, one_line
 from ..progress import OnProgress
 from .buffers import Tensors
-from .engine_file import NEXT, REBUILD, EngineSpec, Manifest, ProgramSpec, TensorSpec
+from .engine_file import LAYOUT, NEXT, REBUILD, WEIGHTS, EngineSpec, Manifest, ProgramSpec, TensorSpec, layout_of
 from .gpu import refuse_gpu
 from .recent import Recent
 from .session import Session
@@ -59,6 +59,7 @@ def _open(directory: Path, spec: EngineSpec, program: ProgramSpec) -> onnxruntim
             f"{path}: expected a model that ONNX Runtime loads, got {one_line(error)}; {REBUILD}"
         ) from None
     _check(path, session, spec, program)
+    _check_weights(directory / WEIGHTS, session)
     return session
 
 
@@ -83,6 +84,16 @@ def _check(path: Path, session: onnxruntime.InferenceSession, spec: EngineSpec, 
                     f"{path}: {value.name}: expected {kind} {list(tensor.shape)} as in the manifest, got {value.type} "
                     f"{value.shape}; {REBUILD}"
                 )
+
+
+def _check_weights(path: Path, session: onnxruntime.InferenceSession) -> None:
+    """The weights lie where the model reads them. Raises EngineError."""
+    try:
+        fits = layout_of(path) == session.get_modelmeta().custom_metadata_map.get(LAYOUT)
+    except OSError as error:
+        raise EngineError(f"{path}: {one_line(error)}; copy it again or {REBUILD}") from None
+    if not fits:
+        raise EngineError(f"{path}: expected tensors where the models read them, got another header; {REBUILD}")
 
 
 def _onnx_type(dtype: str) -> str:

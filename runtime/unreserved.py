@@ -4,6 +4,7 @@ import math
 import mmap
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -17,5 +18,6 @@ def unreserved(shape: Sequence[int], dtype: torch.dtype) -> tuple[mmap.mmap, Ten
     if sys.platform != "linux":
         raise OSError(f"expected Linux, got {sys.platform}")
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=OWN)
-    memory.madvise(mmap.MADV_NOHUGEPAGE)  # a page of 2 MiB would hold a row's longest text
+    with suppress(OSError):  # of a system that has none
+        memory.madvise(mmap.MADV_NOHUGEPAGE)  # a page of 2 MiB would hold a row's longest text
     return memory, torch.frombuffer(memory, dtype=dtype).view(*shape)

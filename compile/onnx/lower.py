@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from ...progress import OnProgress
-from ...runtime.engine_file import NEXT, SIZES, WEIGHTS, ProgramSpec
+from ...runtime.engine_file import LAYOUT, NEXT, SIZES, WEIGHTS, ProgramSpec, layout_of
 from ..assemble import FlatProgram, Graphs
 from ..export import export_program
 from ..lowered import Lowered
@@ -179,6 +179,7 @@ def write_models(models: dict[str, onnx_ir.Model], directory: Path) -> None:
                     WEIGHTS, offset, length, held.dtype, shape=held.shape, name=initializer, base_dir=directory
                 )
         proto = onnx_ir.to_proto(model)
+        onnx.helper.set_model_props(proto, {LAYOUT: layout_of(directory / WEIGHTS)})  # offsets hold for that alone
         add_functions(proto)
         path = directory / f"{name}.onnx"
         path.write_bytes(proto.SerializeToString(deterministic=True))

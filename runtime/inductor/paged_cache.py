@@ -8,7 +8,9 @@ import logging
 import math
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -43,9 +45,11 @@ class PagedCache(DenseCache):
         self._before = -lookahead % whole
         total = -(-(self._before + slots) // whole) * whole
         self._file = os.memfd_create("specstep prefixes", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._file)
         os.ftruncate(self._file, heads * total * self._slot_bytes)
-        memory = torch.frombuffer(mmap.mmap(self._file, 0), dtype=self._dtype).view(heads, total, width)
-        self.store = memory[:, self._before : self._before + slots]
+        path, count = f"/proc/self/fd/{self._file}", heads * total * width
+        whole_store = torch.from_file(path, shared=True, size=count, dtype=self._dtype).view(heads, total, width)
+        self.store = whole_store[:, self._before : self._before + slots]
         self._store_head_bytes = total * self._slot_bytes
 
     def keep(self, row: int, start: int, place: int, count: int) -> None:
@@ -76,7 +80,8 @@ class PagedCache(DenseCache):
         for _, first, last, _ in (shared for shared in self._shared if shared[0] == row):
             for head in range(self.tensor.shape[1]):
                 self._map(self._place(row, head) + first, last - first, OWN, -1, 0)
-                self._memory.madvise(mmap.MADV_NOHUGEPAGE, self._place(row, head) + first, last - first)
+                with suppress(OSError):
+                    self._memory.madvise(mmap.MADV_NOHUGEPAGE, self._place(row, head) + first, last - first)
         self._shared = [shared for shared in self._shared if shared[0] != row]
         for head in range(self.tensor.shape[1]):
             start = self._place(row, head)

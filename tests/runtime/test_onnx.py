@@ -11,7 +11,7 @@ import specstep
 from sessions import PROMPTS
 from specstep.commands.describe import describe
 from specstep.runtime import onnx as onnx_session
-from specstep.runtime.engine_file import MANIFEST, file_entry, read_manifest
+from specstep.runtime.engine_file import MANIFEST, WEIGHTS, file_entry, read_manifest
 
 
 def test_an_engine_runs_without_torch(onnx_folder):
@@ -112,6 +112,15 @@ def reshape(manifest):
     manifest["spec"]["caches"][0]["shape"][3] += 1
 
 
+def shift(folder, size=None):
+    """Move all weights by a blank behind the header."""
+    data = (folder / WEIGHTS).read_bytes()
+    old = int.from_bytes(data[:8], "little")
+    new = (old + 1 if size is None else size).to_bytes(8, "little")
+    (folder / WEIGHTS).write_bytes(new + data[8 : 8 + old] + b" " + data[8 + old :])
+    return folder
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -121,6 +130,8 @@ def reshape(manifest):
         (lambda f: edit(f, rename), "step.inputs: expected names of tensors, each once, got 'past'"),
         (lambda f: edit(f, reshape), "keys.0: expected tensor"),
         (lambda f: edit((f / "step.onnx").write_bytes(b"x") and f, lambda m: None), "a model that ONNX Runtime loads"),
+        (lambda f: edit(shift(f), lambda m: None), "expected tensors where the models read them, got another header"),
+        (lambda f: edit(shift(f, 2**40), lambda m: None), "expected a header of at most .* bytes, got 1099511627776"),
         (lambda f: (f / "step.onnx").unlink(), "step.onnx: expected a file of"),
         (lambda f: (f / "step.onnx").write_bytes(b"x"), "expected .* bytes, got 1"),
         (lambda f: (f / "weights.safetensors").unlink(), "weights.safetensors: expected a file"),

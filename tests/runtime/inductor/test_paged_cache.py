@@ -2,6 +2,7 @@
 
 import math
 import mmap
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import specstep
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import save_model
 from specstep.runtime.engine_file import TensorSpec
@@ -29,6 +30,7 @@ def resident_bytes(tensor: torch.Tensor) -> int:
     return int(np.count_nonzero(entries & PRESENT)) * mmap.PAGESIZE
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 300), st.integers(1, 80)),
     st.sampled_from(["float32", "bfloat16", "int8"]),
@@ -113,6 +115,7 @@ def test_slots_that_lie_before_their_tokens_are_shared_too(lookahead):
     assert int(cache.tensor[1].sum()) == 3 * 2 * 320 * 64
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     st.tuples(
         st.integers(1, 3), st.integers(1, 2), st.sampled_from([64, 96, 128, 192, 250]), st.sampled_from([16, 64])
@@ -143,6 +146,19 @@ def test_it_does_what_a_dense_one_does(shape, dtype, lookahead, most, rng):
                 getattr(cache, task)(row, start, place + start - block + lookahead, count)
         assert torch.equal(caches[0].tensor, caches[1].tensor), task
         assert torch.equal(caches[0].store, caches[1].store), task
+
+
+def test_a_store_goes_with_its_cache():
+    def files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before, cache = files(), PagedCache(TensorSpec("keys.0", (2, 2, 512, 64), "bfloat16"), 100)
+    cache.make_store(512, 0)
+    assert files() > before
+    cache.recall(1, 0, 0, 512)
+    tensor = cache.tensor
+    del cache
+    assert files() == before and not tensor.any()
 
 
 def test_where_the_system_refuses_a_line_says_so(monkeypatch, caplog):
