@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ..controls import BANNED_WORDS, BIASES, STOP_IDS, WORD_TOKENS, Sampling, most_catch_up
+from ..controls import ALL_TOKENS, BANNED_WORDS, BIASES, STOP_IDS, WORD_TOKENS, Sampling, most_catch_up
+from ..report import FREE
 from .json_checks import equal_to, refusal
 from .manifest_fields import MANIFEST_FIELDS, TENSORRT
 
@@ -52,13 +53,13 @@ def scratch_for(nodes: int, depth: int, frontiers: Sequence[int], catch_up: int)
     return max(nodes + 1, depth + 1 + drafted, catch_up + max(depth, 1))
 
 
-def row_shapes(capacity: int, nodes: int, vocab_size: int) -> dict[str, tuple[list[int], str]]:
-    """Shape of a row and dtype of the state that every engine has, as `graphs/state.py` declares it."""
+def rows_of_state(capacity: int, nodes: int, vocab_size: int) -> dict[str, tuple[list[int], str, int]]:
+    """Shape of a row, dtype and first value of the state that every engine has, as `graphs/state.py` declares it."""
     numbers = (
         "lengths", "limits", "finish", "prediction_lengths", "prompt_lengths", "min_lengths", "seeds", "logprobs",
         "masked", "learning",
     )  # fmt: skip
-    return {
+    shapes = {
         **dict.fromkeys(("history", "prediction"), ([capacity], "int64")),
         **dict.fromkeys(("tree_tokens", "tree_parents"), ([nodes + 1], "int64")),
         **dict.fromkeys(numbers, ([], "int64")),
@@ -69,6 +70,9 @@ def row_shapes(capacity: int, nodes: int, vocab_size: int) -> dict[str, tuple[li
         "banned_words": ([BANNED_WORDS, WORD_TOKENS], "int64"),
         "allowed": ([nodes + 1, -(-vocab_size // 32)], "int32"),
     }
+    nothing = ("tree_parents", "stop_ids", "prediction", "bias_ids", "banned_words", "logprobs")
+    first = {**dict.fromkeys(nothing, -1), "finish": FREE, "learning": 1, "allowed": ALL_TOKENS}
+    return {name: (*shape, first.get(name, 0)) for name, shape in shapes.items()}
 
 
 def _check_numbers(spec: Data, tree: Data) -> None:
@@ -102,15 +106,16 @@ def _check_tensors(spec: Data) -> None:
     twice = sorted({name for name, count in Counter(every).items() if count > 1} | ({*every} & {*GIVEN}))
     if twice:
         raise refusal("tensors", "each name once", twice[0])
-    rows, found = row_shapes(capacity, spec["config"]["nodes"], spec["vocab_size"]), {}
+    rows, found = rows_of_state(capacity, spec["config"]["nodes"], spec["vocab_size"]), {}
     for tensor in spec["state"]:
         found[tensor["name"]] = tensor
         equal_to([batch])(f"{tensor['name']}.shape", tensor["shape"][:1])
-    for name, (shape, dtype) in rows.items():
+    for name, (shape, dtype, fill) in rows.items():
         if name not in found:
             raise refusal("state", name, sorted(found))
         equal_to([batch, *shape])(f"{name}.shape", found[name]["shape"])
         equal_to(dtype)(f"{name}.dtype", found[name]["dtype"])
+        equal_to(fill)(f"{name}.fill", found[name]["fill"])
     learned_rows = spec["config"]["learned_rows"]
     for tensor in spec["shared"]:
         if tensor["name"].rpartition(".")[2] == "learned":
@@ -125,6 +130,7 @@ def _check_tensors(spec: Data) -> None:
         if len(shape) != 4 or [shape[0], shape[2]] != [batch, capacity]:
             raise refusal(f"{tensor['name']}.shape", [batch, "H", capacity, "D"], shape)
         equal_to(kept)(f"{tensor['name']}.dtype", tensor["dtype"])
+        equal_to(0)(f"{tensor['name']}.fill", tensor["fill"])
     for name, known in (("drafter_tensors", {*every}), ("recurrent", {*found} - {*rows})):
         if odd := sorted({*spec[name]} - known):
             raise refusal(name, "names of tensors", odd[0])

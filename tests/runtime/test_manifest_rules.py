@@ -6,7 +6,7 @@ import pytest
 from specstep.errors import EngineError
 from specstep.graphs.state import row_state
 from specstep.runtime.engine_file import MANIFEST, read_manifest
-from specstep.runtime.manifest_rules import row_shapes
+from specstep.runtime.manifest_rules import rows_of_state
 
 ALTERED = {  # where in the manifest -> value, and what the line names
     ("files", "../x"): ({"bytes": 1, "sha256": "0" * 64}, "files: name"),
@@ -33,6 +33,8 @@ ALTERED = {  # where in the manifest -> value, and what the line names
     ("spec", "state", 1, "name"): ("history", "each name once"),
     ("spec", "state", 1, "name "): (1, "no further fields"),
     ("spec", "state", 2, "fill"): (2**64, "fill"),
+    ("spec", "state", 11, "fill"): (1, "sampling.fill"),
+    ("spec", "caches", 1, "fill"): (1, "fill"),
     ("spec", "shared", 0, "shape", 0): (7, "learned.shape"),
     ("spec", "caches", 0, "shape", 2): (1, "keys.0.shape"),
     ("spec", "caches", 0, "dtype"): ("system", "dtype"),
@@ -94,6 +96,7 @@ def test_what_is_no_manifest_is_refused(tmp_path, text):
 
 def test_the_known_shapes_are_those_of_the_graphs():
     declared = row_state(320, 7, 1001)
-    assert row_shapes(320, 7, 1001) == {
-        name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in declared.items()
+    assert rows_of_state(320, 7, 1001) == {
+        name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.fill)
+        for name, tensor in declared.items()
     }
