@@ -46,6 +46,8 @@ def start_learned(path: Path, session: Session, text: EngineTokenizer | None) ->
     spec, names = session.spec, require_tables(session.spec)
     if not path.exists():
         return
+    if not path.is_file():
+        raise EngineError(f"{path}: expected a file of format {FORMAT}, got none: a directory, or a pipe; {REMEDY}")
     from safetensors import SafetensorError, safe_open  # engines of ONNX Runtime do without
 
     try:

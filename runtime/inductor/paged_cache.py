@@ -22,6 +22,7 @@ from .dense_cache import DenseCache
 logger = logging.getLogger(__name__)
 
 PAGE = mmap.PAGESIZE
+READ_AND_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 FIXED = 0x10  # Linux: at this address, in place of what is there
 FEWEST = 8  # pages of a head that are mapped: fewer are copied as fast
 
@@ -33,6 +34,7 @@ class PagedCache(DenseCache):
         """most_mappings: parts of it that may lie in the store at a time. Raises OSError where the system refuses."""
         self._dtype, self._most_mappings = getattr(torch, spec.dtype), most_mappings
         self._memory, self.tensor = unreserved(spec.shape, self._dtype)
+        self._address = self.tensor.data_ptr()
         self._row_bytes, self._head_bytes, self._slot_bytes, _ = (
             stride * self._dtype.itemsize for stride in self.tensor.stride()
         )
@@ -72,8 +74,9 @@ class PagedCache(DenseCache):
             self._map(self._place(row, head) + first, last - first, mmap.MAP_PRIVATE, self._file, offset)
         self._shared.append((row, first, last, first + moved))
         for begin, end in ((start, -(-first // self._slot_bytes)), (last // self._slot_bytes, start + count)):
-            at = place + begin - start
-            self.tensor[row, :, begin:end] = self.store[:, at : at + end - begin]
+            if begin < end:
+                at = place + begin - start
+                self.tensor[row, :, begin:end] = self.store[:, at : at + end - begin]
 
     def clear(self, row: int, slots: int) -> None:
         """Fill the first slots of a row with zeros: whole pages are new ones when they are next touched."""
@@ -109,9 +112,8 @@ class PagedCache(DenseCache):
                     self._memory[place] = self._memory[place]
 
     def _map(self, start: int, size: int, flags: int, file: int, offset: int) -> None:
-        address = self.tensor.data_ptr() + start
-        wanted = address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags | FIXED, file, offset
-        if _libc().mmap(*wanted) != address:
+        address = self._address + start
+        if _libc().mmap(address, size, READ_AND_WRITE, flags | FIXED, file, offset) != address:
             raise OSError(ctypes.get_errno(), f"mmap: {os.strerror(ctypes.get_errno())}")
 
 

@@ -1,5 +1,6 @@
 """An engine drafts better with use, says what it said, and keeps what it learned in a file."""
 
+import os
 import shutil
 
 import numpy as np
@@ -118,6 +119,7 @@ def raised(values, place):
 
 DAMAGE = {
     "expected a file of format specstep.learned.1": lambda path: path.write_bytes(path.read_bytes()[:100]),
+    "got none: a directory, or a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "format: expected specstep.learned.1, got other.2": lambda path: rewritten(path, format="other.2"),
     "tokenizer: expected": lambda path: rewritten(path, tokenizer="of another model"),
     "vocab_size: expected": lambda path: rewritten(path, vocab_size="7"),
