@@ -115,7 +115,7 @@ def load_program(
         if expected != set(program.constants):
             odd = sorted(expected ^ set(program.constants))[:3]
             raise EngineError(
-                f"{path}: constants: expected those of the manifest, got a difference in {odd}; {REBUILD}"
+                f"{path}: constants: expected those of the manifest, got a difference in {odd!s:.300}; {REBUILD}"
             )
         signature = Signature.read(loader.get_metadata())
         check_tensors(path, signature, spec, program)

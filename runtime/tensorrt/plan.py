@@ -41,8 +41,8 @@ class Plan:
         odd = (set(self.inputs) - set(self.program.inputs)) | (outputs ^ set(self.program.outputs))
         if odd:  # an input that nothing reads may be missing
             raise EngineError(
-                f"{self.path}: expected the inputs and outputs of the manifest, got a difference in {sorted(odd)[:3]}; "
-                f"{REBUILD}"
+                f"{self.path}: expected the inputs and outputs of the manifest, got a difference in "
+                f"{sorted(odd)[:3]!s:.300}; {REBUILD}"
             )
         for tensor in (*manifest.spec.state, *manifest.spec.shared, *manifest.spec.caches):
             if tensor.name in self.inputs:

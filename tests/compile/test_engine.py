@@ -117,6 +117,10 @@ def edit(folder, change):
             lambda f: edit(f, lambda m: m["spec"]["step"]["constants"].popitem()),
             "constants: expected those of the manifest",
         ),
+        (
+            lambda f: edit(f, lambda m: m["spec"]["step"]["constants"].update({"x" * 9000: "y"})),
+            r"constants: expected those of the manifest, got a difference in \['x{298}; build",
+        ),
     ],
 )
 def test_damaged_engines_are_refused(copy, damage, message):
