@@ -75,7 +75,7 @@ class EngineConfig:
     # has, and bfloat16 where there are none; "int8" and "int4" quantise in groups of 32; "bfloat16" widens
     # everything. On a GPU: "fp8" rounds all but the head, and what they are multiplied with, to eight bits.
     weights: str = "auto"
-    kv_cache: str = "auto"  # "auto", of `dtype`; "int8", on a CPU: a token's keys of a head are integers with one scale
+    kv_cache: str = "auto"  # "auto", of `dtype`; "int8", on a CPU: see `kernels/int8_rows.py`
     device: str = "cpu"
     backend: str = "inductor"
     max_batch: int = 1  # rows: requests that share a step

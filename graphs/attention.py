@@ -161,9 +161,10 @@ class LayerCache:
         head = torch.arange(key.shape[1], device=key.device)[:, None]
         caches = self.keys[layer_idx], self.values[layer_idx]
         for cache, new in zip(caches, (key, value), strict=True):
-            new = new if cache.dtype == torch.int8 else new.to(cache.dtype)
+            rounded = cache.dtype == torch.int8
+            new = new if rounded else new.to(cache.dtype)
             new = new.where(new.abs() <= torch.finfo(new.dtype).max, 0.0)
-            new = quantize_rows(new) if cache.dtype == torch.int8 else new
+            new = quantize_rows(new) if rounded else new
             cache.index_put_((row, head, self.slots[:, None]), new)
         return caches
 

@@ -210,7 +210,7 @@ def layout_of(weights: Path) -> str:
     with weights.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if not 0 < size <= weights.stat().st_size - 8:
-            raise OSError(f"expected a header of at most {weights.stat().st_size} bytes, got {size}")
+            raise OSError(f"expected a header of 1 to {weights.stat().st_size - 8} bytes, got {size}")
         return hashlib.sha256(file.read(size)).hexdigest()
 
 

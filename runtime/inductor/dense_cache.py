@@ -10,7 +10,6 @@ class DenseCache:
     """A cache [B, H, S, D], zeros. tensor: it; store: [H, slots, D], after `make_store`."""
 
     def __init__(self, spec: TensorSpec, device: torch.device):
-        # Zeros come from the system untouched: a large cache costs nothing until it is used.
         self.tensor: Tensor = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
 
     def make_store(self, slots: int, lookahead: int) -> None:

@@ -168,10 +168,7 @@ class TorchSession(Session):
 
 
 def _allocate(spec: TensorSpec, device: torch.device) -> Tensor:
-    dtype = getattr(torch, spec.dtype)
-    if spec.fill == 0:  # zeros come from the system untouched: a large cache costs nothing until it is used
-        return torch.zeros(spec.shape, dtype=dtype, device=device)
-    return torch.full(spec.shape, spec.fill, dtype=dtype, device=device)
+    return torch.full(spec.shape, spec.fill, dtype=getattr(torch, spec.dtype), device=device)
 
 
 def _aligned(tensor: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def shift(folder, size=None):
         (lambda f: edit(f, reshape), "keys.0: expected tensor"),
         (lambda f: edit((f / "step.onnx").write_bytes(b"x") and f, lambda m: None), "a model that ONNX Runtime loads"),
         (lambda f: edit(shift(f), lambda m: None), "expected tensors where the models read them, got another header"),
-        (lambda f: edit(shift(f, 2**40), lambda m: None), "expected a header of at most .* bytes, got 1099511627776"),
+        (lambda f: edit(shift(f, 2**40), lambda m: None), "expected a header of 1 to .* bytes, got 1099511627776"),
         (lambda f: (f / "step.onnx").unlink(), "step.onnx: expected a file of"),
         (lambda f: (f / "step.onnx").write_bytes(b"x"), "expected .* bytes, got 1"),
         (lambda f: (f / "weights.safetensors").unlink(), "weights.safetensors: expected a file"),
