@@ -11,8 +11,6 @@ that file with caches of float16 and of Q8_0, under flash attention, without whi
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +51,9 @@ def run(given: argparse.Namespace, report: Callable[[str], None]) -> None:
     for length in given.lengths:
         sequences = list(read_sequences(given.text, source.tokenizer, length, given.tokens))
         report(f"{sum(map(len, sequences)):,} tokens in {len(sequences)} sequences")
-        for system, (plain, rounded) in _systems(given.model, source.model, target, sequences, report).items():
+        for system, (plain, rounded) in _systems(
+            given.model, source.model, target, sequences, given.threads, report
+        ).items():
             rows.append({"system": system, "length": length, **_compared(plain, rounded)})
             line = "{system}, {length} tokens: perplexity {perplexity:.4f} -> {of_int8:.4f} ({change:+.3%}"
             print((line + " +- {error:.3%}), {agreement:.2%} of greedy tokens").format(**rows[-1]))
@@ -70,16 +70,17 @@ def _compared(plain: Any, rounded: Any) -> dict[str, float]:
     return perplexities | {"change": found.change, "error": found.error, "agreement": found.agreement}
 
 
-def _systems(name: str, model: Any, target: Any, sequences: Sequence[list[int]], report: Any) -> dict[str, Any]:
+def _systems(
+    name: str, model: Any, target: Any, sequences: Sequence[list[int]], threads: int, report: Any
+) -> dict[str, Any]:
     from specstep.compile.locate import gguf_file
-    from teacher_forcing.llama_cpp_scores import llama_cpp_version
+    from teacher_forcing.llama_cpp_scores import llama_cpp_version, measure_file
 
     found = {"specstep": tuple(_ours(model, target, sequences, rounds, report) for rounds in (False, True))}
     file = gguf_file(name)
     if file and llama_cpp_version():
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            given = [(str(file), sequences, kind) for kind in (F16, Q8_0)]
-            found["llama.cpp"] = tuple(pool.submit(_llama_cpp, *each).result() for each in given)
+        kinds = [{"type_k": kind, "type_v": kind, "flash_attn": True} for kind in (F16, Q8_0)]
+        found["llama.cpp"] = tuple(measure_file(file, sequences, threads, **each).scores for each in kinds)
     return found
 
 
@@ -103,22 +104,6 @@ def _ours(model: Any, target: Any, sequences: Sequence[list[int]], rounds: bool,
         with torch.inference_mode():
             logits, _ = target(torch.tensor([ids]), where, keys, values)
         parts.append(score(logits[0], ids))
-    return joined(parts)
-
-
-def _llama_cpp(file: str, sequences: Sequence[list[int]], kind: int) -> Any:
-    import llama_cpp
-    import torch
-    from teacher_forcing.scores import joined, score
-
-    slots = max(map(len, sequences))
-    options = {"n_ctx": slots, "n_batch": slots, "n_ubatch": slots, "type_k": kind, "type_v": kind, "flash_attn": True}
-    model, parts = llama_cpp.Llama(file, logits_all=True, verbose=False, **options), []
-    for ids in sequences:
-        model.reset()
-        model.eval(ids)
-        parts.append(score(torch.from_numpy(model.scores[: len(ids)]), ids))
-    model.close()
     return joined(parts)
 
 

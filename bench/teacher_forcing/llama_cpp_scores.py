@@ -6,6 +6,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from gguf import GGUFReader
 from side_by_side.engines import Skip
@@ -28,21 +29,23 @@ def check_installed() -> None:
         raise Skip(f"{PACKAGE} is not installed: {INSTALL}")
 
 
-def measure_file(file: Path, sequences: Sequence[list[int]], threads: int) -> Measured:
-    """Score every sequence with the weights of a GGUF file. The process ends with the file's weights: the bindings have
-    their own OpenMP, and may crash while Python shuts down."""
+def measure_file(file: Path, sequences: Sequence[list[int]], threads: int, **options: Any) -> Measured:
+    """Score every sequence with the weights of a GGUF file. options: further ones of `llama_cpp.Llama`.
+
+    The process ends with the file's weights: the bindings have their own OpenMP, and may crash while Python shuts down.
+    """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        scores = pool.submit(_score, str(file), sequences, threads).result()
+        scores = pool.submit(_score, str(file), sequences, threads, options).result()
     return Measured(scores, sum(int(tensor.n_bytes) for tensor in GGUFReader(file).tensors))
 
 
-def _score(file: str, sequences: Sequence[list[int]], threads: int) -> Scores:
+def _score(file: str, sequences: Sequence[list[int]], threads: int, options: dict[str, Any]) -> Scores:
     import llama_cpp
     import torch
 
     slots = max(map(len, sequences))
-    options = {"n_ctx": slots, "n_batch": slots, "n_ubatch": slots, "n_threads": threads, "n_threads_batch": threads}
-    model = llama_cpp.Llama(file, logits_all=True, verbose=False, **options)
+    sizes = {"n_ctx": slots, "n_batch": slots, "n_ubatch": slots, "n_threads": threads, "n_threads_batch": threads}
+    model = llama_cpp.Llama(file, logits_all=True, verbose=False, **sizes, **options)
     parts = []
     for ids in sequences:
         model.reset()
