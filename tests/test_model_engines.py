@@ -253,7 +253,7 @@ def test_kept_engines_have_a_bound(model, builds, monkeypatch):
 
 def test_a_model_generates_what_its_engine_does(own_cache, model_folder, tmp_path, capsys):
     folder = shutil.copytree(model_folder, tmp_path / "tiny")
-    given = {"dtype": "float32", "drafter": "none", "max_seq_len": 64, "prefill_chunk": 16}
+    given = {"backend": "onnx", "dtype": "float32", "drafter": "none", "max_seq_len": 64, "prefill_chunk": 16}
     said = []
     with specstep.load(folder, build=given, report=said.append) as built:
         expected = built.generate([5, 6, 7], 20).token_ids

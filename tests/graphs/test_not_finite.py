@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from specstep.graphs.tree import Candidates
 
 NAN, INFINITY = float("nan"), float("inf")
-SLOW = [(INFINITY, "onnx"), (NAN, "inductor"), (INFINITY, "inductor")]
+SLOW = [(NAN, "onnx"), (INFINITY, "onnx"), (NAN, "inductor"), (INFINITY, "inductor")]
 PROMPTS = [[5, 6, 7] * 4, [40, 41, 42] * 5, list(range(30, 52))]
 LENGTH = 30
 OPTIONS = {"dtype": "float32", "max_batch": 3, "max_seq_len": 96, "prefill_chunk": 8}
@@ -65,7 +65,6 @@ def folder(request, spoilt, tmp_path_factory):
     ("folder", "backend"),
     [
         *((value, backend) for value in (NAN, INFINITY) for backend in ("library", "reference")),
-        (NAN, "onnx"),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
     ],
     indirect=["folder"],

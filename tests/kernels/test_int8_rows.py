@@ -52,8 +52,7 @@ def test_the_largest_floats_stay_finite():
 def test_what_the_compiler_makes_of_it_has_the_same_bits():
     """A row alone is computed by other code than many: no vectors, and no loop over rows."""
     compiled = torch.compile(quantize_rows, dynamic=True)
-    for dtype in DTYPES[:2]:
-        x = torch.randn(2, 3, 9, 40).to(dtype) * 3
-        rows = quantize_rows(x)
-        assert torch.equal(compiled(x), rows)
-        assert torch.equal(compiled(x[:1, :1, :1]), rows[:1, :1, :1])
+    x = torch.randn(2, 3, 9, 40).bfloat16() * 3
+    rows = quantize_rows(x)
+    assert torch.equal(compiled(x), rows)
+    assert torch.equal(compiled(x[:1, :1, :1]), rows[:1, :1, :1])

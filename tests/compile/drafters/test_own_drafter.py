@@ -30,9 +30,10 @@ def bigrams(tmp_path, monkeypatch):
     sys.modules.pop("bigrams", None)
 
 
-def test_the_page(bigrams, model_folder, tmp_path, capsys):
+@pytest.mark.parametrize("backend", ["onnx", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_the_page(backend, bigrams, model_folder, tmp_path, capsys):
     """Built from the command line, where its module is in the current directory; the manifest names it."""
-    target = ["build", str(model_folder), "-o", str(tmp_path / "engine"), "--dtype", "float32"]
+    target = ["build", str(model_folder), "-o", str(tmp_path / "engine"), "--dtype", "float32", "--backend", backend]
     tree = ["--tree", "dynamic", "--depth", "2", "--top-k", "2", "--nodes", "3", "--max-seq-len", "96"]
     assert main([*target, "--drafter", "bigrams:from_corpus", *tree]) == 0, capsys.readouterr()
     engine = specstep.load(tmp_path / "engine")

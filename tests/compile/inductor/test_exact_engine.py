@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 from model_table import PAGE, has_router, small_config
 
 PROMPTS = [[40, 41, 42] * 9, [5], list(range(30, 83)), [9, 9, 9, 9], [7, 300, 7, 300, 7]]
-# With a layer of each kind they compile in half the time.
-FAST = {
+# With a layer of each kind they compile in half the time; `.ci/run` has them.
+FEW_LAYERS = {
     "Llama": {"num_hidden_layers": 1},
     "Qwen3Next": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
 }
@@ -30,20 +30,20 @@ MIXTURES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "weights"),
     [
-        *((name, "bfloat16") for name in FAST),
-        *(pytest.param(name, "bfloat16", marks=pytest.mark.slow) for name in ARCHITECTURES if name not in FAST),
-        *(pytest.param(name, "int8", marks=pytest.mark.slow) for name in ("Llama", "GPT2", "Qwen3Moe")),
-        *(pytest.param(name, "int4", marks=pytest.mark.slow) for name in ("Llama", "GptOss")),
+        *((name, "bfloat16") for name in ARCHITECTURES),
+        *((name, "int8") for name in ("Llama", "GPT2", "Qwen3Moe")),
+        *((name, "int4") for name in ("Llama", "GptOss")),
     ],
 )
 def test_drafts_change_no_text(architecture, weights, tmp_path):
     # Little variance: logits are close to each other, and a last bit that differs soon changes a token.
     # No multiple of a vector, where that is not the size of experts.
     sizes = {} if architecture in ("GPT2", "DeepseekV3", "Jamba", "MiniMax") else {"intermediate_size": 61}
-    sizes |= FAST.get(architecture, {})
+    sizes |= FEW_LAYERS.get(architecture, {})
     model = str(save_model(tmp_path / "model", architecture, initializer_range=0.1, **sizes))
     options = {"dtype": "bfloat16", "weights": weights, "max_seq_len": 160, "prefill_chunk": 32}
     drafted = specstep.build(model, str(tmp_path / "drafted"), drafter="ngram", nodes=6, max_batch=3, **options)

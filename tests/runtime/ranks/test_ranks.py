@@ -22,6 +22,7 @@ from specstep.kernels.communicator import make_shared_memory
 from specstep.runtime.engine_file import MANIFEST, read_manifest
 from specstep.runtime.inductor.aoti import open_weights
 
+pytestmark = pytest.mark.slow  # engines are built for it; `.ci/run` has those of `pair`
 PROMPTS = [[5], [7, 8], [3, 9, 4] * 7]
 SAMPLED = specstep.SamplingParams(temperature=0.8, seed=3, logprobs=2)
 SMALL = {"num_hidden_layers": 1, "vocab_size": 321}  # an odd number of tokens: the last share of the head overlaps
@@ -168,7 +169,6 @@ def test_inspect_names_the_ranks_and_profile_refuses_them(pair):
         check_profile(None, manifest.spec)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "dtype"), [("head_folder", "bfloat16"), ("drafter_folder", "float32")])
 def test_each_rank_has_the_drafter(tmp_path, request, drafter, dtype):
     drafter = str(request.getfixturevalue(drafter))
@@ -184,7 +184,6 @@ def test_each_rank_has_the_drafter(tmp_path, request, drafter, dtype):
 THREE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 96}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "ranks", "options"),
     [
