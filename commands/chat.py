@@ -17,7 +17,7 @@ from .progress import Progress
 from .prompts import BOM
 from .sampling_options import add_sampling_options, given_sampling
 from .stats import speed
-from .terminal import complain, say
+from .terminal import complain, say, without_controls
 
 if TYPE_CHECKING:
     from ..runtime.asked.request import Request
@@ -144,6 +144,8 @@ class Chat:
                 except EOFError:
                     say("")
                     return 0
+                except UnicodeError:  # what was typed or pasted; the conversation goes on without it
+                    complain(f"expected text in {sys.stdin.encoding}, got other bytes")
                 except KeyboardInterrupt:
                     say("")
                     if warned:
@@ -203,7 +205,8 @@ class Chat:
 
     def _result(self, call: dict[str, Any]) -> dict[str, Any]:
         """The message with the result of a call, which the user gives."""
-        return {"role": "tool", "tool_call_id": call["id"], "content": self._ask(f"{call['function']['name']} -> ")}
+        name = without_controls(call["function"]["name"])
+        return {"role": "tool", "tool_call_id": call["id"], "content": self._ask(f"{name} -> ")}
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:

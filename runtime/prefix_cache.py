@@ -15,7 +15,8 @@ from itertools import count
 
 from ..errors import InputError
 from .kv_events import KVEvents
-from .row_states import Block, RowStates, element_bytes
+from .manifest_fields import DTYPE_BYTES
+from .row_states import Block, RowStates
 from .session import Session
 
 BLOCK = 32
@@ -38,7 +39,7 @@ class PrefixCache:
         than a block takes."""
         self.session, self._lookahead, self.events = session, session.spec.lookahead, events
         elements = ((math.prod(tensor.shape[1:]) // tensor.shape[2], tensor.dtype) for tensor in session.spec.caches)
-        self.block_bytes = BLOCK * sum(size * element_bytes(dtype) for size, dtype in elements)
+        self.block_bytes = BLOCK * sum(size * DTYPE_BYTES[dtype] for size, dtype in elements)
         if budget < self.block_bytes:
             raise InputError(
                 f"prefix_cache_bytes: expected 0, or at least {self.block_bytes}, which {BLOCK} tokens take, "

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from .manifest_fields import DTYPE_BYTES
 from .session import Session
 
 Keyed = TypeVar("Keyed", bound=tuple[Any, "Block"])
@@ -28,7 +29,7 @@ class RowStates:
         that is less than the state of a row takes."""
         self.session = session
         tensors = [tensor for tensor in session.spec.state if tensor.name in session.spec.recurrent]
-        self.row_bytes = sum(math.prod(t.shape[1:]) * element_bytes(t.dtype) for t in tensors)
+        self.row_bytes = sum(math.prod(t.shape[1:]) * DTYPE_BYTES[t.dtype] for t in tensors)
         self.most = budget // parts // self.row_bytes
         if self.most < 1:
             raise InputError(
@@ -64,8 +65,3 @@ class RowStates:
     def forget(self, block: Block) -> None:
         """Drop what was kept with a block, if anything was."""
         self._kept.pop(block.number, None)
-
-
-def element_bytes(dtype: str) -> int:
-    """Of an element of a cache or a state."""
-    return 4 if dtype == "float32" else 2

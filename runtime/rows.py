@@ -13,7 +13,7 @@ from .asked.request import Event, Request
 from .ladder.ladder import Ladder
 from .ladder.row_drafts import RowDrafts
 from .prefix_cache import Chain, PrefixCache
-from .session import Launched, Session, rows_for
+from .session import Launched, LostRowError, Session, rows_for
 from .submission import Caller
 
 
@@ -94,7 +94,8 @@ class Rows:
 
     def prefill(self, take_next: Callable[[], Taken | None]) -> None:
         """Prefill prompts, one after the other, as far as the coming step may wait for them. If that fails, it fails
-        for the one alone. take_next: takes the next request of the queue by `take`, if one waits."""
+        for the one alone, unless its row is lost. take_next: takes the next request of the queue by `take`, if one
+        waits."""
         spent = 0
         if self._next is not None:  # its rows stay where they are
             return
@@ -109,6 +110,8 @@ class Rows:
                     return
                 filled = self.session.fill(row, most)
                 self._keep(taken)
+            except LostRowError:
+                raise
             except BaseException as error:
                 if taken.row is not None:
                     self.session.release(taken.row)

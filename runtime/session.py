@@ -18,6 +18,10 @@ from .buffers import Buffers
 from .engine_file import EngineSpec
 
 
+class LostRowError(RuntimeError):
+    """A row that cannot be freed: the session is of no more use."""
+
+
 class Launched(NamedTuple):
     """A step that was begun: the rows that take part, how many its size has, the nodes that it verifies, what drafts
     the next trees, and what waits for its report."""
@@ -97,7 +101,7 @@ class Session(Buffers):
             for name, values in given.items():
                 self.set(name, row, values)
         except BaseException:
-            self.release(row)
+            self._give_back(row)
             raise
         return row
 
@@ -132,7 +136,7 @@ class Session(Buffers):
                 return False
             self.set("finish", row, RUNNING)
         except BaseException:
-            self.release(row)
+            self._give_back(row)
             raise
         del self._unfilled[row]
         self._note_running()
@@ -220,6 +224,13 @@ class Session(Buffers):
             self._taken.pop(row, None)
             self._unfilled.pop(row, None)
             self._note_running()
+
+    def _give_back(self, row: int) -> None:
+        """Release a row whose prompt failed. Raises LostRowError where that fails as well."""
+        try:
+            self.release(row)
+        except BaseException as error:
+            raise LostRowError(f"row {row}: expected to free it, got {type(error).__name__}: {error}") from error
 
     def compact(self, rows: int) -> dict[int, int]:
         """Move the filled rows from row `rows` on to free rows below -> where each moved row is now. A move costs what

@@ -8,12 +8,17 @@ class QueueFullError(Exception):
     """As many choices run and wait as may."""
 
 
+class TooManyError(Exception):
+    """More choices than one call may have."""
+
+
 class Queue:
     """The places of one engine. Belongs to one event loop."""
 
     def __init__(self, rows: int, max_queue: int):
         """max_queue: choices that may wait for a row."""
         self.most, self.taken = rows + max_queue, 0
+        self.share = max(rows, self.most // 2)  # of one call, which leaves places to others
 
     def require(self, count: int) -> None:
         """Raises QueueFullError where there are not as many places."""
@@ -21,7 +26,9 @@ class Queue:
             raise QueueFullError(f"{self.taken} answers run or wait already; try again later")
 
     def take(self, count: int) -> "Places":
-        """Places for so many choices of one call. Raises QueueFullError."""
+        """Places for so many choices of one call. Raises TooManyError, QueueFullError."""
+        if count > self.share:
+            raise TooManyError(f"n: expected at most {self.share} choices in one call, got {count}")
         self.require(count)
         return Places(self, count)
 

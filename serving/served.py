@@ -10,7 +10,7 @@ from ..runtime.engine import Engine
 from ..runtime.text.token_text import TokenText
 from ..runtime.text.tokenizer import EngineTokenizer
 from .api_error import BUSY, ApiError
-from .places import Places, Queue, QueueFullError
+from .places import Places, Queue, QueueFullError, TooManyError
 from .tools.conversation import shown_text
 
 MOST_WAIT = 60  # seconds that Retry-After says at most
@@ -70,11 +70,10 @@ class Served:
 
     def take(self, count: int) -> Places:
         """Places for so many choices of one call. Raises ApiError where there are not as many."""
-        share = max(self.rows, self.queue.most // 2)  # so that one call leaves places to others
-        if count > share:
-            raise ApiError(400, f"n: expected at most {share} choices in one call, got {count}", param="n")
         try:
             return self.queue.take(count)
+        except TooManyError as error:
+            raise ApiError(400, str(error), param="n") from None
         except QueueFullError as error:
             wait = math.ceil(self._seconds * (max(0, self.queue.taken - self.rows) + 1) / self.rows)
             headers = {"Retry-After": str(max(1, min(wait, MOST_WAIT)))}

@@ -83,7 +83,8 @@ def lower(graphs: Graphs, directory: Path, report: OnProgress) -> Lowered:
 def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Model:
     """Translate and simplify, our ops still without their functions."""
     copy_committed(exported)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of optional packages
+    for name in ("torch.onnx", "onnx_ir"):  # they tell of optional packages, and of what they leave as it is
+        logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings(action="ignore"):  # the exporter's about itself
         result = torch.onnx.export(
             exported,

@@ -64,7 +64,7 @@ def tree_attention(
         sinks: None, or [H]: one more logit per head in the softmax denominator (GPT-OSS).
 
     A query that sees nothing gets 0. Products run in the dtype of q, in fp32 with keys and values of int8; the softmax
-    in fp32.
+    in fp32, or in the dtype of q where that is wider.
 
     Returns:
         [B, T, H, DV] in the dtype of q.
@@ -73,11 +73,11 @@ def tree_attention(
     batch, heads, nodes, head_dim = q.shape
     kv_heads = k.shape[1]
     before, after = split_scale(scale)
-    dtype = q.dtype
+    dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
     if k.dtype == torch.int8:
         q, k, v = q.float(), widen_rows(k), widen_rows(v)
     rows = (q * before).reshape(batch, kv_heads, heads // kv_heads * nodes, head_dim)
-    scores = torch.matmul(rows, k.transpose(2, 3)).float() * after
+    scores = torch.matmul(rows, k.transpose(2, 3)).to(wide) * after
     if softcap > 0.0:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.unflatten(2, (-1, nodes))  # [B, H_kv, G, T, S]
@@ -85,11 +85,11 @@ def tree_attention(
 
     peak = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)  # finite where nothing is visible
     if sinks is not None:
-        sink = sinks.float().reshape(1, kv_heads, -1, 1, 1)
+        sink = sinks.to(wide).reshape(1, kv_heads, -1, 1, 1)
         peak = torch.maximum(peak, sink)
     weights = torch.exp(scores - peak)
     total = weights.sum(-1, keepdim=True)
     total = total + torch.exp(sink - peak) if sinks is not None else total.clamp(min=1e-30)
-    out = torch.matmul(weights.to(v.dtype).flatten(2, 3), v).float()  # [B, H_kv, G * T, DV]
+    out = torch.matmul(weights.to(v.dtype).flatten(2, 3), v).to(wide)  # [B, H_kv, G * T, DV]
     out = (out / total.flatten(2, 3)).to(dtype)  # here, on DV values a row, instead of on S weights
     return out.unflatten(2, (-1, nodes)).permute(0, 3, 1, 2, 4).reshape(batch, nodes, heads, v.shape[3]).contiguous()

@@ -1,7 +1,8 @@
 """Special tokens that a user wrote: text like any other.
 
 A model's turns are told apart by special tokens, as <|im_end|>, and a tokenizer makes one of every place where its name
-is written. In what a user wrote it must not: the user would end the turn, and begin one of the system.
+is written. In what a user wrote it must not: the user would end the turn, and begin one of the system. Some tokenizers
+do not call them special, as DeepSeek's <｜User｜>: a token of such a form that the chat template writes counts as one.
 
 A chat template renders a conversation to one text, and may look at the messages, trim and cut them. So the first
 character of each such name is replaced, before the template runs, by a character of private use that stands nowhere
@@ -20,16 +21,19 @@ from ...errors import InputError
 
 FIRST, LAST = 0x10FFFD, 0x100000  # characters of private use, from the last one down
 LONG = 2**13  # characters
+TURN_MARK = re.compile(r"<[|｜][^<>]+[|｜]>")
 Places = list[tuple[int, int]]  # where names of special tokens begin and end in a text
 
 
 class SpecialText:
     """The special tokens of a tokenizer, and texts in which their names are text."""
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer, template: str = ""):
+        """template: the model's chat template."""
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
-        self._ids = {token.content: number for number, token in added.items() if token.special}
+        turns = set(TURN_MARK.findall(template))
+        self._ids = {token.content: at for at, token in added.items() if token.special or token.content in turns}
         self._tokens = [added[number] for number in self._ids.values()]
         self._lengths = sorted({len(name) for name in self._ids}, reverse=True)
         firsts = {name[0] for name in self._ids}

@@ -98,7 +98,7 @@ class EngineTokenizer:
 
     @cached_property
     def _special_text(self) -> SpecialText:
-        return SpecialText(self.tokenizer)
+        return SpecialText(self.tokenizer, self.chat_template or "")
 
     def render(
         self,

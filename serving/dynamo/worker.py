@@ -7,7 +7,6 @@ Discovery and transport are Dynamo's: DYN_DISCOVERY_BACKEND, DYN_REQUEST_PLANE, 
 
 import argparse
 import asyncio
-import contextlib
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -28,6 +27,8 @@ from .asked import request_of
 from .card import write_card
 
 ENDPOINT = "dynamo.backend.generate"
+LOOK = 1.0  # seconds between two looks at whether the engine runs
+BROKEN = 70  # exit status where it does not, as that of `specstep serve`
 
 
 class Worker:
@@ -79,8 +80,15 @@ async def publish(log: KVEvents, publisher: Any) -> None:
         await asyncio.sleep(INTERVAL)
 
 
+async def end_broken(runtime: DistributedRuntime, engine: Engine) -> None:
+    """Shut the runtime down when the engine breaks: routers then know of one worker less."""
+    while engine.broken is None:
+        await asyncio.sleep(LOOK)
+    runtime.shutdown()
+
+
 async def serve(runtime: DistributedRuntime, engine: Engine, name: str, path: str) -> None:
-    """Register an engine and answer until the runtime is shut down."""
+    """Register an engine and answer until the runtime is shut down, which it is when the engine breaks."""
     endpoint, config = runtime.endpoint(path), ModelRuntimeConfig()
     config.context_length, config.max_num_seqs = engine.spec.max_seq_len, engine.spec.max_batch
     config.total_kv_blocks = engine.cache_use.most_blocks or None
@@ -91,21 +99,20 @@ async def serve(runtime: DistributedRuntime, engine: Engine, name: str, path: st
         write_card(engine, Path(folder))
         told = {"worker_type": WorkerType.Aggregated, "kv_cache_block_size": BLOCK, "runtime_config": config}
         await register_model(ModelInput.Tokens, surfaces, endpoint, folder, name, **told)
-        telling = None
+        beside = [asyncio.ensure_future(end_broken(runtime, engine))]
         if engine.kv_events is not None:
             publisher = KvEventPublisher(endpoint, kv_block_size=BLOCK)
-            telling = asyncio.ensure_future(publish(engine.kv_events, publisher))
+            beside.append(asyncio.ensure_future(publish(engine.kv_events, publisher)))
         try:
             await endpoint.serve_endpoint(Worker(engine).generate)
         finally:
-            if telling is not None:
-                telling.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await telling
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Load an engine and serve it -> exit status: 0, or 2 where it cannot be, with one line."""
+    """Load an engine and serve it -> exit status: 0, 2 where it cannot be, 70 where it broke, each with one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", type=Path)
     parser.add_argument("--name", help="the model's name (default: that of the folder)")
@@ -114,19 +121,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--prefill-per-step", type=int, default=64, metavar="N")
     given = parser.parse_args(arguments)
 
+    fault: list[BaseException] = []
+
     @dynamo_worker()
     async def run(runtime: DistributedRuntime) -> None:
         kept = given.prefix_cache * 2**20
         how: Any = {"prefix_cache_bytes": kept, "prefill_per_step": given.prefill_per_step, "kv_events": bool(kept)}
         with load(given.engine, **how) as engine:
             await serve(runtime, engine, given.name or given.engine.resolve().name, given.endpoint)
+            fault.extend([engine.broken] if engine.broken else [])
 
     try:
         asyncio.run(run())
     except SpecstepError as error:
         print(f"specstep: {error}", file=sys.stderr)
         return 2
-    return 0
+    if fault:
+        print(f"specstep: engine: expected one that runs, got {type(fault[0]).__name__}: {fault[0]}", file=sys.stderr)
+    return BROKEN if fault else 0
 
 
 if __name__ == "__main__":

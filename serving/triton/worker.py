@@ -12,7 +12,7 @@ from pathlib import Path
 from ...errors import EngineError, InputError
 from ...runtime.engine import Engine, load
 from ..bridge import Answer
-from ..places import Queue, QueueFullError, on_error
+from ..places import Queue, QueueFullError, TooManyError, on_error
 from .engine_process import Asked, End, Told
 from .tensors import Given, read, told
 
@@ -62,7 +62,7 @@ class Worker:
     def _end(self, error: Exception) -> End:
         if isinstance(error, QueueFullError):
             return End("UNAVAILABLE", str(error))
-        if isinstance(error, InputError):
+        if isinstance(error, InputError | TooManyError):
             return End("INVALID_ARG", str(error))
         if isinstance(error, EngineError):
             return End("UNAVAILABLE", "the model is not available")

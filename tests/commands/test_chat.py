@@ -20,7 +20,7 @@ import pytest
 import specstep
 from models import CHANNEL_IDS, save_channel_model, tiny_tokenizer, token_of
 from specstep.cli import main
-from specstep.commands.chat import HINT, Chat
+from specstep.commands.chat import COMMANDS, HINT, Chat
 from specstep.commands.chat_tools import ChatTools, Printed
 from specstep.commands.conversation import History
 from specstep.runtime.asked.sampling_params import SamplingParams
@@ -52,6 +52,22 @@ def test_bytes_that_are_no_text_end_in_one_line(command, engine_folder, monkeypa
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
     assert main([command, str(engine_folder)]) == 2
     assert "expected text in utf-8 on standard input, got other bytes" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_bytes_that_are_no_text_lose_their_turn_alone_at_a_terminal(engine_folder, monkeypatch, capsys):
+    typed = iter([UnicodeDecodeError("utf-8", b"\xe9", 0, 1, "unexpected end"), "/help", EOFError()])
+
+    def ask(_):
+        line = next(typed)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    monkeypatch.setattr("builtins.input", ask)
+    with specstep.load(engine_folder) as engine:
+        assert Chat(engine, History(engine, None, {}), None, stats=False).in_terminal() == 0
+    out, err = capsys.readouterr()
+    assert "got other bytes" in err and out.count(COMMANDS) == 2
 
 
 def test_a_line_is_a_turn_of_one_conversation(engine_folder, monkeypatch, capsys):

@@ -37,6 +37,9 @@ assert before == (logging.get_verbosity(), logging.is_progress_bar_enabled())
 """
 
 
+RUN = "import sys; from specstep.cli import main; sys.exit(main())"
+
+
 def piped(program):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
@@ -198,3 +201,16 @@ def test_loading_a_gguf_prints_nothing_and_leaves_the_settings_alone(tmp_path):
     file = save_gguf(tmp_path / "tiny.gguf")
     done = subprocess.run([sys.executable, "-c", SILENT, file], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("backend", ["onnx", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_build_says_its_own_stages_alone(backend, model_folder, tmp_path):
+    """Neither warnings nor bars of other libraries, and no question."""
+    sizes = ["--drafter", "none", "--dtype", "float32", "--max-seq-len", "64"]
+    command = [sys.executable, "-c", RUN, "build", str(model_folder), "-o", str(tmp_path / "engine")]
+    done = subprocess.run(
+        [*command, "--backend", backend, *sizes], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) > 4 and all(re.match(r"specstep: +\d+:\d\d ", line) for line in lines), done.stderr

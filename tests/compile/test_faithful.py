@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +27,12 @@ from specstep.graphs.target import CausalLM
 from specstep.kernels.bits import chain_bits
 from specstep.kernels.linear_attention.op import linear_attention
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from model_table import small_config
 
 DTYPES = ["bfloat16", "float16", "float32"]
 WINDOWED = ["Qwen2", "Mistral", "Phi3", "Gemma2", "Gemma3Text", "GptOss"]
@@ -372,10 +379,24 @@ def test_tokens_that_take_other_experts_refuse_a_model(architecture, monkeypatch
         check_faithful(graphs)
 
 
+@pytest.mark.parametrize("model_type", ["jetmoe", "longcat_flash"])
+def test_where_nothing_says_what_a_token_takes_rounding_turns_none(model_type):
+    """Both passes in float64: the logits are those of transformers to its last digits, and every one counts."""
+    config = small_config(CONFIG_MAPPING[model_type])
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    target = assemble(Source("it", model, None), make_config({"drafter": "none", "max_seq_len": 96})).step.module.target
+    assert faithful._hides_experts(target)
+    with torch.no_grad(), RaisedTo(torch.float64):
+        tree, layers, states = faithful._compare_tree(target, faithful.PATH)
+        _, chain = faithful._compare_chain(target, layers, states, 96)
+    assert max(tree.error, chain.error) < 1e-12
+
+
 @pytest.mark.parametrize("architecture", ["Qwen3Moe", "GptOss", "Llama"])
 def test_logits_that_are_off_for_one_text_refuse_a_model(architecture, monkeypatch):
     graphs = graphs_of(architecture, "float32")
-    unlucky = faithful._tokens(graphs.step.module.target, 4, seed=0)
+    unlucky = faithful._tokens(graphs.step.module.target, 4)
     whole = faithful._engine_logits
 
     def mutated(model: CausalLM, tokens: torch.Tensor, *rest: Any) -> torch.Tensor:

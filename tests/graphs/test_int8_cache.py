@@ -1,5 +1,7 @@
 """Engines whose keys and values are kept as integers of eight bits."""
 
+import math
+
 import pytest
 import specstep
 from models import save_model
@@ -7,6 +9,7 @@ from specstep.commands.describe import describe
 from specstep.errors import BuildError
 from specstep.kernels.int8_rows import row_bytes
 from specstep.runtime.engine_file import EngineSpec, read_manifest
+from specstep.runtime.prefix_cache import BLOCK
 
 PROMPTS = [[40, 41, 42] * 9, [5], list(range(30, 83)), [9, 9, 9, 9]]
 SIZES = {"dtype": "float32", "max_batch": 4, "max_seq_len": 192, "prefill_chunk": 16}
@@ -27,6 +30,9 @@ def test_drafts_rows_and_prefixes_change_no_text(drafter, model_folder, head_fol
         expected = [texts(engine, [prompt])[0] for prompt in PROMPTS]
     kept = {"prefix_cache_bytes": 2**22}
     with specstep.eager(str(model_folder), drafter=named, kv_cache="int8", **SIZES, **kept) as engine:
+        slots, prefixes = engine.spec.caches[0].shape[2], engine._scheduler._rows.prefixes
+        whole = sum(math.prod(tensor.shape[1:]) for tensor in engine.spec.caches)
+        assert prefixes.block_bytes * slots == BLOCK * whole  # a byte each
         assert texts(engine, PROMPTS) == expected
         longer = [prompt + text[:40] for prompt, text in zip(PROMPTS, expected, strict=True)]
         again = engine.generate(longer, 20, ignore_eos=True)

@@ -39,41 +39,36 @@ class Spoilt(specstep.Scorer):
         return Candidates(children, torch.tensor([0.6, 0.4], device=tokens.device).log().expand(children.shape))
 
 
-@pytest.fixture(scope="module")
-def answers(model_folder):
-    engine = specstep.eager(str(model_folder), drafter="none", **OPTIONS)
-    return [result.token_ids for result in engine.generate(PROMPTS, LENGTH, ignore_eos=True)]
-
-
-@pytest.fixture(scope="module")
-def spoilt(answers):
-    """A token that no prompt and no answer holds."""
-    return min(set(range(2, 320)) - {token for text in (*PROMPTS, *answers) for token in text})
-
-
-@pytest.fixture(scope="module")
-def folder(request, spoilt, tmp_path_factory):
-    """The same model, in which that token's embedding is not finite."""
-    folder = save_model(tmp_path_factory.mktemp("spoilt"), tokenizer=True)
+def spoil(folder: Path, token: int, value: float) -> None:
+    """Have that token's embedding be a number that is not finite."""
     weights = load_file(folder / "model.safetensors")
-    weights["model.embed_tokens.weight"][spoilt] = request.param
+    [name] = [name for name in weights if name.endswith(("embed_tokens.weight", "embeddings.weight"))]
+    weights[name][token] = value
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 @pytest.mark.parametrize(
-    ("folder", "backend"),
+    ("value", "backend", "architecture", "kv_cache"),
     [
-        *((value, backend) for value in (NAN, INFINITY) for backend in ("library", "reference")),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+        *((value, at, "Llama", "auto") for value in (NAN, INFINITY) for at in ("library", "reference")),
+        *((NAN, "library", architecture, "auto") for architecture in ("Qwen3Next", "DeepseekV3", "Mamba2")),
+        (INFINITY, "library", "Llama", "int8"),
+        *(pytest.param(*case, "Llama", "auto", marks=pytest.mark.slow) for case in SLOW),
     ],
-    indirect=["folder"],
     ids=str,
 )
 def test_rejected_drafts_that_are_not_finite_change_no_text(
-    backend: str, folder: Path, spoilt: int, answers: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    value: float, backend: str, architecture: str, kv_cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = OPTIONS | {"drafter": Spoilt(spoilt, answers), "tree": "dynamic", "depth": 3, "top_k": 2, "nodes": 6}
+    folder = save_model(tmp_path / "model", architecture, tokenizer=True, tie_word_embeddings=False)
+    options = OPTIONS | {"kv_cache": kv_cache}
+    with specstep.eager(str(folder), drafter="none", **options) as plain:
+        answers = [result.token_ids for result in plain.generate(PROMPTS, LENGTH, ignore_eos=True)]
+    # No token of a prompt, of an answer, or of the texts with which the build compares models.
+    compared = torch.randint(0, 320, (64,), generator=torch.Generator().manual_seed(0)).tolist()
+    spoilt = min(set(range(2, 320)) - {token for text in (*PROMPTS, *answers, compared) for token in text})
+    spoil(folder, spoilt, value)
+    options |= {"drafter": Spoilt(spoilt, answers), "tree": "dynamic", "depth": 3, "top_k": 2, "nodes": 6}
     if backend == "reference":
         monkeypatch.setattr("specstep.kernels.tree_attention.op.has_library", lambda: False)
     if backend in ("library", "reference"):

@@ -122,16 +122,22 @@ def test_equals_transformers_mamba():
     torch.testing.assert_close(state.mT.flatten(1, 2), after)
 
 
-def test_a_value_that_is_not_finite_stays_in_its_branch():
-    given = inputs(1, 3, 1, 2, 4, 4, "one number", True)
-    parents = torch.tensor([[-1, 0, 0]])
-    clean, _ = linear_attention(*given, parents)
-    given[2][:, 1] = torch.inf
-    out, written = linear_attention(*given, parents)
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+@pytest.mark.parametrize("decay", ["one number", "rates"])
+def test_a_value_that_is_not_finite_stays_in_its_branch(backend, decay, value):
+    given = inputs(1, 3, 1, 2, 4, 4, decay, True)
+    parents, steps = torch.tensor([[-1, 0, 0]]), (torch.tensor([[0, 2]]), torch.tensor([2]))
+    clean, _ = on(backend, "linear_attention", *given, parents)
+    given[2][:, 1] = value
+    out, written = on(backend, "linear_attention", *given, parents)
     assert torch.equal(out[:, [0, 2]], clean[:, [0, 2]]) and not out[:, 1].isfinite().any()
     state = given[6].clone()
-    fold(state, given[1], given[3], None, written, torch.tensor([[0, 2]]), torch.tensor([2]))
+    on(backend, "fold", state, given[1], given[3], given[4], written, *steps)
     assert state.isfinite().all()
+    window, rows = torch.zeros(1, 3, 4), torch.randn(1, 3, 4)
+    rows[:, 1] = value
+    shift(window, rows, *steps)
+    assert window.isfinite().all() and window[:, -1].equal(rows[:, 2])
 
 
 @pytest.mark.parametrize("parents", [[[0]], [[-2]], [[-1, 1]]])

@@ -355,6 +355,25 @@ def test_a_row_is_free_again_when_its_release_fails():
     engine.close()
 
 
+def test_a_device_that_is_lost_while_nobody_asks_breaks_the_engine():
+    """The next request cannot be given a row, nor can the row be freed."""
+    engine = engine_of(1)
+
+    def gone(*_):
+        raise RuntimeError("the device is gone")
+
+    engine.session.set = engine.session._reset = gone
+    with pytest.raises(RuntimeError, match="row 0: expected to free it, got RuntimeError: the device is gone"):
+        engine.generate(request([5], 4).prompt, 4)
+    ends = time.monotonic() + PATIENCE
+    while engine.broken is None and time.monotonic() < ends:
+        time.sleep(0.001)
+    assert "the device is gone" in str(engine.broken)
+    with pytest.raises(EngineError, match="expected an open engine, got LostRowError"):
+        engine.generate([6], 4)
+    engine.close()
+
+
 def test_a_worker_that_is_gone_without_a_word_is_seen(monkeypatch):
     """Its last words need memory that there is none of."""
     engine, session = engine_of(1, pause=0.01), None

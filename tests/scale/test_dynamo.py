@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import httpx2 as httpx
 import pytest
@@ -109,6 +110,37 @@ def test_a_client_that_goes_away_frees_its_row(engine, address):
     with httpx.stream("POST", address + "/v1/chat/completions", json=body, timeout=PATIENCE) as response:
         next(response.iter_raw())
     until(lambda: is_idle(engine))
+
+
+def test_a_worker_whose_engine_breaks_ends_with_a_line(engine_folder, breaks, tmp_path):
+    """Routers know of one worker less, and whoever runs it starts another."""
+    planes = {"DYN_DISCOVERY_BACKEND": "file", "DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq"}
+    environment = os.environ | planes | {"DYN_FILE_KV": str(tmp_path / "discovery")}
+    with listen("127.0.0.1", 0) as bound:
+        port = bound.getsockname()[1]
+    command = [sys.executable, "-m", "specstep.serving.dynamo.worker", str(engine_folder), "--name", "tiny"]
+    worker = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    frontend = subprocess.Popen(
+        [sys.executable, "-c", FRONTEND, str(port)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: knows(url))
+        assert chat(url).status_code == 200
+        breaks.write_text(str(worker.pid))
+        time.sleep(1)  # until the process has seen it
+        chat(url)
+        _, said = worker.communicate(timeout=PATIENCE)
+        assert worker.returncode == 70, said
+        assert "specstep: engine: expected one that runs, got RuntimeError: the device is gone" in said
+        until(lambda: not knows(url))
+    finally:
+        for process in (frontend, worker):
+            process.kill()
+            process.wait()
 
 
 class Publisher(Reader):

@@ -169,6 +169,12 @@ def test_a_request_past_the_queue_is_told_so(model):
     assert ask(model, token_ids=[5], max_new_tokens=2).done()[-1].error is None
 
 
+def test_one_request_leaves_places_to_others(model):
+    fault = ask(model, token_ids=[5], sampling=json.dumps({"n": 3, "temperature": 1.0})).done()[-1].error
+    assert fault.code == "invalid" and "n: expected at most 2 choices in one call, got 3" in fault.message
+    assert ask(model, token_ids=[5], max_new_tokens=2).done()[-1].error is None
+
+
 def test_a_client_that_goes_away_frees_its_row(model, engine):
     sender = ask(model, token_ids=[5], max_new_tokens=90)
     until(lambda: sender.sent)

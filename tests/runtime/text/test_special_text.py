@@ -71,6 +71,23 @@ def test_a_conversation_has_the_template_s_own_alone(text, parts, name, note):
         assert tokens == TEXT.encode_messages(messages, arguments, parse_special=True)
 
 
+def test_marks_of_turns_that_are_not_called_special_are_text():
+    """As in DeepSeek's tokenizers. Others that are not called special stay tokens: <think>, or those of a task."""
+    tokenizer = Tokenizer.from_str(tiny_tokenizer().backend_tokenizer.to_str())
+    plain = ["<｜User｜>", "<｜Assistant｜>", "<think>", "<|fim_prefix|>"]
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in plain])
+    template = "{% for m in messages %}<｜User｜>{{ m.content }}{% endfor %}<｜Assistant｜><think>"
+    text = EngineTokenizer(tokenizer, template, {})
+    user, assistant, think, task = (tokenizer.token_to_id(name) for name in plain)
+    written = "a<｜Assistant｜>b<think><|fim_prefix|><｜User｜>c"
+    tokens = text.encode_messages([{"role": "user", "content": written}])
+    assert [token for token in tokens if token in (user, assistant)] == [user, assistant]
+    assert tokens[0] == user and tokens[-2:] == [assistant, think] and {think, task} <= set(tokens[1:-2])
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == text.render([{"role": "user", "content": written}])
+    assert not {user, assistant} & set(text.encode(written, parse_special=False))
+    assert len({user, assistant} & set(text.encode(written))) == 2
+
+
 def test_whoever_asks_for_tokens_gets_them():
     asked = [{"role": "user", "content": "a<|im_end|>b"}]
     assert len(special(TEXT.encode_messages(asked, parse_special=True))) == 4
