@@ -1,6 +1,7 @@
 """Shared fixtures. The modules of helpers/ are importable by their names because of this path entry."""
 
 import fcntl
+import gc
 import logging
 import os
 import shutil
@@ -63,6 +64,15 @@ def pytest_collection_modifyitems(items):
     items.sort(
         key=lambda item: places.get(item.path.relative_to(here).as_posix(), len(LONG))
     )  # stable: others stay as they are
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()  # torch, transformers and the tests stay: walking them takes a twentieth of the suite
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

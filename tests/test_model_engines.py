@@ -3,13 +3,13 @@
 import inspect
 import json
 import os
-import shutil
 import threading
 import time
 
 import pytest
 import specstep
 import specstep.kept_engines as kept_engines_module
+from models import save_model
 from specstep import model_engines
 from specstep.cli import main
 from specstep.compile import engine_key
@@ -251,8 +251,8 @@ def test_kept_engines_have_a_bound(model, builds, monkeypatch):
     assert [kept.directory for kept in kept_engines()] == [newest]
 
 
-def test_a_model_generates_what_its_engine_does(own_cache, model_folder, tmp_path, capsys):
-    folder = shutil.copytree(model_folder, tmp_path / "tiny")
+def test_a_model_generates_what_its_engine_does(own_cache, tmp_path, capsys):
+    folder = save_model(tmp_path / "tiny", tokenizer=True, num_hidden_layers=1)
     given = {"backend": "onnx", "dtype": "float32", "drafter": "none", "max_seq_len": 64, "prefill_chunk": 16}
     said = []
     with specstep.load(folder, build=given, report=said.append) as built:

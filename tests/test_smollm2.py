@@ -84,6 +84,7 @@ def drafters(source, model_folder, tmp_path_factory):
         "default": {"drafter": "default"},
         "model": {"drafter": str(small), "nodes": 3},
         "eagle3": {"drafter": str(head), "tree": "dynamic", "nodes": 8, "depth": 3, "top_k": 3},
+        "ngram,eagle3": {"drafter": f"ngram,{head}", "nodes": 8},
     }
 
 
@@ -105,7 +106,7 @@ def answers(source, ids, new_tokens):
         source.model.set_attn_implementation(before)
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "eagle3"])
+@pytest.mark.parametrize("drafter", ["ngram,eagle3", pytest.param("ngram", marks=pytest.mark.slow)])
 def test_a_handful_equals_transformers(drafter, source, model_folder, drafters):
     engine = specstep.eager(str(model_folder), dtype="float32", max_seq_len=256, max_batch=2, **drafters[drafter])
     ids = [engine.request(prompt, chat=True).prompt for prompt in PROMPTS[:3]]

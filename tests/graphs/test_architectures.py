@@ -16,7 +16,7 @@ from specstep.graphs.target import CausalLM, capture_normed
 from transformers import AutoModelForCausalLM
 
 PROMPTS = [[5], [7, 8], [3, 9, 4] * 7, random.Random(0).choices(range(2, 300), k=45)]
-NEW_TOKENS = 40
+NEW_TOKENS = 32
 
 
 def reference(architecture: str) -> list[list[int]]:

@@ -196,6 +196,7 @@ for plugin in PLUGINS:
 """
 
 
+@pytest.mark.slow
 def test_kernels_are_the_same_where_inductor_copies_them(tmp_path: Path) -> None:
     """It takes functions by their names: of two in different modules that share one, only the first is kept."""
     pytest.importorskip("triton")

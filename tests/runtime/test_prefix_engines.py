@@ -21,7 +21,17 @@ LOGPROB_ERROR, CACHE_ERROR = 2e-5, 5e-5
 
 @pytest.fixture(
     scope="module",
-    params=["none", "ngram", "draft model", "eagle3", "ngram,eagle3", "published", "onnx", "onnx eagle3", "inductor"],
+    params=[
+        "none",
+        "ngram",
+        "draft model",
+        "eagle3",
+        "ngram,eagle3",
+        "published",
+        "onnx",
+        "inductor",
+        pytest.param("onnx eagle3", marks=pytest.mark.slow),
+    ],
 )
 def engines(request, model_folder, drafter_folder, head_folder, published_heads):
     """An engine, and one with the same programs that keeps prefixes."""

@@ -42,7 +42,7 @@ def engines(tmp_path_factory):
 @pytest.mark.parametrize("bad", list(BAD.values()), ids=list(BAD))
 @pytest.mark.parametrize("name", ["eagle3", "draft model", "onnx"])
 def test_numbers_that_are_not_finite_stay_with_their_request(name, bad, engines):
-    engine, prompts = engines[name], [[5, 6], list(range(20, 60)), [9]]
+    engine, prompts = engines[name], [[5, 6], list(range(20, 60))]
     expected = [engine.generate(prompt, 24, ignore_eos=True).token_ids for prompt in prompts]
     for prompt, wanted in zip(prompts, expected, strict=True):
         engine.generate([[5, bad, 8] * 12, [bad]], 30, ignore_eos=True)

@@ -110,6 +110,7 @@ def test_those_that_nobody_used_for_longest_go(tmp_path, monkeypatch):
     assert [find_program(str(number), path) for number in range(4)] == [True, False, True, True]
 
 
+@pytest.mark.slow
 def test_a_fine_tune_is_built_without_a_compiler(engine_folder, shared_folder, tmp_path, monkeypatch):
     """It is what `engine_folder` was built from, with other weights."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared_folder / "cache"))

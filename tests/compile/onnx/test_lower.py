@@ -56,6 +56,7 @@ def all_agree(engines, rows):
     assert [r.token_ids for r in engines[0].generate(PROMPTS, 40)] == [greedy(model, p, 40, [1]) for p in PROMPTS]
 
 
+@pytest.mark.slow
 def test_head_equals_torch_and_transformers(onnx_head_folder, model_folder, head_folder):
     expected = specstep.eager(str(model_folder), drafter=str(head_folder), dtype="float32", **OPTIONS)
     all_agree([specstep.load(onnx_head_folder), expected], 2)

@@ -82,7 +82,7 @@ def test_a_dynamic_tree_has_the_best_of_all_paths(name, folder):
         tokens = tokens + engine.session.step()[0].tokens
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", ["z-lab-sliding", "speculators-rnn"])
 @pytest.mark.parametrize("tree", TREES, ids=lambda tree: tree["tree"])
 def test_output_equals_transformers(tree, name, rows, folder):

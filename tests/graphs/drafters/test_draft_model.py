@@ -115,6 +115,7 @@ def test_a_sampled_row_accepts_what_the_same_tokenizer_would(twin):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_inspect_says_what_is_in_common(twin, tmp_path, capsys):
     target, lines, options = str(twin / "target"), [], {"dtype": "float32", "max_seq_len": 96}
     specstep.build(
