@@ -3,6 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
+EXIT_BROKEN = 70  # of a server whose engine broke, EX_SOFTWARE of sysexits.h: a supervisor is to start another one
+
 
 class SpecstepError(ValueError):
     """Base of all errors that are about the user's input or files, not about a defect."""

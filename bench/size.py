@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("graphs", "kernels", "compile", "runtime", "serving", "train")
+FOLDERS = ("graphs", "kernels", "compile", "runtime", "serving", "train", "commands")
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
         )
         for path in paths
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
     print("longest files")
     for length, path in files[:10]:

@@ -6,9 +6,9 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, needs_extra
+from ..errors import EXIT_BROKEN, InputError, needs_extra
 from .build_options import ENGINE, add_model_options, given_build
 from .device_option import add_device_option
 from .learning_options import add_learning_options, given_learning
@@ -16,10 +16,12 @@ from .nodes_option import add_nodes_option, given_nodes
 from .progress import Progress
 from .terminal import complain, say
 
+if TYPE_CHECKING:
+    from ..serving.options import ServeOptions
+
 HELP = "serve engines over HTTP, with the API of OpenAI"
 ENVIRONMENT = "SPECSTEP_API_KEY"
 ROWS = 8  # of an engine that is built for a server
-BROKEN = 70  # exit status where an engine broke, EX_SOFTWARE of sysexits.h: a supervisor is to start another server
 OPEN = "specstep: warning: {} without an API key: whoever reaches it can use it"
 EXAMPLES = f"""examples:
   specstep serve smollm2-135m                    # builds the engine first, once, with 8 rows
@@ -94,10 +96,39 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     with needs_extra("serve", "serve"):
         from ..serving.loading import alive
-        from ..serving.options import ServeOptions
-        from ..serving.server import hosts_of, is_local, listen, serve
+        from ..serving.server import is_local, listen, serve
     from ..model_engines import engine_of
     from ..runtime.engine import load
+
+    asked = checked(options)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    how = load_options(options) | {"kv_events": asked.kv_events}
+    with contextlib.ExitStack() as open_, listen(options.host, options.port) as bound:
+        if not asked.api_keys and not is_local(options.host):
+            say(OPEN.format(options.host), file=sys.stderr)
+        with alive(bound, asked):
+            with Progress() as report:
+                directories = {
+                    name: engine_of(engine, report, given_build(options), {"max_batch": ROWS}, options.device)
+                    for name, engine in named(options.engines).items()
+                }
+            engines = {name: open_.enter_context(load(directory, **how)) for name, directory in directories.items()}
+        if options.kv_events_zmq:
+            from ..serving.kv_zmq import published
+
+            logs = [engine.kv_events for engine in engines.values() if engine.kv_events is not None]
+            open_.enter_context(published(logs[0], options.kv_events_zmq, options.kv_events_topic))
+        fault = serve(engines, bound, asked, options.drain)
+    if fault is None:
+        return 0
+    complain(fault)
+    return EXIT_BROKEN
+
+
+def checked(options: argparse.Namespace) -> "ServeOptions":
+    """The server's options. Raises InputError for what goes wrong with any engine."""
+    from ..serving.options import ServeOptions
+    from ..serving.server import hosts_of
 
     keys = given_keys(options)
     asked = ServeOptions(
@@ -116,44 +147,25 @@ def run(options: argparse.Namespace) -> int:
             raise InputError(
                 f"{name.replace('_', '-')}: expected an integer of at least 0, got {getattr(options, name)}"
             )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if options.learned and not asked.learning:
         raise InputError("learned: expected --share-prefixes beside it with several API keys, got none")
     if options.learned and len(options.engines) > 1:
         raise InputError(f"learned: expected one engine, which has the file, got {len(options.engines)}")
     if options.kv_events_zmq and len(options.engines) > 1:
         raise InputError(f"kv-events-zmq: expected one engine, of which subscribers read, got {len(options.engines)}")
-    how: dict[str, Any] = {
+    return asked
+
+
+def load_options(options: argparse.Namespace) -> dict[str, Any]:
+    """How engines are loaded."""
+    return {
         "prefix_cache_bytes": options.prefix_cache * 2**20,
         "prefill_per_step": options.prefill_per_step,
         "nodes": given_nodes(options),
         "device": options.device,
-        "kv_events": asked.kv_events,
         "report": logging.getLogger(__name__).info,
+        **given_learning(options),
     }
-    with contextlib.ExitStack() as open_, listen(options.host, options.port) as bound:
-        if not keys and not is_local(options.host):
-            say(OPEN.format(options.host), file=sys.stderr)
-        with alive(bound, asked):
-            with Progress() as report:
-                directories = {
-                    name: engine_of(engine, report, given_build(options), {"max_batch": ROWS}, options.device)
-                    for name, engine in named(options.engines).items()
-                }
-            engines = {
-                name: open_.enter_context(load(directory, **how, **given_learning(options)))
-                for name, directory in directories.items()
-            }
-        if options.kv_events_zmq:
-            from ..serving.kv_zmq import published
-
-            logs = [engine.kv_events for engine in engines.values() if engine.kv_events is not None]
-            open_.enter_context(published(logs[0], options.kv_events_zmq, options.kv_events_topic))
-        fault = serve(engines, bound, asked, options.drain)
-    if fault is None:
-        return 0
-    complain(fault)
-    return BROKEN
 
 
 def given_keys(options: argparse.Namespace) -> tuple[str, ...]:

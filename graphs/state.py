@@ -34,7 +34,7 @@ def row_state(slots: int, nodes: int, vocabulary: int) -> dict[str, StateTensor]
 
     history: prompt and output tokens, the root at index `lengths`; lengths: tokens in the KV cache; limits: most
     tokens, prompt included, that the row may reach; finish: a code of `report`; tree_tokens and tree_parents: the tree
-    that the step verifies, see `step.drafted_tree`.
+    that the step verifies, see `tree.drafted_tree`.
     """
     return {
         "history": StateTensor((slots,), torch.int64, in_place=True),

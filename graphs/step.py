@@ -95,8 +95,8 @@ class SpeculativeStep(nn.Module):
 
     @staticmethod
     def _layout(tree: DraftTree) -> tuple[Tensor, Tensor]:
-        """`tree_layout` of the whole tree, whose size is fixed; with a bit to spare, for masks of a part of it that are
-        just full would be a case of their own to the exporter."""
+        """`tree_layout` of the whole tree, whose size is fixed. Its masks have more bits than the tree has nodes: were
+        the last word full, the exporter would make a program for that size alone."""
         ancestors, depths = tree_layout(tree.parents, tree.valid)
         return torch.nn.functional.pad(ancestors, (0, int(depths.shape[1] % BITS == 0))), depths
 

@@ -31,6 +31,10 @@ class Candidates(NamedTuple):
     tokens: Tensor
     log_probs: Tensor
 
+    def where(self, rows: Tensor) -> "Candidates":
+        """None in other rows than these, bool [B], as where a drafter has not caught up."""
+        return Candidates(self.tokens, self.log_probs.where(rows[:, None, None], float("-inf")))
+
 
 class Expand(Protocol):
     """Scores the children of the next frontier: tokens [B, F] int64 and parents [B, F] int64, each node's index in the

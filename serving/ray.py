@@ -19,30 +19,25 @@ from .options import LONGEST_INTERVAL_MS, ServeOptions
 
 
 class Replicas(BaseModel):
-    """What the application is told.
-
-    engine: an engine directory, at the same place on every node. name: the model's name, that of the directory without
-    it. min_replicas, max_replicas: engines that share the calls; between them, as many as keep the calls of each near
-    its rows. max_queue: calls that may wait for a row of a replica; where all replicas have as many, as many more wait
-    in each of Ray's proxies, and then calls get status 503. prefix_cache: MiB in which each replica keeps keys and
-    values of what it served. prefill_per_step: most prompt tokens that are prefilled between two steps. cpus, gpus:
-    what a replica takes of its node. api_keys: or a text with commas between them, as `serve run` has it.
-    share_prefixes, stream_interval_ms, tool_format: see `ServeOptions`.
-    """
+    """What the application is told. `share_prefixes`, `stream_interval_ms` and `tool_format` are those of
+    `ServeOptions`."""
 
     model_config = ConfigDict(extra="forbid")
 
-    engine: str
-    name: str | None = None
+    engine: str  # a directory, at the same place on every node
+    name: str | None = None  # the model's, that of the directory without it
+    # Engines that share the calls; between these, as many as keep the calls of each near its rows.
     min_replicas: int = Field(1, ge=1)
     max_replicas: int = Field(1, ge=1)
+    # Calls that may wait for a row of a replica; where all replicas have as many, as many more wait in each of Ray's
+    # proxies, and then calls get status 503.
     max_queue: int = Field(128, ge=0)
-    prefix_cache: int = Field(256, ge=0)
-    prefill_per_step: int = Field(64, ge=2)
+    prefix_cache: int = Field(256, ge=0)  # MiB in which a replica keeps keys and values of what it served
+    prefill_per_step: int = Field(64, ge=2)  # most prompt tokens that are prefilled between two steps
     stream_interval_ms: int = Field(40, ge=0, le=LONGEST_INTERVAL_MS)
-    cpus: float = Field(1, ge=0)
+    cpus: float = Field(1, ge=0)  # what a replica takes of its node
     gpus: float = Field(0, ge=0)
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()  # or a text with commas between them, as `serve run` has it
     share_prefixes: bool = False
     tool_format: str | None = None
 

@@ -1,7 +1,7 @@
 """Finds what a CPU program still computes, after all rewrites, that may have other bits in other company.
 
-An op counts unless it is known to give each element one result: a list of what is exact can be short of something, and
-then an engine is marked that needs no mark. A list of what is not would be short without a word.
+An op counts unless the list below has it, of ops that give each element one result. An exact op that the list lacks
+costs a mark that the engine does not need; a list of inexact ops that lacked one would let it through without a word.
 """
 
 import re

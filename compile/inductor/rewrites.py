@@ -1,4 +1,5 @@
-"""The rewrites of exported programs before Inductor compiles them, in their order. Each works in place."""
+"""The rewrites of exported programs before Inductor compiles them, in their order. Each works in place. The last one is
+not here: where a program is compiled, `layers.outline_layers` makes one operator of layers that are alike."""
 
 from collections.abc import Collection
 

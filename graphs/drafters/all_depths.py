@@ -44,4 +44,4 @@ def begun(levels: Sequence[Candidates], known: Tensor, top_k: int) -> tuple[Cand
             return no_candidates(tokens, top_k)
         return Candidates(*(part.expand(-1, tokens.shape[1], -1) for part in found))
 
-    return Candidates(first.tokens, first.log_probs.where(known[:, None, None], float("-inf"))), expand
+    return first.where(known), expand

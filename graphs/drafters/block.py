@@ -146,8 +146,7 @@ class BlockDrafter(CatchingUp):
         else:
             root = state["history"].gather(1, state["lengths"][:, None])
             expand = corrected(self.head.correction, self.embedded, best, normed.split(1, 1), logits, shape.top_k)
-            children = expand(root, torch.zeros_like(root))
-            children = Candidates(children.tokens, children.log_probs.where(known[:, None, None], float("-inf")))
+            children = expand(root, torch.zeros_like(root)).where(known)
         return children, expand, {"draft_lengths": lengths}
 
     def embedded(self, tokens: Tensor) -> Tensor:

@@ -73,9 +73,7 @@ class DraftModel(Scorer):
             return best(self.tokens.draftable(self._logits(tokens, passes.extend(parents), keys, values)))
 
         logits, lengths = self._catch_up(state, keys, values, most_catch_up(shape))
-        children = best(self.tokens.draftable(logits))
-        known = (lengths > state["draft_lengths"])[:, None, None]
-        children = Candidates(children.tokens, children.log_probs.where(known, float("-inf")))
+        children = best(self.tokens.draftable(logits)).where(lengths > state["draft_lengths"])
         return children, expand, {"draft_lengths": lengths}
 
     def _catch_up(

@@ -98,5 +98,5 @@ class HydraPlus(CatchingUp):
         normed, _, lengths = self.catch_up(state, keys, values)
         best = BestTokens(state, shape.top_k, wanted=wanted)
         expand = level_by_level(self.heads, best, normed, wanted, shape.top_k)
-        children = self.unless_behind(expand(root, torch.zeros_like(root)), state, lengths)
+        children = expand(root, torch.zeros_like(root)).where(lengths > state["draft_lengths"])
         return children, expand, {"draft_lengths": lengths}

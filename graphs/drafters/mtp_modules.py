@@ -103,7 +103,7 @@ class MtpModules(CatchingUp):
         best = BestTokens(state, shape.top_k, self.head.target_ids(), wanted)
         roots = self.at_roots(state, keys, values, shape)
         now = lengths.where(wanted, state["draft_lengths"])
-        children = self.unless_behind(best(self.head.logits(roots[0])), state, now)
+        children = best(self.head.logits(roots[0])).where(now > state["draft_lengths"])
         nodes, made = Nodes(lengths, wanted), roots[0]
 
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
@@ -119,9 +119,8 @@ class MtpModules(CatchingUp):
             own = self.outputs(place, nodes.tokens, hidden, where, keys, values)
             made = torch.cat([roots[place], own], 1)
             found = best(self.heads()[place].logits(own[:, -tokens.shape[1] :]))
-            # Of a text that is shorter, the root has no place in this module.
-            known = (lengths > place)[:, None, None]
-            return Candidates(found.tokens, found.log_probs.where(known, float("-inf")))
+            # The root, at index `lengths`, has a place in this module if so many tokens are ahead of it.
+            return found.where(lengths > place)
 
         return children, expand, {"draft_lengths": now}
 

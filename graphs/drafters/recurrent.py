@@ -130,12 +130,6 @@ class CatchingUp(Scorer):
         embedded = where.zeros_unless_wanted(self.embed(embeddable(tokens, self.embed.num_embeddings)))
         return self.head(embedded, hidden, where, LayerCache(keys, values, where.slots))
 
-    @staticmethod
-    def unless_behind(children: Candidates, state: State, lengths: Tensor) -> Candidates:
-        """The root's children, none where the head did not catch up: `draft_lengths` [B] is not more than it was."""
-        behind = (lengths <= state["draft_lengths"])[:, None, None]
-        return Candidates(children.tokens, children.log_probs.masked_fill(behind, float("-inf")))
-
 
 class Recurrent(CatchingUp):
     """Scores with such a head: the last position scores the root's children, and its output goes on."""
@@ -147,7 +141,7 @@ class Recurrent(CatchingUp):
         passes = FrontierPasses(state["lengths"], wanted)
         best = BestTokens(state, shape.top_k, self.head.target_ids(), wanted)
         normed, hidden, lengths = self.catch_up(state, keys, values)
-        children = self.unless_behind(best(self.head.logits(normed)), state, lengths)
+        children = best(self.head.logits(normed)).where(lengths > state["draft_lengths"])
 
         def expand(tokens: Tensor, parents: Tensor) -> Candidates:
             nonlocal hidden

@@ -12,7 +12,8 @@ from .blocks import blocks
 
 @triton.jit
 def decayed(state, decay, rates, n, p, N: tl.constexpr, P: tl.constexpr, DECAYS: tl.constexpr):
-    """state [N, P] times the factors at `decay`, N or one; with rates [N, P], what these and P numbers there give."""
+    """state [N, P] times the factors at `decay`, N or one; with rates [N, P], times exp(rates * steps), whose P steps
+    are at `decay`."""
     if rates is not None:
         factors = tl.exp(rates * tl.load(decay + p, mask=p < P, other=0.0)[None])
     elif DECAYS == 1:

@@ -15,18 +15,15 @@ Path = tuple[int, ...]  # tokens below the root
 
 
 class Node(NamedTuple):
-    """A node of a fitted tree. Nodes in their order are sorted: each comes behind its parent, and a forced one, which
-    is as likely as what forces it, right behind that.
-
-    after: the drafted node that it comes behind, itself or the last one above it, 0 for the root; number: of the nodes
-    as they were found; parent: the parent's place in the tree; origin: the drafted node that it is, 0 for a forced one.
+    """A node of a fitted tree. Sorted as tuples are, each comes behind its parent, and a forced one, which is as likely
+    as what forces it, right behind that: of drafted nodes 1 and 2 and a node that 1 forces, the order is 1, forced, 2.
     """
 
-    after: int
-    number: int
-    parent: int
+    after: int  # the drafted node that it is or comes behind, 0 for the root
+    number: int  # of the nodes as they were found
+    parent: int  # its parent's place in the tree
     path: Path
-    origin: int
+    origin: int  # the drafted node that it is, 0 for a forced one
 
 
 @dataclass(frozen=True)

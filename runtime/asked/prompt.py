@@ -23,34 +23,30 @@ Prediction = str | Sequence[int] | None  # text or token ids
 
 
 class RequestOptions(TypedDict, total=False):
-    """What may be asked of a prompt beside its length.
+    """What may be asked of a prompt beside its length. `generate` takes one `sampling` and one `prediction` for all
+    prompts, or a list with one for each."""
 
-    sampling: how tokens are chosen: `SamplingParams`, a mapping of its fields, or "model" for what the model
-    recommends; None is greedy. `generate` also takes a list of these, one for each prompt. chat: put a text through the
-    chat template, as the user's turn; a conversation always goes through it; token ids are one that went through it.
-    ignore_eos: go on past the model's end-of-sequence tokens. stop_ids: further tokens that end the output.
-    chat_template_kwargs: variables of the chat template, as {"enable_thinking": False}. allowed_tokens: called before
-    each step with the output so far and the tree of the coming step -> which tokens may follow each node, see
-    docs/sampling.md. forced_acceptance: take an engine that was built to accept drafts right or wrong, for its speed.
-    prefix_scope: a request starts from what was kept of requests of the same scope alone, where the engine keeps
-    prefixes; how long it takes tells what others asked. prediction: text or token ids that the answer will probably
-    repeat, as a file that it edits: it is drafted from, at the place where the answer is, and changes nothing but the
-    speed. `generate` also takes a list of these, one for each prompt. Engines whose drafter has no n-grams ignore it.
-    learning: whether the output may be counted for the drafts of later requests. parse_special: whether special tokens
-    that a prompt has the names of, as "<|im_end|>", become tokens; by default they do in a text, and not in what goes
-    through the chat template.
-    """
-
+    # How tokens are chosen; "model" for what the model recommends, None for greedy.
     sampling: SamplingArgument | Sequence[SamplingArgument | None] | None
+    # Put a text through the chat template, as the user's turn. A conversation always goes through it; token ids are one
+    # that went through it.
     chat: bool
-    ignore_eos: bool
-    stop_ids: Sequence[int]
-    chat_template_kwargs: Mapping[str, Any] | None
+    ignore_eos: bool  # go on past the model's end-of-sequence tokens
+    stop_ids: Sequence[int]  # further tokens that end the output
+    chat_template_kwargs: Mapping[str, Any] | None  # variables of the chat template, as {"enable_thinking": False}
+    # Called before each step with the output so far and the tree of the coming step -> which tokens may follow each
+    # node, see docs/sampling.md.
     allowed_tokens: AllowedTokens | None
-    forced_acceptance: bool
+    forced_acceptance: bool  # take an engine that was built to accept drafts right or wrong, for its speed
+    # A request starts from what was kept of requests of the same scope alone, where the engine keeps prefixes; how long
+    # it takes tells what others asked.
     prefix_scope: str
+    # Text or token ids that the answer will probably repeat, as a file that it edits: it is drafted from, at the place
+    # where the answer is, and changes nothing but the speed. Engines whose drafter has no n-grams ignore it.
     prediction: Prediction | Sequence[Prediction]
-    learning: bool
+    learning: bool  # whether the output may be counted for the drafts of later requests
+    # Whether special tokens that a prompt has the names of, as "<|im_end|>", become tokens; by default they do in a
+    # text, and not in what goes through the chat template.
     parse_special: bool | None
 
 

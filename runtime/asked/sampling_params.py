@@ -36,33 +36,28 @@ ELSEWHERE = {  # names of vLLM, OpenAI and transformers -> what does it here
 class SamplingParams:
     """How the tokens of a request are chosen, and where its text ends. What is not set asks for nothing: greedy.
 
-    The names are those of vLLM and transformers; docs/sampling.md has a table of them. temperature: 0 or 0.01 to 100.
-    top_k: 0 or -1 keep all. logit_bias: token id, or its digits as in JSON, -> -100 to 100. suppress_tokens, bad_words,
-    bad_words_ids: tokens, texts and token sequences that are never written. min_new_tokens: before so many, no stop id
-    is chosen, and no stop string counts. stop: texts that end the output and are left out of it. seed: an integer; None
-    draws one. logprobs: that many of the likeliest tokens are told in the place of each. n: outputs; the i-th has the
-    seed `seed` + i. structured: what the whole output must be, as {"json": SCHEMA}, {"json_object": True}, {"regex":
-    TEXT}, {"choice": TEXTS} or {"grammar": GBNF or Lark}; see `structured.checked_structured`.
-
-    Raises InputError for a value out of its range.
+    The names are those of vLLM and transformers; docs/sampling.md has a table of them. Raises InputError for a value
+    out of its range.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
+    temperature: float = 0.0  # 0, or 0.01 to 100
+    top_k: int = 0  # 0 and -1 keep all
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
-    suppress_tokens: Sequence[int] = ()
-    bad_words: Sequence[str] = ()
-    bad_words_ids: Sequence[Sequence[int]] = ()
-    min_new_tokens: int = 0
-    stop: str | Sequence[str] = ()
-    seed: int | None = None
-    logprobs: int | None = None
-    n: int = 1
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)  # token id, or its digits -> -100 to 100
+    suppress_tokens: Sequence[int] = ()  # never written
+    bad_words: Sequence[str] = ()  # texts that are never written
+    bad_words_ids: Sequence[Sequence[int]] = ()  # sequences of tokens that are never written
+    min_new_tokens: int = 0  # before so many, no stop id is chosen, and no stop string counts
+    stop: str | Sequence[str] = ()  # texts that end the output and are left out of it
+    seed: int | None = None  # None draws one
+    logprobs: int | None = None  # so many of the likeliest tokens are told in the place of each
+    n: int = 1  # outputs; the i-th has the seed `seed` + i
+    # What the whole output must be: {"json": SCHEMA}, {"json_object": True}, {"regex": TEXT}, {"choice": TEXTS} or
+    # {"grammar": GBNF or Lark}; see `structured.checked_structured`.
     structured: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:

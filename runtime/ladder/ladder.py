@@ -107,8 +107,8 @@ class Ladder:
         return Chosen(self.rungs[best], draft)
 
     def _drafts(self, drafts: Sequence[RowDrafts], seconds: dict[str, list[float]]) -> tuple[str, int]:
-        """What would get the rows on fastest if it drafted all of their trees, every now and then something else that
-        tells more; and for how many steps. seconds: of each rung."""
+        """What is to draft, and for how many steps: what would bring the most tokens a second if it drafted all trees;
+        every now and then, for a step, another, so that what is expected of it stays true. seconds: of each rung."""
         most = (1 - WORTH) * seconds[WHOLE][0]
         for draft, its in seconds.items():
             if draft != WHOLE and its[0] >= most and self._steps - self._last[draft] >= AGAIN:

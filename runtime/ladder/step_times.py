@@ -30,7 +30,7 @@ class StepTimes:
         saved: Mapping[str, Mapping[int, float]],
     ):
         """rungs: numbers of nodes, rising. table: rows -> seconds for each of the rungs. saved: what may draft in place
-        of all (`session.CHEAP`, `session.NOTHING`) -> rows -> seconds."""
+        of all (`report.CHEAP`, `report.NOTHING`) -> rows -> seconds."""
         self.rungs, self.slopes, self.saved = tuple(rungs), slopes, {draft: dict(of) for draft, of in saved.items()}
         # Plain lists: a choice takes a few microseconds of each step, and arrays of a few numbers are slower.
         self._slope = [slopes[0] + (slopes[1] - slopes[0]) * rung / max(self.rungs[-1], 1) for rung in self.rungs]

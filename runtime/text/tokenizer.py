@@ -15,7 +15,7 @@ from .special_text import Marks, SpecialText, encoded
 
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-BROKEN = "\ufffd"  # what half a character decodes to
+HALF = "\ufffd"  # what half a character decodes to
 MOST_HELD = 64  # tokens; a character has at most four bytes, so text that is still broken by then stays broken
 MOST_AT_ONCE = 32  # tokens that are decoded together
 
@@ -174,16 +174,16 @@ class TextStream:
         held = self._held + tokens
         if len(held) < MOST_HELD:
             now = self._decoded(held)
-            if BROKEN not in now:
+            if HALF not in now:
                 return self._hand_out(held, now)
         return "".join(map(self._push_one, tokens))
 
     def _push_one(self, token: int) -> str:
         held = [*self._held, token]
         now = self._decoded(held)
-        if not now.endswith(BROKEN) or len(held) >= MOST_HELD:
+        if not now.endswith(HALF) or len(held) >= MOST_HELD:
             return self._hand_out(held, now)
-        self._held, now = held, now.rstrip(BROKEN)
+        self._held, now = held, now.rstrip(HALF)
         new, self._shown = now[self._shown :], max(self._shown, len(now))
         return new
 
@@ -201,8 +201,8 @@ class TextStream:
         SentencePiece has them: then it is that of what is held alone."""
         before, whole = (self._tokenizer.decode(tokens) for tokens in (self._context, self._context + held))
         now = whole[len(before) :]
-        if whole.startswith(before) and BROKEN not in now:
+        if whole.startswith(before) and HALF not in now:
             return now
         alone = self._tokenizer.decode(held)
         # A context of a space alone has no text of its own, so what was spoiled of it shows in the count.
-        return now if whole.startswith(before) and now.count(BROKEN) <= alone.count(BROKEN) else alone
+        return now if whole.startswith(before) and now.count(HALF) <= alone.count(HALF) else alone

@@ -17,7 +17,7 @@ from dynamo.llm import KvEventPublisher, ModelInput, ModelRuntimeConfig, ModelTy
 from dynamo.llm.exceptions import InvalidArgument
 from dynamo.runtime import DistributedRuntime, dynamo_worker
 
-from ...errors import InputError, SpecstepError
+from ...errors import EXIT_BROKEN, InputError, SpecstepError
 from ...runtime.engine import Engine, load
 from ...runtime.kv_events import KVEvents
 from ...runtime.prefix_cache import BLOCK
@@ -28,7 +28,6 @@ from .card import write_card
 
 ENDPOINT = "dynamo.backend.generate"
 LOOK = 1.0  # seconds between two looks at whether the engine runs
-BROKEN = 70  # exit status where it does not, as that of `specstep serve`
 
 
 class Worker:
@@ -138,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if fault:
         print(f"specstep: engine: expected one that runs, got {type(fault[0]).__name__}: {fault[0]}", file=sys.stderr)
-    return BROKEN if fault else 0
+    return EXIT_BROKEN if fault else 0
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def test_eager_and_jit_agree_on_every_integer(tmp_path):
         pytest.param("model", {"tree": "static", "depth": 3, "top_k": 2, "nodes": 6}, marks=pytest.mark.slow),
         pytest.param("eagle3", {"tree": "dynamic", "depth": 3, "top_k": 3, "nodes": 8}, marks=pytest.mark.slow),
     ],
-)  # the slow tests of tests/compile/test_onnx.py have each drafter with each kind of tree
+)  # the slow tests of tests/compile/onnx/test_lower.py have each drafter with each kind of tree
 def test_eager_and_engine_agree_for_neural_drafters(drafter, tree, model_folder, drafter_folder, tmp_path):
     name = str(drafter_folder) if drafter == "model" else str(save_eagle3(tmp_path / "head"))
     folder = build(str(model_folder), tmp_path / "engine", drafter=name, **tree, **OPTIONS)

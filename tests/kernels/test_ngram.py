@@ -1,5 +1,5 @@
-"""The C++ kernel and the ONNX nodes against the reference, which tests/graphs/test_ngram.py and test_prediction.py hold
-against a search."""
+"""The C++ kernel and the ONNX nodes against the reference, which tests/graphs/drafters/test_ngram.py and
+tests/graphs/test_prediction.py hold against a search."""
 
 import pytest
 import torch
