@@ -24,23 +24,31 @@ transformers.logging.disable_progress_bar()
 # pytest listens to each logger that does not propagate; torch formats whole graphs for whoever listens to this one.
 logging.getLogger("torch.__trace").propagate = True
 
-# The files that take longest, longest first: workers are given one file after the other.
+# The files that take longest, longest first: workers are given one file after the other. The second needs nothing that
+# the first is building.
 LONG = (
     "compile/test_engine.py",
-    "compile/inductor/test_exact_engine.py",
+    "train/eagle3/test_train.py",
     "compile/onnx/test_lower.py",
-    "compile/drafters/test_own_drafter.py",
-    "runtime/test_session.py",
-    "compile/tensorrt/test_lower.py",
-    "test_smollm2.py",
-    "runtime/tensorrt/test_session.py",
-    "compile/test_experts.py",
-    "kernels/test_lowering.py",
-    "commands/test_tune.py",
-    "compile/inductor/test_packed_weights.py",
-    "kernels/test_cubin.py",
-    "kernels/test_instruction_sets.py",
     "compile/test_faithful.py",
+    "graphs/test_architectures.py",
+    "runtime/tensorrt/test_session.py",
+    "runtime/test_prefix_engines.py",
+    "kernels/test_tree_attention.py",
+    "runtime/test_onnx.py",
+    "bench/test_gpu_check.py",
+    "graphs/test_ladder.py",
+    "test_install.py",
+    "test_model_engines.py",
+    "test_typing.py",
+    "runtime/test_session.py",
+    "compile/inductor/test_packed_weights.py",
+    "graphs/drafters/test_block.py",
+    "kernels/test_linear_attention.py",
+    "commands/test_progress.py",
+    "test_smollm2.py",
+    "kernels/test_lowering.py",
+    "kernels/test_instruction_sets.py",
 )
 ENGINE = {"drafter": "ngram", "dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
 
@@ -96,12 +104,12 @@ def own_environment(shared_folder, request):
 
 
 @pytest.fixture
-def own_cache(own_environment, tmp_path, monkeypatch):
+def own_cache(own_environment, shared_folder, tmp_path, monkeypatch):
     """A cache of one test's own -> its folder. The compiled libraries are there: each takes a minute."""
-    native = Path(os.environ["XDG_CACHE_HOME"], "specstep")
+    native = shared_folder / "cache" / "specstep"
     cache = tmp_path / "cache" / "specstep"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
-    cache.mkdir(parents=True)
+    cache.mkdir(parents=True, exist_ok=True)
     for library in native.glob("native-*/*.so"):
         (cache / library.parent.name).mkdir()
         (cache / library.parent.name / library.name).symlink_to(library)

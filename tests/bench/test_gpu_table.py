@@ -129,7 +129,7 @@ def attention_of_all(q, k, v):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
 def test_attention_is_measured_against_its_floor(dtype):
     [found] = attention.measure_attention("tiny", "cpu", dtype, 1e9, batches=[2], nodes=[17], lengths=[70])
     assert found["floor_us"] == pytest.approx(2 * 2 * 2 * 87 * 16 * dtype.itemsize / 1e9 * 1e6)

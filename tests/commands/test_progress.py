@@ -12,6 +12,7 @@ import time
 import gguf
 import numpy
 import pytest
+from models import save_model
 from specstep.commands.progress import clock, shortened
 from tokenizers import pre_tokenizers
 
@@ -204,10 +205,11 @@ def test_loading_a_gguf_prints_nothing_and_leaves_the_settings_alone(tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["onnx", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_a_build_says_its_own_stages_alone(backend, model_folder, tmp_path):
+def test_a_build_says_its_own_stages_alone(backend, tmp_path):
     """Neither warnings nor bars of other libraries, and no question."""
+    model = save_model(tmp_path / "model", tokenizer=True, num_hidden_layers=1)
     sizes = ["--drafter", "none", "--dtype", "float32", "--max-seq-len", "64"]
-    command = [sys.executable, "-c", RUN, "build", str(model_folder), "-o", str(tmp_path / "engine")]
+    command = [sys.executable, "-c", RUN, "build", str(model), "-o", str(tmp_path / "engine")]
     done = subprocess.run(
         [*command, "--backend", backend, *sizes], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )

@@ -379,7 +379,7 @@ def test_tokens_that_take_other_experts_refuse_a_model(architecture, monkeypatch
         check_faithful(graphs)
 
 
-@pytest.mark.parametrize("model_type", ["jetmoe", "longcat_flash"])
+@pytest.mark.parametrize("model_type", ["jetmoe", pytest.param("longcat_flash", marks=pytest.mark.slow)])
 def test_where_nothing_says_what_a_token_takes_rounding_turns_none(model_type):
     """Both passes in float64: the logits are those of transformers to its last digits, and every one counts."""
     config = small_config(CONFIG_MAPPING[model_type])

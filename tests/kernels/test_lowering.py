@@ -51,7 +51,8 @@ def dynamic_shapes() -> tuple[Any, ...]:
     return (rows, rows, rows, rows | slots, rows | slots, rows)
 
 
-@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True], ids=["static", "dynamic"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_exported_and_compiled(device: str, dynamic: bool, tmp_path: Path) -> None:
     if device == "cuda" and not torch.cuda.is_available():
@@ -90,7 +91,8 @@ class Layers(torch.nn.Module):
         return tree_attention(first.transpose(1, 2), k, v, *where, 0.2, window=30, softcap=9.0, sinks=sinks)
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_on_a_cpu_is_a_call_of_our_function(dtype: torch.dtype, tmp_path: Path) -> None:
     """With the bits that it has when nothing is compiled."""
     from torch._inductor import aoti_compile_and_package, aoti_load_package

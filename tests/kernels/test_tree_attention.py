@@ -146,8 +146,9 @@ def test_transposed_cache(backend: Any, random_trees: Any) -> None:
     check(backend, replace(case, k=k, v=v))
 
 
-@pytest.mark.parametrize("window", [0, 200])
-@pytest.mark.parametrize("programs", [1, 9, 100])
+@pytest.mark.parametrize(
+    ("programs", "window"), [(1, 0), (9, 200), (100, 0), pytest.param(100, 200, marks=pytest.mark.slow)]
+)
 def test_long_row_beside_short_ones(
     backend: Any, random_trees: Any, monkeypatch: pytest.MonkeyPatch, programs: int, window: int
 ) -> None:

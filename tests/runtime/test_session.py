@@ -1,6 +1,7 @@
 """Rows of a session: what one leaves behind never reaches the next, whatever it was."""
 
 import dataclasses
+import functools
 
 import pytest
 import specstep
@@ -30,19 +31,22 @@ def engines(tmp_path_factory):
     head = save_eagle3(tmp_path_factory.mktemp("head"))
     small = save_model(tmp_path_factory.mktemp("small"), seed=1, num_hidden_layers=2, hidden_size=32, tokenizer=True)
     options = {"dtype": "float32", "max_batch": 2, "max_seq_len": 128, "prefill_chunk": 16}
-    onnx = tmp_path_factory.mktemp("engines") / "onnx"
-    specstep.build(str(folder), onnx, drafter="none", backend="onnx", **options)
+
+    def onnx():
+        engine = tmp_path_factory.mktemp("engines") / "onnx"
+        return specstep.load(specstep.build(str(folder), engine, drafter="none", backend="onnx", **options))
+
     return {
-        "eagle3": specstep.eager(str(folder), drafter=str(head), **options),
-        "draft model": specstep.eager(str(folder), drafter=str(small), nodes=3, **options),
-        "onnx": specstep.load(onnx),
+        "eagle3": functools.cache(lambda: specstep.eager(str(folder), drafter=str(head), **options)),
+        "draft model": functools.cache(lambda: specstep.eager(str(folder), drafter=str(small), nodes=3, **options)),
+        "onnx": functools.cache(onnx),
     }
 
 
 @pytest.mark.parametrize("bad", list(BAD.values()), ids=list(BAD))
-@pytest.mark.parametrize("name", ["eagle3", "draft model", "onnx"])
+@pytest.mark.parametrize("name", ["eagle3", "draft model", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_numbers_that_are_not_finite_stay_with_their_request(name, bad, engines):
-    engine, prompts = engines[name], [[5, 6], list(range(20, 60))]
+    engine, prompts = engines[name](), [[5, 6], list(range(20, 60))]
     expected = [engine.generate(prompt, 24, ignore_eos=True).token_ids for prompt in prompts]
     for prompt, wanted in zip(prompts, expected, strict=True):
         engine.generate([[5, bad, 8] * 12, [bad]], 30, ignore_eos=True)
@@ -60,7 +64,7 @@ def test_numbers_that_are_not_finite_stay_with_their_request(name, bad, engines)
 @pytest.mark.parametrize("name", ["eagle3", "draft model"])
 def test_what_a_step_is_given_begins_where_a_gpu_loads_16_bytes_at_once(name, engines, monkeypatch):
     """A program for a GPU would copy it in each step."""
-    session, begins, caught_up = engines[name].session, set(), set()
+    session, begins, caught_up = engines[name]().session, set(), set()
     program, place = session.step_program, session.spec.step.inputs.index("catch_up")
 
     def noted(inputs):
@@ -69,7 +73,7 @@ def test_what_a_step_is_given_begins_where_a_gpu_loads_16_bytes_at_once(name, en
         return program(inputs)
 
     monkeypatch.setattr(session, "step_program", noted)
-    engines[name].generate([[5, 6, 8] * 9, [9]], 24, ignore_eos=True)
+    engines[name]().generate([[5, 6, 8] * 9, [9]], 24, ignore_eos=True)
     assert begins == {0} and True in caught_up
 
 

@@ -30,7 +30,8 @@ def bigrams(tmp_path, monkeypatch):
     sys.modules.pop("bigrams", None)
 
 
-@pytest.mark.parametrize("backend", ["onnx", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["onnx", "inductor"])
 def test_the_page(backend, bigrams, model_folder, tmp_path, capsys):
     """Built from the command line, where its module is in the current directory; the manifest names it."""
     target = ["build", str(model_folder), "-o", str(tmp_path / "engine"), "--dtype", "float32", "--backend", backend]

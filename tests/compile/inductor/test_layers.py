@@ -108,7 +108,8 @@ def test_what_cannot_be_a_function_stays_as_it_is():
     assert str(program.graph).count("linear") == before.count("linear")
 
 
-@pytest.mark.parametrize("name", ["two kinds", pytest.param("read elsewhere", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["two kinds", "read elsewhere"])
 def test_compiled_code_computes_the_same_bits(name, tmp_path, monkeypatch):
     """Beside the same program with every layer compiled on its own; caches, and sizes of other inputs, too."""
     network, _ = CASES[name]

@@ -153,7 +153,10 @@ def variable(loaded: Any, name: str) -> Any:
     return ctypes.c_int.in_dll(loaded.session.device._library, name)
 
 
-@pytest.mark.parametrize("failure", ["run", "failing_capture", "failing_instance"])
+@pytest.mark.parametrize(
+    "failure",
+    ["failing_capture", *(pytest.param(each, marks=pytest.mark.slow) for each in ("run", "failing_instance"))],
+)
 def test_a_step_that_cannot_be_captured_still_runs(
     failure: str, engine: Path, onnx_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
