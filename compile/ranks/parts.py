@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from ...graphs.parts import ExpertsOfParts, LinearOfParts
 from .plan import Plan, read_plan
-from .slices import Slices
+from .slices import Block, Slices
 
 
 class Cut(NamedTuple):
@@ -41,7 +41,7 @@ def narrow_experts(experts: Any, parts: int, slices: Slices, name: str) -> list[
     narrow, shared = [], {id(each): each for each in (experts.config, *experts.parameters())}
     for part, weight in enumerate(down):
         one = copy.deepcopy(experts, dict(shared))  # with hooks of its own
-        one.gate_up_proj = _parameter(slices.rows_of(gate_up, [gate_up.shape[1] // 2] * 2, parts, part))
+        one.gate_up_proj = _parameter(slices.rows_of(gate_up, [Block(gate_up.shape[1] // 2, parts, part)] * 2))
         one.down_proj = _parameter(weight)
         narrow.append(one)
     return narrow

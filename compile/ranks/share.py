@@ -18,6 +18,7 @@ from ...kernels.native import has_library
 from ...runtime.engine_file import EngineSpec, TensorSpec
 from ..assemble import FlatProgram, Graphs
 from .parts import Cut
+from .slices import Block
 from .threads import on_ranks
 
 HEADS = {"num_heads", "num_attention_heads", "num_key_value_heads"}
@@ -62,33 +63,38 @@ def take_share(model: Any, cut: Cut, ranks: int, rank: int) -> None:
         attention.config = copy.copy(attention.config)
         for holder in (attention, attention.config):  # some code reads the number of heads from one of them
             for field in HEADS & vars(holder).keys():
-                setattr(holder, field, getattr(holder, field) // ranks)
+                setattr(holder, field, max(1, getattr(holder, field) // ranks))
     _cut_head(model, cut, ranks, rank)
 
 
 def _cut_columns(model: Any, name: str, cut: Cut, ranks: int, rank: int) -> None:
     """Leave a rank's outputs of a linear layer."""
     linear: Any = model.get_submodule(name)
-    weight, blocks = linear.weight.detach(), _blocks(name, linear, model.config.get_text_config())
+    weight, blocks = linear.weight.detach(), _blocks(name, linear, model.config.get_text_config(), ranks, rank)
     own = nn.Linear(1, 1, bias=linear.bias is not None, device="meta")
-    own.weight = _parameter(cut.slices.rows_of(weight, blocks, ranks, rank))
+    own.weight = _parameter(cut.slices.rows_of(weight, blocks))
     if linear.bias is not None:
-        bias = cut.slices.rows_of(linear.bias.detach()[:, None], blocks, ranks, rank)
+        bias = cut.slices.rows_of(linear.bias.detach()[:, None], blocks)
         own.bias = _parameter(bias[:, 0])
     own.out_features, own.in_features = own.weight.shape
     model.set_submodule(name, own)
 
 
-def _blocks(name: str, linear: Any, config: Any) -> list[int]:
-    """The sizes of what lies behind each other in the outputs of a linear layer, each of which every rank has a part
-    of."""
+def _blocks(name: str, linear: Any, config: Any, ranks: int, rank: int) -> list[Block]:
+    """What lies behind each other in the outputs of a linear layer, each of which every rank has a part of. Heads for
+    keys and values that are fewer than ranks lie in several of them: with 2 heads and 4 ranks, two ranks have each."""
     size, kind = linear.weight.shape[0], name.rpartition(".")[2]
     if kind == "gate_up_proj":
-        return [size // 2] * 2
+        return [Block(size // 2, ranks, rank)] * 2
+    heads = min(_key_value_heads(config), ranks)
+    key_value = heads, rank * heads // ranks
+    if kind in ("k_proj", "v_proj"):
+        return [Block(size, *key_value)]
     if kind == "qkv_proj":
-        heads = [config.num_attention_heads, _key_value_heads(config), _key_value_heads(config)]
-        return [size // sum(heads) * count for count in heads]
-    return [size]
+        queries, keys = config.num_attention_heads, _key_value_heads(config)
+        head = size // (queries + 2 * keys)
+        return [Block(head * queries, ranks, rank), *[Block(head * keys, *key_value)] * 2]
+    return [Block(size, ranks, rank)]
 
 
 def _cut_head(model: Any, cut: Cut, ranks: int, rank: int) -> None:
@@ -144,12 +150,12 @@ def _spec_of_rank(spec: EngineSpec, target: CausalLM, cut: Cut, ranks: int) -> E
         if layer >= target.layers or target.cached[layer] not in attentions:
             return cache
         rows, heads, *rest = cache.shape
-        if heads % ranks:
+        if heads % ranks and ranks % heads:
             raise BuildError(
-                f"ranks: expected a divisor of the {heads} heads for keys and values of {type(target.model).__name__}, "
-                f"got {ranks}"
+                f"ranks: expected a divisor or a multiple of the {heads} heads for keys and values of "
+                f"{type(target.model).__name__}, got {ranks}"
             )
-        return dataclasses.replace(cache, shape=(rows, heads // ranks, *rest))
+        return dataclasses.replace(cache, shape=(rows, max(1, heads // ranks), *rest))
 
     return dataclasses.replace(spec, caches=tuple(narrow(*each) for each in enumerate(spec.caches)))
 

@@ -21,6 +21,15 @@ class Slice(NamedTuple):
     start: int | None
 
 
+class Block(NamedTuple):
+    """Outputs of a layer that lie one after the other in so many equal parts, and the number of the part that is
+    taken."""
+
+    size: int
+    parts: int
+    part: int
+
+
 class Slices:
     """The slices that were cut of a model's weights. field: the build option that asks for them."""
 
@@ -38,15 +47,17 @@ class Slices:
             self.known[identity(view)] = Slice(view, weight, part * depth // parts)
         return cut
 
-    def rows_of(self, weight: Tensor, blocks: Sequence[int], parts: int, part: int) -> Tensor:
-        """Part number `part` of the outputs of a weight [..., N, K], which lie in blocks of these sizes: that of each
-        block, one after the other. A view where there is one block. Raises BuildError where a block has no such
-        part."""
-        if odd := [size for size in blocks if size % parts]:
-            raise BuildError(f"{self.field}: expected a divisor of {odd[0]} outputs of a layer, got {parts}")
-        starts = [end - size for end, size in zip(accumulate(blocks), blocks, strict=True)]
-        sizes = [size // parts for size in blocks]
-        own = [weight.narrow(-2, at + part * size, size) for at, size in zip(starts, sizes, strict=True)]
+    def rows_of(self, weight: Tensor, blocks: Sequence[Block]) -> Tensor:
+        """A part of the outputs of a weight [..., N, K], which lie in these blocks: that of each block, one after the
+        other. A view where there is one block. Raises BuildError where a block has no such part."""
+        if odd := [block for block in blocks if block.size % block.parts]:
+            raise BuildError(
+                f"{self.field}: expected a divisor of {odd[0].size} outputs of a layer, got {odd[0].parts}"
+            )
+        own, ends = [], accumulate(block.size for block in blocks)
+        for block, end in zip(blocks, ends, strict=True):
+            size = block.size // block.parts
+            own.append(weight.narrow(-2, end - block.size + block.part * size, size))
         return self.note(own[0] if len(own) == 1 else torch.cat(own, -2), weight)
 
     def note(self, some: Tensor, weight: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from specstep.compile.assemble import assemble
 from specstep.compile.config import make_config
 from specstep.compile.ranks import share as sharing
 from specstep.compile.ranks.share import share
+from specstep.compile.ranks.slices import Block
 from specstep.compile.source import load_source
 from specstep.graphs.ranks import ExpertsOfRank, HeadOfRank, LinearOfRank
 
@@ -25,6 +26,12 @@ def shared(folder, architecture, ranks=2, drafter="ngram", dtype="float32", **ch
 @pytest.mark.parametrize("architecture", ["Llama", "Qwen2", "Qwen3Moe", "Gemma3Text", "Phi3", "GPTNeoX", "DeepseekV3"])
 def test_ranks_have_the_logits_of_one_device(architecture, tmp_path):
     assert len(shared(tmp_path, architecture, **TWO).others) == 1
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Phi3", "Qwen3Moe"])
+def test_heads_for_keys_that_are_fewer_than_ranks_lie_in_several(architecture, tmp_path):
+    graphs = shared(tmp_path, architecture, 4, vocab_size=320)
+    assert len(graphs.others) == 3 and {cache.shape[1] for cache in graphs.spec.caches} == {1}
 
 
 def test_three_ranks_in_bfloat16(tmp_path):
@@ -53,7 +60,9 @@ def test_what_a_rank_has(tmp_path):
 
 def test_a_wrong_share_is_refused(tmp_path, monkeypatch):
     real = sharing._blocks
-    monkeypatch.setattr(sharing, "_blocks", lambda name, linear, config: [len(linear.weight)])  # of fused layers, too
+    monkeypatch.setattr(
+        sharing, "_blocks", lambda name, linear, config, *which: [Block(len(linear.weight), *which)]
+    )  # of fused layers, too
     with pytest.raises(specstep.BuildError, match="ranks: Phi3ForCausalLM is not shared faithfully by 2 ranks"):
         shared(tmp_path, "Phi3")
     assert real is not sharing._blocks
@@ -66,8 +75,8 @@ def test_a_wrong_share_is_refused(tmp_path, monkeypatch):
         ("Olmo2", {}, "ranks: Olmo2ForCausalLM cannot be shared by 2 ranks"),  # norms that span the heads
         (
             "Llama",
-            {"ranks": 4},
-            "ranks: expected a divisor of the 2 heads for keys and values of LlamaForCausalLM, got 4",
+            {"ranks": 3, "intermediate_size": 96, "num_attention_heads": 6},
+            "ranks: expected a divisor or a multiple of the 2 heads for keys and values of LlamaForCausalLM, got 3",
         ),
         ("Llama", {"ranks": 5}, "ranks: expected a divisor of the 48 inputs of LlamaForCausalLM's"),
     ],

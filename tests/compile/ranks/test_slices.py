@@ -3,7 +3,7 @@
 import pytest
 import torch
 from specstep.compile.precision import Form
-from specstep.compile.ranks.slices import Slices
+from specstep.compile.ranks.slices import Block, Slices
 from specstep.errors import BuildError
 from specstep.kernels.linear.groups import KINDS, pack_groups, unpack_groups
 from specstep.kernels.linear.packing import unpack
@@ -53,5 +53,5 @@ def test_a_part_that_ends_in_a_group_is_refused():
 
 def test_blocks_of_outputs_are_cut_each():
     weight, slices = torch.arange(24.0).view(12, 2), Slices("ranks")
-    got = [slices.rows_of(weight, [6, 6], 3, part)[:, 0].tolist() for part in range(3)]
+    got = [slices.rows_of(weight, [Block(6, 3, part)] * 2)[:, 0].tolist() for part in range(3)]
     assert got == [[0, 2, 12, 14], [4, 6, 16, 18], [8, 10, 20, 22]]

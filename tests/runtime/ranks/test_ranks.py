@@ -189,6 +189,7 @@ THREE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, 
     [
         ("Llama", 2, {"dtype": "bfloat16"}),
         ("Llama", 3, {"changes": THREE}),
+        ("Llama", 4, {"dtype": "bfloat16"}),  # which has two heads for keys and values
         ("Qwen3", 2, {"drafter": "none"}),
         ("Qwen3Moe", 2, {}),
         ("Qwen3Moe", 2, {"dtype": "bfloat16"}),
