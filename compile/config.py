@@ -179,8 +179,6 @@ class EngineConfig:
             )
         if self.dtype == "float16":
             raise BuildError("dtype: expected bfloat16 or float32 with several ranks, got float16")
-        if self.weights not in ("auto", "bfloat16"):
-            raise BuildError(f"weights: expected auto or bfloat16 with several ranks, got {self.weights}")
 
     def _check_compute_capability(self, named: tuple[str, ...]) -> None:
         if self.backend != "inductor":

@@ -27,6 +27,7 @@ from ..writer import identity
 MOST_BYTES = 2**30  # of all programs; the ones that were not used for longest go first
 DIGEST = hashlib.sha256().digest_size
 SMALL, SHORT = 65_536, 8  # elements of constants whose values count: of integers, of numbers
+OURS = "specstep"  # the namespace of our ops
 PACKAGE = Path(__file__).parents[2]
 SOURCES = ("*.py", "compile/**/*.py", "graphs/**/*.py", "kernels/**/*.py")  # what a program may have come from
 
@@ -65,11 +66,13 @@ def program_key(program: ExportedProgram, settings: Mapping[str, Any]) -> str:
     known.update(f"{program.graph_signature}{sorted(map(str, program.range_constraints.items()))}".encode())
     for line in _lines(program.graph_module):
         known.update(line.encode())
+    unseen = set(_for_our_ops_alone(program))
     first: dict[Any, str] = {}  # of the names of one tensor: the compiler takes them for one constant
     for name, tensor in sorted({**program.state_dict, **program.constants}.items()):
         same = first.setdefault((identity(tensor), tensor.storage_offset()) if tensor.numel() else name, name)
         known.update(f"{name} {same} {_kind(tensor)}".encode())
-        known.update(_seen_values(tensor))
+        if name not in unseen:
+            known.update(_seen_values(tensor))
     return known.hexdigest()
 
 
@@ -124,6 +127,18 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return str(sorted((str(key), _text(item)) for key, item in value.items()))
     return str(value)
+
+
+def _for_our_ops_alone(program: ExportedProgram) -> Iterator[str]:
+    """Names of constants that our ops take and nothing else does, as packed weights are: the compiler looks into no op
+    of ours."""
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    names |= signature.inputs_to_lifted_tensor_constants
+    for node in program.graph.find_nodes(op="placeholder"):
+        ours = (getattr(user.target, "namespace", None) == OURS for user in node.users)
+        if node.name in names and node.users and all(ours):
+            yield names[node.name]
 
 
 def _seen_values(tensor: Tensor) -> bytes:

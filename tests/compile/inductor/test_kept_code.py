@@ -12,6 +12,9 @@ from models import greedy, save_model, tiny_model
 from specstep.compile.inductor import kept_code, lower
 from specstep.compile.inductor.kept_code import find_program, keep_program, program_key
 from specstep.errors import BuildError
+from specstep.kernels.linear.groups import pack_groups
+from specstep.kernels.linear.quantize import quantize_int8
+from specstep.kernels.native import load_library
 from specstep.user_cache import PROGRAMS, cache_path
 from torch import Tensor, nn
 
@@ -58,6 +61,26 @@ def test_what_the_compiler_saw_is_in_the_key(monkeypatch):
     monkeypatch.setattr(kept_code, "_compiler", lambda: "another")
     keys.append(key(0))
     assert len(set(keys)) == len(keys)
+
+
+def test_what_our_ops_take_alone_is_not_seen():
+    """Packed weights are integers, as tables are."""
+    load_library()
+
+    class Packed(nn.Module):
+        def __init__(self, seed, table):
+            super().__init__()
+            weight = torch.randn(32, 32, generator=torch.Generator().manual_seed(seed)).bfloat16()
+            self.register_buffer("weight", pack_groups(quantize_int8(weight)))
+            self.register_buffer("table", torch.tensor([table]))
+
+        def forward(self, x):
+            return torch.ops.specstep.packed_linear(x, self.weight, None, 32) + self.table
+
+    def of(*values):
+        return program_key(torch.export.export(Packed(*values), (torch.zeros(2, 32).bfloat16(),)), SETTINGS)
+
+    assert of(0, 3) == of(1, 3) != of(0, 4)
 
 
 def test_another_process_has_the_same_key():

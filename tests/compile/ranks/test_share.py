@@ -98,7 +98,6 @@ def test_what_cannot_be_shared_is_refused_by_name(architecture, options, message
             "ranks: expected 1 with device cuda, got 2; device cpu takes it",
         ),
         ({"ranks": 2, "dtype": "float16"}, "dtype: expected bfloat16 or float32 with several ranks, got float16"),
-        ({"ranks": 2, "weights": "int8"}, "weights: expected auto or bfloat16 with several ranks, got int8"),
     ],
 )
 def test_options_that_do_not_go_with_ranks(options, message):

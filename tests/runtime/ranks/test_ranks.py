@@ -181,6 +181,7 @@ def test_each_rank_has_the_drafter(tmp_path, request, drafter, dtype):
     assert [tokens for tokens, _ in found[1]] == [tokens for tokens, _ in found[2]]
 
 
+WIDE = {"hidden_size": 64, "intermediate_size": 128}  # so that each rank has whole groups
 THREE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 96}
 
 
@@ -190,6 +191,7 @@ THREE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, 
         ("Llama", 2, {"dtype": "bfloat16"}),
         ("Llama", 3, {"changes": THREE}),
         ("Llama", 4, {"dtype": "bfloat16"}),  # which has two heads for keys and values
+        *(("Llama", 2, {"dtype": "bfloat16", "weights": kind, "changes": WIDE}) for kind in ("int8", "int4")),
         ("Qwen3", 2, {"drafter": "none"}),
         ("Qwen3Moe", 2, {}),
         ("Qwen3Moe", 2, {"dtype": "bfloat16"}),
