@@ -10,6 +10,7 @@ from served import PATIENCE
 from specstep import model_engines
 from specstep.cli import main
 from specstep.commands import serve as command
+from specstep.errors import EXIT_BROKEN
 from specstep.runtime import engine as engines
 from specstep.serving import kv_zmq, server
 from specstep.serving.server import is_local, listen
@@ -106,7 +107,7 @@ def test_kv_events_are_published(served, monkeypatch):
 
 def test_an_engine_that_breaks_is_one_line_and_a_status(served, monkeypatch, capsys):
     monkeypatch.setattr(server, "serve", lambda *given: "engine: x: expected one that runs, got an error; start again")
-    assert main(["serve", "x", "--port", "0"]) == command.BROKEN == 70
+    assert main(["serve", "x", "--port", "0"]) == EXIT_BROKEN == 70
     assert capsys.readouterr().err == "specstep: engine: x: expected one that runs, got an error; start again\n"
 
 
