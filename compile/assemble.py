@@ -121,10 +121,6 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
 def _cut(target: Source, config: EngineConfig) -> Cut | None:
     """Cut the target into the parts that were asked for. Raises BuildError."""
     if config.ranks > 1:
-        if quantized_file(target.name) is not None:
-            raise BuildError(
-                f"ranks: expected a model whose weights are not quantised, got {target.name}; leave the option out"
-            )
         return cut_rows(target.model, config.ranks, "ranks")
     return cut_rows(target.model, config.sum_parts, "sum_parts") if config.sum_parts > 1 else None
 

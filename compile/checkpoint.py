@@ -21,7 +21,8 @@ HARMLESS = (
 def check_all_taken(name: str, model: PreTrainedModel, unexpected: Iterable[str]) -> None:
     """Refuse a checkpoint with a tensor that the model does not take, unless it is harmless. Raises BuildError."""
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
-    harmless = re.compile("|".join(HARMLESS + ((r"lm_head\.weight",) if model.config.tie_word_embeddings else ())))
+    tied = getattr(model.config, "tie_word_embeddings", False)  # not every config has the field
+    harmless = re.compile("|".join(HARMLESS + ((r"lm_head\.weight",) if tied else ())))
     drafts = re.compile(r"(?:.*\.)?layers\.(\d+)\..*")  # layers behind the last predict further tokens
     odd = [
         key

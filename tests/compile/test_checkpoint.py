@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from models import save_model, tiny_tokenizer
+from models import save_model, tiny_model, tiny_tokenizer
 from safetensors.torch import load_file, save_file
-from specstep.compile.checkpoint import note_tokens
+from specstep.compile.checkpoint import check_all_taken, note_tokens
 from specstep.compile.source import load_source
 from specstep.errors import BuildError
 
@@ -35,6 +35,15 @@ def test_tensors_that_change_nothing_are_left(tmp_path):
     )
     folder = with_tensors(tmp_path / "a", **{name: torch.ones(6) for name in names})
     assert load_source(folder, "float32", "cpu").stop_ids == (1,)
+
+
+def test_a_config_need_not_say_whether_weights_are_tied():
+    """As those of Inkling."""
+    model = tiny_model("Llama")
+    del model.config.tie_word_embeddings
+    check_all_taken("it", model, [])
+    with pytest.raises(BuildError, match=r"takes, got lm_head\.weight"):
+        check_all_taken("it", model, ["lm_head.weight"])
 
 
 def test_tokens_that_will_not_work_are_told_of():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import specstep
 from models import save_model
 from specstep.commands.describe import describe
 from specstep.commands.profile import _check as check_profile
+from specstep.compile.locate import ALIASES
 from specstep.errors import EngineError
 from specstep.kernels.communicator import make_shared_memory
 from specstep.runtime.engine_file import MANIFEST, read_manifest
@@ -179,6 +181,19 @@ def test_each_rank_has_the_drafter(tmp_path, request, drafter, dtype):
             found.append(texts(engine))
     assert found[0] == found[1]
     assert [tokens for tokens, _ in found[1]] == [tokens for tokens, _ in found[2]]
+
+
+def test_each_rank_of_a_quantised_file_has_the_bits_of_one_device(tmp_path):
+    """The default model's: blocks of four and of eight bits, three heads for keys and values."""
+    if find_spec(ALIASES["smollm2-135m"][0]) is None:
+        pytest.skip("the default model is not installed")
+    found = []
+    for name, options in (("parts", {"sum_parts": 3}), ("ranks", {"ranks": 3})):
+        specstep.build("smollm2-135m", tmp_path / name, drafter="none", max_seq_len=128, **options)
+        assert {"int4_least", "int8"} == set(read_manifest(tmp_path / name).about["weights"])
+        with specstep.load(tmp_path / name) as engine:
+            found.append(texts(engine))
+    assert found[0] == found[1]
 
 
 WIDE = {"hidden_size": 64, "intermediate_size": 128}  # so that each rank has whole groups
