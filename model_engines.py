@@ -50,7 +50,7 @@ def load(
         build: options of `build` for a model, as {"max_batch": 4}; a drafter by its name.
         report: called with one line per stage, too, while an engine is built.
         deep_check, prefix_cache_bytes, prefill_per_step, learning, learned, nodes, device, kv_events: see
-            `runtime.engine.load`.
+            `runtime.load.load`.
 
     Returns:
         The engine, ready to generate.
@@ -61,7 +61,7 @@ def load(
         EngineError: the engine cannot run here.
     """
     with needs_extra("", "specstep.load"):
-        from .runtime.engine import load as load_directory  # and with it torch
+        from .runtime.load import load as load_directory  # and with it torch
 
     return load_directory(
         engine_of(model, report, build, device=device),
@@ -85,7 +85,7 @@ def engine_of(
     device: str | None = None,
 ) -> Path:
     """The engine directory of a model, built unless it is there; an engine directory itself. given, defaults: options
-    of `build`, asked for and otherwise. device: what the engine will run on, as of `engine.load`. Raises BuildError,
+    of `build`, asked for and otherwise. device: what the engine will run on, as of `load`. Raises BuildError,
     and InputError for options that come too late for an engine."""
     gpu_number(device)  # what is no device is said before a build
     asked = {name: value for name, value in (given or {}).items() if value is not None}

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         entry._replace(sampling={"temperature": sampling.temperature, "seed": options.seed + at})
         for at, entry in enumerate(read_prompts(options.prompts))
     ]
-    from ..runtime.engine import load
+    from ..runtime.load import load
 
     engine = load(options.engine, nodes=given_nodes(options), learning=False, learned=options.learned)
     chat = not options.raw and engine.has_chat_template

@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
     tools = given_tools(options.tools)
     from ..model_engines import engine_of
-    from ..runtime.engine import load
+    from ..runtime.load import load
 
     with Progress() as report:
         directory = engine_of(options.engine, report, given_build(options), device=options.device)

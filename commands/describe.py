@@ -10,7 +10,6 @@ def describe(manifest: Manifest) -> str:
     spec, about = manifest.spec, manifest.about
     model, config = about["model"], spec.config
     copies = 2 if "plans" in about and not config["plugins"] else 1  # a step without plugins writes its caches anew
-    width = max(22, *map(len, manifest.files))
     caches = copies * spec.ranks * sum(tensor.nbytes for tensor in spec.caches)
     lines = [
         f"model       {model['name']}: {model.get('model_type', '')}, {model['parameters'] / 1e6:.1f}M parameters, "
@@ -35,11 +34,29 @@ def describe(manifest: Manifest) -> str:
         *_widened(about.get("widened", {})),
         "built with  " + ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
         f"built in    {about['build_s']} s{_stage_times(about.get('stage_s', {}))}",
+        *_files(manifest),
+        *_programs(spec),
+        *_models(about),
+        *_plans(about),
+    ]
+    return "\n".join(lines)
+
+
+def _files(manifest: Manifest) -> list[str]:
+    """Each file with its size and sum."""
+    width = max(22, *map(len, manifest.files))
+    return [
         "files",
         *(
             f"  {name:<{width}}{entry['bytes'] / 2**20:10.1f} MiB  sha256 {entry['sha256'][:12]}"
             for name, entry in manifest.files.items()
         ),
+    ]
+
+
+def _programs(spec: EngineSpec) -> list[str]:
+    """The tensors of a row's state, and what the programs take and give."""
+    return [
         "state",
         *(f"  {tensor.name:<22}{tensor.dtype:<10}{list(tensor.shape)}" for tensor in (*spec.state, *spec.shared)),
         "programs",
@@ -47,10 +64,7 @@ def describe(manifest: Manifest) -> str:
             f"  {name:<10}{len(p.inputs)} inputs -> {', '.join(p.outputs)}"
             for name, p in (("prefill", spec.prefill), ("step", spec.step))
         ),
-        *_models(about),
-        *_plans(about),
     ]
-    return "\n".join(lines)
 
 
 def _tools(tools: dict[str, Any] | None) -> list[str]:

@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         entries = read_prompts(options.prompts)
     from ..model_engines import engine_of
-    from ..runtime.engine import load
+    from ..runtime.load import load
 
     with Progress() as report:
         how: dict[str, Any] = {"nodes": given_nodes(options), "device": options.device, "report": report}

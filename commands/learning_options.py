@@ -6,13 +6,13 @@ from typing import TypedDict
 
 
 class Learning(TypedDict):
-    """Of `engine.load`."""
+    """Of `load`."""
 
     learning: bool
     learned: Path | None
 
 
-def add_learning_options(parser: argparse.ArgumentParser) -> None:
+def add_learning_options(parser: argparse._ActionsContainer) -> None:
     """--learned and --no-learning."""
     parser.add_argument(
         "--learned", metavar="FILE", type=Path, help="what the n-gram drafter learned: the engine starts from the file "

@@ -39,8 +39,8 @@ def run(options: argparse.Namespace) -> int:
 
     manifest = read_manifest(options.engine)
     lengths = _check(options, manifest.spec)
-    from ..runtime.engine import load
     from ..runtime.inductor.profile import profile  # imports torch
+    from ..runtime.load import load
     from .profile_page import describe
     from .profile_svg import draw
 

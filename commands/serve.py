@@ -36,8 +36,22 @@ A page to chat with is at http://127.0.0.1:8000/, the list of all fields at /doc
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("engines", metavar="ENGINE", nargs="+", help=f"{ENGINE}; or NAME=ENGINE, the name is the API's `model`")
+    engines = f"{ENGINE}; or NAME=ENGINE, the name is the API's `model`"
+    parser.add_argument("engines", metavar="ENGINE", nargs="+", help=engines)
+    add_nodes_option(parser)
+    add_device_option(parser)
+    parser.add_argument(
+        "--tool-format", metavar="FORM", help="how the models write calls of tools, as hermes, llama3, mistral or "
+        "qwen3-coder (docs/serving.md has all; default: as each engine has it)"
+    )  # fmt: skip
+    _add_clients(parser.add_argument_group("who may call, and how much"))
+    _add_prefixes(parser.add_argument_group("what is kept of calls, and their share of time"))
+    _add_kv_events(parser.add_argument_group("for routers of several servers"))
+    add_model_options(parser)
+
+
+def _add_clients(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine alone)")
     add("--port", type=int, metavar="N", default=8000, help="port; 0 takes any that is free (default: 8000)")
     add(
@@ -49,13 +63,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "with commas between them",
     )
     add(
+        "--max-connections", type=int, metavar="N", default=800, help="connections of all clients; those past them are "
+        "refused (default: 800)"
+    )  # fmt: skip
+    add(
         "--max-queue", type=int, metavar="N", default=128, help="answers that may wait for a row of each model; a call "
         "past them gets status 429 (default: 128)"
     )  # fmt: skip
+    add("--drain", type=int, metavar="S", default=30, help="seconds that answers have to end at shutdown (default: 30)")
+
+
+def _add_prefixes(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--prefix-cache", type=int, metavar="MIB", default=256, help="memory of each model for keys and values of what "
         "was served: prompts that begin like it prefill the rest alone; 0 keeps nothing (default: 256)"
     )  # fmt: skip
+    add(
+        "--share-prefixes", action="store_true", help="let calls with one API key start from what others were served, "
+        "and be drafted from it; with several keys and without this, nothing is learned"
+    )  # fmt: skip
+    add_learning_options(group)
+    add("--log-prompts", action="store_true", help="write prompts to the log, which has none of them otherwise")
     add(
         "--prefill-per-step", type=int, metavar="N", default=64, help="most prompt tokens that are prefilled between "
         "two steps: the longest pause that a prompt makes in running streams (default: 64)"
@@ -64,6 +93,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--stream-interval-ms", type=int, metavar="MS", default=40, help="least time from one chunk of a stream to the "
         "next: what comes between them goes out as one; 0 sends a chunk at each step (default: 40)"
     )  # fmt: skip
+
+
+def _add_kv_events(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--kv-events", action="store_true", help="tell readers of /kv_events which blocks of tokens the prefix caches "
         "keep, so that a router sends a prompt to where its beginning is; they have all prompts' tokens"
@@ -73,24 +106,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "bound, tcp://HOST:5557 connected to; for one engine"
     )  # fmt: skip
     add("--kv-events-topic", metavar="TOPIC", default="", help="of those messages, as kv@ADDRESS:PORT@MODEL for llm-d")
-    add_nodes_option(parser)
-    add_device_option(parser)
-    add(
-        "--tool-format", metavar="FORM", help="how the models write calls of tools, as hermes, llama3, mistral or "
-        "qwen3-coder (docs/serving.md has all; default: as each engine has it)"
-    )  # fmt: skip
-    add(
-        "--share-prefixes", action="store_true", help="let calls with one API key start from what others were served, "
-        "and be drafted from it; with several keys and without this, nothing is learned"
-    )  # fmt: skip
-    add_learning_options(parser)
-    add(
-        "--max-connections", type=int, metavar="N", default=800, help="connections of all clients; those past them are "
-        "refused (default: 800)"
-    )  # fmt: skip
-    add("--drain", type=int, metavar="S", default=30, help="seconds that answers have to end at shutdown (default: 30)")
-    add("--log-prompts", action="store_true", help="write prompts to the log, which has none of them otherwise")
-    add_model_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -98,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
         from ..serving.loading import alive
         from ..serving.server import is_local, listen, serve
     from ..model_engines import engine_of
-    from ..runtime.engine import load
+    from ..runtime.load import load
 
     asked = checked(options)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -148,12 +148,7 @@ def _spec(
     own = drafter.scorer.state(shape)
     state = [_tensor(name, tensor, (batch,)) for name, tensor in (declared | own).items()]
     shared = [_tensor(name, tensor, ()) for name, tensor in drafter.scorer.shared().items()]
-    dtype, width = ("int8", row_bytes) if config.kv_cache == "int8" else (config.dtype, int)
-    caches = [
-        TensorSpec(f"{kind}.{index}", (batch, layer.heads, capacity, width(size)), dtype)
-        for kind, sizes in (("keys", [x.key_size for x in layers]), ("values", [x.value_size for x in layers]))
-        for index, (layer, size) in enumerate(zip(layers, sizes, strict=True))
-    ]
+    caches = _caches(layers, capacity, config)
     names = tuple(tensor.name for tensor in [*state, *shared, *caches])
     returned = [name for name, tensor in own.items() if not tensor.in_place]
     drafters = (*own, *(f"{kind}.{i}" for kind in ("keys", "values") for i in range(len(target_layers), len(layers))))
@@ -182,6 +177,16 @@ def _spec(
         lookahead=drafter.scorer.lookahead,
         plain=plain if shape.nodes and drafter.scorer.skippable and BACKENDS[config.backend].any_nodes else None,
     )
+
+
+def _caches(layers: list[CacheLayer], capacity: int, config: EngineConfig) -> list[TensorSpec]:
+    """Keys and values of each layer, [max_batch, heads, capacity, size], those of int8 as wide as a row's bytes."""
+    dtype, width = ("int8", row_bytes) if config.kv_cache == "int8" else (config.dtype, int)
+    return [
+        TensorSpec(f"{kind}.{index}", (config.max_batch, layer.heads, capacity, width(size)), dtype)
+        for kind, sizes in (("keys", [x.key_size for x in layers]), ("values", [x.value_size for x in layers]))
+        for index, (layer, size) in enumerate(zip(layers, sizes, strict=True))
+    ]
 
 
 def _tensor(name: str, tensor: StateTensor, leading: tuple[int, ...]) -> TensorSpec:

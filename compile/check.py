@@ -18,8 +18,9 @@ from ..errors import BuildError, InputError
 from ..progress import OnProgress, silent
 from ..report import LEAST_LOGPROB, LOGPROB_STEPS, SCORE_STEPS, Report
 from ..runtime.buffers import Tensors
-from ..runtime.engine import Engine, load
+from ..runtime.engine import Engine
 from ..runtime.engine_file import NEXT, SIZES, EngineSpec, TensorSpec, read_manifest
+from ..runtime.load import load
 from ..runtime.session import Session
 from .config import EngineConfig
 from .jit import eager

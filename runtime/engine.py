@@ -1,4 +1,4 @@
-"""The engine as a user sees it: load a directory, generate text."""
+"""The engine as a user sees it: prompts in, text out."""
 
 import dataclasses
 import logging
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 from ..errors import InputError
-from ..progress import OnProgress, silent
 from .asked.make_requests import make_requests, require_tokenizer
 from .asked.prediction import predictions
 from .asked.prompt import Array, Prompt, RequestOptions, one_each, split_prompts
@@ -15,11 +14,9 @@ from .asked.request import Request
 from .asked.sampling_params import SamplingParams
 from .calls.template import TemplateTools
 from .engine_file import EngineSpec
-from .gpu import gpu_number
 from .kv_events import KVEvents
-from .ladder.ladder import Ladder, make_ladder
+from .ladder.ladder import Ladder
 from .learned import save_learned, start_learned
-from .open_directory import open_directory
 from .scheduler import CacheUse, Occupancy, Scheduler
 from .session import Session
 from .stream import Generation, Stream, outcome
@@ -249,60 +246,3 @@ class Engine:
                 if piece.text:
                     yield piece.text
         return outcome(request, tokenizer)
-
-
-def load(
-    directory: str | Path,
-    deep_check: bool = False,
-    *,
-    prefix_cache_bytes: int = 0,
-    prefill_per_step: int | None = None,
-    learning: bool = True,
-    learned: str | Path | None = None,
-    nodes: int | str = "auto",
-    device: str | None = None,
-    kv_events: bool = False,
-    report: OnProgress = silent,
-) -> Engine:
-    """Load an engine directory.
-
-    Args:
-        directory: what `build` wrote.
-        deep_check: hash the weights file too.
-        prefix_cache_bytes: memory for keys and values of what was served: a prompt that begins like an earlier one, or
-            goes on from its answer, prefills the rest alone. 0 keeps nothing.
-        prefill_per_step: most prompt tokens, 2 at least, that are prefilled between two steps while others decode: the
-            longest pause that a prompt makes in their streams. None means the engine's `prefill_chunk`.
-        learning: whether an n-gram drafter counts what the engine writes, and drafts better with use. No text depends
-            on it, but how fast one comes tells of others; so does a file that was learned before.
-        learned: file of what was learned. The engine starts from it where it is there, and `close` writes it, unless
-            the engine does not learn.
-        nodes: how many drafted tokens a step verifies: a number, "all", or "auto", which chooses before each step what
-            gives the most tokens per second here. The text does not depend on it. For that choice, the first load of an
-            engine on a machine takes some seconds to time steps; the times are kept in the user's cache.
-        device: which GPU an engine for GPUs runs on, as "cuda:1"; the current one of the calling thread by default.
-        kv_events: have `Engine.kv_events` tell which blocks of tokens the prefix cache keeps, for a router.
-        report: called with a line when steps are timed, and with what an engine takes of a GPU's memory before it does.
-
-    Returns:
-        The engine, ready to generate.
-
-    Raises:
-        InputError: a number is unusable.
-        EngineError: anything that could stop the engine from running here: what was expected, what was found, and what
-            to do.
-    """
-    opened = open_directory(Path(directory), deep_check, gpu_number(device), report)
-    ladder = make_ladder(opened.session, nodes, opened.identity, report)
-    return Engine(
-        opened.session,
-        opened.text,
-        opened.recommended,
-        opened.tools,
-        prefix_cache_bytes=prefix_cache_bytes,
-        prefill_per_step=prefill_per_step,
-        learning=learning,
-        learned=learned,
-        ladder=ladder,
-        kv_events=kv_events,
-    )

@@ -33,7 +33,7 @@ class Opened(NamedTuple):
 
 
 def open_directory(directory: Path, deep_check: bool, gpu: int | None, report: OnProgress) -> Opened:
-    """Open what `build` wrote; deep_check: hash the weights file too; others: see `engine.load`. Raises EngineError and
+    """Open what `build` wrote; deep_check: hash the weights file too; others: see `load`. Raises EngineError and
     InputError."""
     while True:
         before = _identity(directory)

@@ -54,7 +54,7 @@ class Scheduler:
         ladder: Ladder | None = None,
         kv_events: bool = False,
     ):
-        """ladder: how many nodes a step verifies, all by default; others: see `engine.load`. Raises InputError."""
+        """ladder: how many nodes a step verifies, all by default; others: see `load`. Raises InputError."""
         most = at_least_one(prefill_per_step, session.spec.prefill_chunk, "prefill_per_step")
         budget = at_least_one(prefix_cache_bytes or None, 0, "prefix_cache_bytes")
         if kv_events and not budget:

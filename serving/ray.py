@@ -12,8 +12,8 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
 
-from ..runtime.engine import load
 from ..runtime.engine_file import read_manifest
+from ..runtime.load import load
 from .app import create_app
 from .options import LONGEST_INTERVAL_MS, ServeOptions
 

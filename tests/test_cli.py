@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 import specstep
 from specstep.cli import main
-from specstep.runtime import engine as engines
+from specstep.runtime import load as engines
 
 
 def lines_of(text):

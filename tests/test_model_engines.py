@@ -17,7 +17,7 @@ from specstep.compile.swap import work_folder
 from specstep.errors import BuildError, EngineError, InputError
 from specstep.kept_engines import kept_engines
 from specstep.model_engines import engine_of
-from specstep.runtime import engine
+from specstep.runtime import load as loading
 from specstep.user_cache import cache_path
 
 
@@ -202,7 +202,7 @@ def test_options_become_words_of_the_command_line(model):
 
 
 def test_load_takes_what_the_runtime_takes():
-    ours, theirs = (dict(inspect.signature(load).parameters) for load in (model_engines.load, engine.load))
+    ours, theirs = (dict(inspect.signature(load).parameters) for load in (model_engines.load, loading.load))
     ours.pop("build")
     assert list(ours)[1:] == list(theirs)[1:]
     assert [one.default for one in ours.values()] == [one.default for one in theirs.values()]

@@ -40,35 +40,24 @@ def make_requests(
     parse_special: bool | None = None,
 ) -> list[Request]:
     """A request for each of the n choices of a prompt. Options as in `RequestOptions`. Raises InputError."""
-    forced = spec.config.get("forced_acceptance")
-    if forced is not None and not forced_acceptance:
-        raise InputError(
-            f"engine: expected one that says what its model says, got one that accepts {forced} drafts per step right "
-            "or wrong; to measure its speed give forced_acceptance"
-        )
+    _refuse_forced(spec, forced_acceptance)
     if isinstance(prompt, str) or is_conversation(prompt):
         tokens = encode(require_tokenizer(text), prompt, chat, chat_template_kwargs, name, parse_special)
     else:
         tokens = token_ids(prompt, spec.vocab_size, f"{name}: token_ids")
     if not isinstance(prefix_scope, str):
         raise InputError(f"prefix_scope: expected a text, got {type(prefix_scope).__name__}")
-    params = _params(sampling, recommended)
-    most = _room(spec, tokens, max_new_tokens, name)
-    if params.min_new_tokens > most:
-        raise InputError(f"{name}: min_new_tokens: expected at most {most}, which fit, got {params.min_new_tokens}")
-    if params.n > 1 and not params.temperature:
-        raise InputError(f"{name}: n: expected 1 at temperature 0, where all choices are the same, got {params.n}")
+    params, most = _params(sampling, recommended), _room(spec, tokens, max_new_tokens, name)
+    _check_counts(params, most, name)
     answers = text is not None and (chat or (not isinstance(prompt, str) and is_conversation(prompt)))
     reasoning = reasoning_of(text, tokens) if text is not None and answers and params.structured else None
     grammar = _grammar(spec, text, params, allowed_tokens, reasoning)
-    banned_ends = params if grammar is None else dataclasses.replace(params, min_new_tokens=0)  # its masks see to that
-    asked = controls(banned_ends, spec, len(tokens), text)
-    asked |= {"masked": 1} if allowed_tokens or grammar else {}
+    given = checking(allowed_tokens, spec.vocab_size) if allowed_tokens else None
+    asked = _controls(spec, text, params, len(tokens), given, grammar)
     asked |= {} if learning else {"learning": 0}
     asked |= prediction_controls(spec, text, prediction, name)
     stops = _stop_ids(spec, ignore_eos and grammar is None, stop_ids)
 
-    given = checking(allowed_tokens, spec.vocab_size) if allowed_tokens else None
     requests = []
     for seed in seeds(params):
         masks = grammar.masks(stops, params.min_new_tokens, ignore_eos) if grammar else None
@@ -77,6 +66,38 @@ def make_requests(
         request.prefix_scope = prefix_scope
         requests.append(request)
     return requests
+
+
+def _refuse_forced(spec: EngineSpec, forced_acceptance: bool) -> None:
+    """Raises InputError for an engine that measures speed alone, unless that was asked for."""
+    forced = spec.config.get("forced_acceptance")
+    if forced is not None and not forced_acceptance:
+        raise InputError(
+            f"engine: expected one that says what its model says, got one that accepts {forced} drafts per step right "
+            "or wrong; to measure its speed give forced_acceptance"
+        )
+
+
+def _check_counts(params: SamplingParams, most: int, name: str) -> None:
+    """most: new tokens that fit. Raises InputError."""
+    if params.min_new_tokens > most:
+        raise InputError(f"{name}: min_new_tokens: expected at most {most}, which fit, got {params.min_new_tokens}")
+    if params.n > 1 and not params.temperature:
+        raise InputError(f"{name}: n: expected 1 at temperature 0, where all choices are the same, got {params.n}")
+
+
+def _controls(
+    spec: EngineSpec,
+    text: EngineTokenizer | None,
+    params: SamplingParams,
+    prompt_tokens: int,
+    given: AllowedTokens | None,
+    grammar: Grammar | None,
+) -> dict[str, Any]:
+    """What the sampling of a row is told -> a value for each control. given: what the caller allows at each token."""
+    banned_ends = params if grammar is None else dataclasses.replace(params, min_new_tokens=0)  # its masks see to that
+    asked = controls(banned_ends, spec, prompt_tokens, text)
+    return asked | {"masked": 1} if given or grammar else asked
 
 
 def _grammar(

@@ -1,6 +1,5 @@
-"""Replay a step as a CUDA graph, and bring its report to the host."""
+"""Records steps as CUDA graphs of PyTorch, and brings their reports to the host."""
 
-import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -8,50 +7,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-LOGGER = logging.getLogger(__name__)
 
+def graph_capture() -> Callable[[Callable[[], Tensor]], Callable[[], Tensor]]:
+    """What records calls as CUDA graphs, which share their memory, for `CudaGraphs`."""
+    pool = torch.cuda.graph_pool_handle()
 
-class CudaGraphs:
-    """The steps of one session as CUDA graphs, which share their memory."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._failed = False  # whether a capture has
-
-    def of(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """`run` as a CUDA graph. It must work on static buffers alone; what it returns is overwritten by the next
-        replay of any graph.
-
-        The first call is a real one outside of any graph, so that everything lazy (allocations, module loads) has
-        happened; the capture that follows it records and does not run, so no step is taken twice. Where one cannot be
-        captured, a warning says so, once, and steps run as they are.
-        """
-        graph: torch.cuda.CUDAGraph | None = None
-        result: Tensor | None = None
+    def capture(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            result = run()
 
         def replay() -> Tensor:
-            nonlocal graph, result
-            if graph is not None:
-                graph.replay()
-                assert result is not None
-                return result
-            first = run()
-            if not self._failed:
-                try:
-                    graph, result = self._capture(run)
-                except RuntimeError as error:
-                    self._failed = True
-                    LOGGER.warning("steps run without CUDA graphs, and slower: a capture failed: %s", error)
-            return first
+            graph.replay()
+            return result
 
         return replay
 
-    def _capture(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Record a call, which does not run."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = run()
-        return graph, result
+    return capture
 
 
 class Reports:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ...controls import LAG
 from ..buffers import Tensors
+from ..cuda_graphs import CudaGraphs
 from ..engine_file import EngineSpec, TensorSpec
 from ..recent import Recent
 from ..session import Session
-from .cuda_graph import CudaGraphs, Reports
+from .cuda_graph import Reports, graph_capture
 from .openmp import one_thread, release_threads
 from .paged_cache import make_caches
 
@@ -40,7 +41,7 @@ class TorchSession(Session):
         self._positions = torch.arange(spec.catch_up, device=self.device)
         self._no_position = torch.tensor([-1], device=self.device)
         self._replays: Recent[Size, Callable[[], Tensor]] = Recent(MOST_SIZES)
-        self._graphs = CudaGraphs() if gpu else None
+        self._graphs = CudaGraphs(graph_capture(), (RuntimeError,)) if gpu else None
         self._reports: Reports | None = None  # on the host
         self.overlaps = gpu  # which runs beside the host
 

@@ -167,7 +167,7 @@ class Ladder:
 
 
 def make_ladder(session: Session, nodes: int | str, identity: str, report: OnProgress) -> Ladder:
-    """The ladder that a user asks for (see `engine.load`) over an idle session. Raises InputError."""
+    """The ladder that a user asks for (see `load`) over an idle session. Raises InputError."""
     most, least = session.spec.nodes, [0] if session.any_nodes else []
     if nodes == "auto":
         fixed = most == 0 or not session.any_nodes or session.spec.config.get("forced_acceptance") is not None

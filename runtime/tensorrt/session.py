@@ -6,7 +6,6 @@ write in place. What a step returns anew is copied back to where the next step r
 
 import contextlib
 import functools
-import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from ...errors import EngineError
 from ...progress import OnProgress
 from ..buffers import Tensors
+from ..cuda_graphs import CudaGraphs
 from ..engine_file import NEXT, REBUILD, EngineSpec, Manifest, TensorSpec
 from ..gpu import refuse_gpu
 from ..session import Session
@@ -26,8 +26,6 @@ from .driver import Driver, DriverError, driver
 from .library import MODULES, LibraryError, load_library
 from .plan import Plan
 from .rtx import execution
-
-LOGGER = logging.getLogger(__name__)
 
 
 def machine() -> dict[str, Any]:
@@ -79,29 +77,6 @@ def _plugins(spec: EngineSpec) -> contextlib.AbstractContextManager[None]:
     return registered()
 
 
-def _captured(run: Callable[[], None], device: Driver, stream: int) -> Callable[[], None]:
-    """`run` as a CUDA graph, where it can be one: a plan without plugins has a loop, which TensorRT may refuse to
-    capture. The first call is a real one outside of any graph, in which everything lazy happens; the capture that
-    follows it records and does not run, so no step is taken twice."""
-    replay: Callable[[], None] | None = None
-
-    def call() -> None:
-        nonlocal replay
-        if replay is not None:
-            replay()
-            return
-        run()
-        try:
-            graph = device.capture(run, stream)
-            replay = functools.partial(device.launch_graph, graph, stream)
-            weakref.finalize(call, device.free_graph, graph).atexit = False
-        except (DriverError, EngineError) as error:
-            LOGGER.warning("the step runs without a CUDA graph, and slower: %s", error)
-            replay = run
-
-    return call
-
-
 class TensorrtSession(Session):
     """See `Session`. Each number of rows has an execution context and a CUDA graph of its own. A step verifies all
     nodes."""
@@ -111,6 +86,7 @@ class TensorrtSession(Session):
         self._step, self.device, self.stream = step, device, device.stream()
         weakref.finalize(self, device.free_stream, self.stream).atexit = False
         self._prefill = execution(prefill, captures=False)
+        self._graphs = CudaGraphs(self._capture, (DriverError, EngineError))
         self._replays: dict[int, Callable[[], None]] = {}
         self.state: dict[str, DeviceArray] = {t.name: self._new(t.shape, t.dtype) for t in spec.state}
         self.caches = {tensor.name: self._new(self._cache_shape(tensor), tensor.dtype) for tensor in spec.caches}
@@ -171,7 +147,14 @@ class TensorrtSession(Session):
             step.run(self.stream)
             self._copy_back(self._step, 0, rows)
 
-        return run if step.captures else _captured(run, self.device, self.stream)
+        return run if step.captures else self._graphs.of(run)
+
+    def _capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Records a call as a CUDA graph. A plan without plugins has a loop, which TensorRT may refuse to capture."""
+        graph = self.device.capture(run, self.stream)
+        replay = functools.partial(self.device.launch_graph, graph, self.stream)
+        weakref.finalize(replay, self.device.free_graph, graph).atexit = False
+        return replay
 
     def read(self, rows: int, slots: int) -> Tensors:
         tensors = {name: array.read(rows) for name, array in (self.state | self.caches).items()}

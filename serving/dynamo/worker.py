@@ -18,8 +18,9 @@ from dynamo.llm.exceptions import InvalidArgument
 from dynamo.runtime import DistributedRuntime, dynamo_worker
 
 from ...errors import EXIT_BROKEN, InputError, SpecstepError
-from ...runtime.engine import Engine, load
+from ...runtime.engine import Engine
 from ...runtime.kv_events import KVEvents
+from ...runtime.load import load
 from ...runtime.prefix_cache import BLOCK
 from ..bridge import Answer
 from ..kv_batches import INTERVAL, Follower

@@ -10,7 +10,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ...errors import EngineError, InputError
-from ...runtime.engine import Engine, load
+from ...runtime.engine import Engine
+from ...runtime.load import load
 from ..bridge import Answer
 from ..places import Queue, QueueFullError, TooManyError, on_error
 from .engine_process import Asked, End, Told

@@ -278,9 +278,9 @@ def test_a_form_of_calls_that_is_not_known_is_refused_at_once(engine_folder, mon
 PROGRAM = """
 import sys, time
 from specstep.cli import main
-from specstep.runtime import engine
+from specstep.runtime import load as loading
 
-def slow_at_first(folder, real=engine.load, **options):
+def slow_at_first(folder, real=loading.load, **options):
     made, answers = real(folder), []
     begin, submit, request = made.session.begin_step, made.submit, made.request
     made.session.begin_step = lambda *given: (time.sleep(0.3 if len(answers) == 1 else 0), begin(*given))[1]
@@ -288,7 +288,7 @@ def slow_at_first(folder, real=engine.load, **options):
     made.request = lambda *given, **named: request(*given, **named, ignore_eos=True)
     return made
 
-engine.load = slow_at_first
+loading.load = slow_at_first
 sys.exit(main(sys.argv[1:]))
 """
 

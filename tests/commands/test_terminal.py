@@ -43,7 +43,7 @@ def says(monkeypatch):
     def say_it(said):
         tokens = text.encode_part(said)
         session = FakeSession(1, vocabulary=258, follow=lambda before: [*tokens, *[40] * 9][len(before) - 1])
-        monkeypatch.setattr("specstep.runtime.engine.load", lambda *_, **__: Engine(session, text))
+        monkeypatch.setattr("specstep.runtime.load.load", lambda *_, **__: Engine(session, text))
         monkeypatch.setattr("specstep.model_engines.engine_of", lambda engine, *_, **__: engine)
         return ["generate", "DIR", "--prompt", "x", "--raw", "--max-new-tokens", str(len(tokens))]
 

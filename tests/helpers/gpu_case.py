@@ -10,8 +10,8 @@ import pytest
 import specstep
 import torch
 from models import greedy, tiny_model
+from specstep.runtime.cuda_graphs import CudaGraphs
 from specstep.runtime.engine_file import MANIFEST
-from specstep.runtime.inductor.cuda_graph import CudaGraphs
 from transformers import PreTrainedModel
 
 ENGINES = os.environ.get("SPECSTEP_GPU_ENGINES")  # folder of engines that are built ahead, on any machine

@@ -5,10 +5,10 @@ import dataclasses
 import torch
 from fake_session import FakeSession
 from specstep.runtime import onnx
-from specstep.runtime.engine import load
 from specstep.runtime.engine_file import ProgramSpec
 from specstep.runtime.inductor import torch_session
 from specstep.runtime.inductor.torch_session import TorchSession
+from specstep.runtime.load import load
 from specstep.runtime.recent import Recent
 
 

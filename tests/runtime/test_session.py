@@ -9,6 +9,7 @@ import torch
 from fake_session import POISON, FakeSession, PrefillFailedError
 from models import save_eagle3, save_model, tiny_model, tiny_tokenizer
 from specstep.report import CHEAP, NOTHING, WHOLE
+from specstep.runtime.cuda_graphs import CudaGraphs
 from specstep.runtime.inductor.torch_session import ALIGNMENT
 
 BAD, SLOT_STEP = {"nan": 7, "inf": 11}, 64  # tokens whose embeddings are that
@@ -95,7 +96,7 @@ def test_no_row_is_taken_twice():
 
 def test_what_cannot_be_captured_runs_without_a_graph(monkeypatch, caplog):
     """A graph that holds half of a step must never run."""
-    from specstep.runtime.inductor.cuda_graph import CudaGraphs
+    from specstep.runtime.inductor.cuda_graph import graph_capture
 
     calls, failing = [], []
 
@@ -116,7 +117,7 @@ def test_what_cannot_be_captured_runs_without_a_graph(monkeypatch, caplog):
 
     for name, value in (("CUDAGraph", Graph), ("graph", Capture), ("graph_pool_handle", object)):
         monkeypatch.setattr(torch.cuda, name, value)
-    graphs = CudaGraphs()
+    graphs = CudaGraphs(graph_capture(), (RuntimeError,))
     steps = [graphs.of(lambda: calls.append("run") or torch.zeros(1)) for _ in range(3)]
     for _ in range(3):
         steps[0]()

@@ -11,7 +11,7 @@ from specstep import model_engines
 from specstep.cli import main
 from specstep.commands import serve as command
 from specstep.errors import EXIT_BROKEN
-from specstep.runtime import engine as engines
+from specstep.runtime import load as engines
 from specstep.serving import kv_zmq, server
 from specstep.serving.server import is_local, listen
 

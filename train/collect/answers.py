@@ -10,8 +10,9 @@ from ...compile.build import build
 from ...compile.drafters.ngram_file import tokenizer_hash
 from ...compile.source import Source
 from ...errors import InputError
-from ...runtime.engine import Engine, load
+from ...runtime.engine import Engine
 from ...runtime.engine_file import MANIFEST
+from ...runtime.load import load
 from ..data.corpus import Text
 from .options import CollectOptions
 from .progress import CollectProgress

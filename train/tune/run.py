@@ -20,7 +20,8 @@ from ...compile.source import Source, load_source
 from ...compile.tuned import save_tuned
 from ...errors import BuildError, InputError
 from ...progress import OnProgress, silent
-from ...runtime.engine import Engine, load
+from ...runtime.engine import Engine
+from ...runtime.load import load
 from .choose import CLOSE, DEPTH, PLAIN, TOP_K, Drafted, DrafterSetup, Expected, Steps, best_tree, choose, label
 from .measure import beside, draft_shares, largest, time_steps, try_drafter, with_drafts
 

@@ -160,7 +160,7 @@ def variable(loaded: Any, name: str) -> Any:
 def test_a_step_that_cannot_be_captured_still_runs(
     failure: str, engine: Path, onnx_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Tried once for each number of rows, with a warning that says why; no step is lost or taken twice."""
+    """Tried once, with a warning that says why; no step is lost or taken twice."""
     loaded, expected = specstep.load(engine), specstep.load(onnx_folder)
     if failure == "run":
         loaded.session._step.engine.can_be_captured = False
@@ -169,11 +169,10 @@ def test_a_step_that_cannot_be_captured_still_runs(
     for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
         got, want = (each.generate(prompts, 24) for each in (loaded, expected))
         assert [result.token_ids for result in got] == [result.token_ids for result in want]
-    assert [variable(loaded, name).value for name in ("captures", "launches", "graphs")] == [2, 0, 0]
+    assert [variable(loaded, name).value for name in ("captures", "launches", "graphs")] == [1, 0, 0]
     assert not ctypes.c_void_p.in_dll(loaded.session.device._library, "capturing")
-    assert [record.message.split(":")[0] for record in caplog.records] == [
-        "the step runs without a CUDA graph, and slower"
-    ] * 2
+    (record,) = caplog.records
+    assert record.message.startswith("steps run without CUDA graphs, and slower: a capture failed: ")
 
 
 def test_an_engine_gives_its_memory_back(engine: Path) -> None:
@@ -379,7 +378,7 @@ def test_running_needs_no_torch() -> None:
         pytest.skip("needs tensorrt-rtx")
     program = """
 import sys
-from specstep.runtime import engine
+from specstep.runtime import load as loading
 from specstep.runtime.tensorrt import session as tensorrt_session
 assert tensorrt_session.machine()["libraries"]
 from specstep.runtime.tensorrt import plugins
