@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
             if options.model is None:
                 raise InputError("model: expected one beside --learned, got none; name the engine's model")
             if options.top is not None or options.min_count is not None:
-                raise InputError("top and min-count: expected none beside --learned, got one; they are of tables")
+                raise InputError("top, min-count: expected neither beside --learned, got one; they shape tables")
             count_learned(
                 options.data, options.output, model=options.model, learned_rows=options.learned_rows, report=report
             )

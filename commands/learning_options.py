@@ -6,7 +6,7 @@ from typing import TypedDict
 
 
 class Learning(TypedDict):
-    """Of `load`."""
+    """The learning arguments of `load`."""
 
     learning: bool
     learned: Path | None
@@ -19,8 +19,8 @@ def add_learning_options(parser: argparse._ActionsContainer) -> None:
         "if it is there, and writes it at the end"
     )  # fmt: skip
     parser.add_argument(
-        "--no-learning", action="store_true", help="do not count what is written for the drafts of later texts: their "
-        "speed tells of it"
+        "--no-learning", action="store_true", help="do not count what is written: how fast later texts come "
+        "would hint at it"
     )  # fmt: skip
 
 

@@ -80,8 +80,8 @@ def _add_prefixes(group: argparse._ArgumentGroup) -> None:
         "was served: prompts that begin like it prefill the rest alone; 0 keeps nothing (default: 256)"
     )  # fmt: skip
     add(
-        "--share-prefixes", action="store_true", help="let calls with one API key start from what others were served, "
-        "and be drafted from it; with several keys and without this, nothing is learned"
+        "--share-prefixes", action="store_true", help="share the prefix cache, and what n-grams learn, between API "
+        "keys; with several keys and without this, nothing is learned"
     )  # fmt: skip
     add_learning_options(group)
     add("--log-prompts", action="store_true", help="write prompts to the log, which has none of them otherwise")

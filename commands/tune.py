@@ -66,5 +66,8 @@ def _usable(entry: Entry) -> Any:
     if isinstance(entry.prompt, InputError):
         raise entry.prompt
     if entry.chat_template_kwargs:
-        raise InputError(f"prompt {entry.id}: chat_template_kwargs: expected none, got some: all prompts are put alike")
+        raise InputError(
+            f"prompt {entry.id}: chat_template_kwargs: expected none, got some; `tune` gives all "
+            "prompts to the template in the same way"
+        )
     return entry.prompt

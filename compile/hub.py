@@ -106,7 +106,7 @@ def _brought_before(name: HubName, error: Exception) -> Path:
         return _place(name, folder, wanted(name, files))
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     raise BuildError(
-        f"model: {name.repository} is no path that is here, and the model hub has no answer for it "
+        f"model: {name.repository} is not a path here and could not be found on the hub "
         f"({type(error).__name__}: {lines[0][:300]}); check the name, log in where it is gated, or download it and "
         "give its directory"
     ) from error

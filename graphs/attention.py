@@ -137,7 +137,7 @@ def chain_pass(
     count: see `Pass`."""
     batch = lengths.shape[0]
     depths = torch.arange(width, device=lengths.device).expand(batch, -1)
-    # One bit to spare: a mask that is just full would be a case of its own to the exporter.
+    # One bit more than needed: torch.export would make a case of its own of a size that fills its last word.
     bits = chain_bits(width, word_count(most + 1), lengths.device)
     bits = bits.expand(batch, -1, -1)
     return Pass(lengths, depths, bits, depths, wanted=wanted, outputs=outputs, state=state, count=count)
@@ -193,7 +193,7 @@ def attend(
     H, D].
     """
     if attention_pass is None:
-        raise ValueError("it hands no keyword arguments on to its attention; expected a model that does")
+        raise ValueError("its layers drop keyword arguments ahead of the attention function; expected them passed on")
     if attention_mask is not None:
         raise ValueError("it adds a mask of its own to the attention scores; expected a causal or sliding window only")
     scale = query.shape[3] ** -0.5 if scaling is None else scaling

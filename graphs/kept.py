@@ -100,8 +100,8 @@ def kept_by(model: PreTrainedModel) -> Kept:
     found = {*recorder.caches, *recorder.recurrent}
     if sorted(found | keep_nothing) != list(range(count)):
         raise UnsupportedModel(
-            f"model: {type(model).__name__} keeps something of {len(found)} of its {count} layers; expected keys and "
-            "values, or a state, for each that attends"
+            f"model: {type(model).__name__} hands keys and values, or a state, to its cache for {len(found)} of its "
+            f"{count} layers; expected all that attend"
         )
     return Kept(recorder.caches, recorder.states)
 
@@ -167,4 +167,6 @@ class _ShapeRecorder:
         return query_length, 0
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"it asks its cache for {name}; expected keys and values, or states as Mamba has them")
+        raise AttributeError(
+            f"its code uses `cache.{name}`; expected one that stores keys and values, or Mamba's states, alone"
+        )

@@ -50,7 +50,7 @@ def register_lightning_attention(model: PreTrainedModel) -> None:
     for layer in _layers(model):
         rates = layer.get_slope_rate().to(layer.slope_rate.device)
         if not torch.allclose(layer.slope_rate.float(), rates, rtol=1e-2, atol=1e-6):
-            raise ValueError("its slope_rate is not what follows from its config; expected a checkpoint with that")
+            raise ValueError("its slope_rate differs from the one its config gives; expected the same")
         layer.register_buffer(DECAY, (-rates).exp().flatten(), persistent=False)
         if type(layer).forward.__module__ != __name__:
             type(layer).forward = either(type(layer).forward)

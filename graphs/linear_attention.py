@@ -156,7 +156,7 @@ def as_kept(model: PreTrainedModel, state: Tensor) -> Tensor:
     layers call their scan several times."""
     if takes_no_state(model):
         if state.dim() != 3:
-            raise ValueError(f"its layers scan each of {state.shape[1]} heads alone; expected one scan for a layer")
+            raise ValueError(f"its layers scan {state.shape[1]} heads in as many calls; expected one call a layer")
         return of_heads(state, state.shape[1] // math.gcd(state.shape[1], HEAD))
     return state.transpose(2, 3).contiguous() if hasattr(sys.modules[type(model).__module__], TRANSPOSED) else state
 

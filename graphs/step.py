@@ -69,7 +69,7 @@ class SpeculativeStep(nn.Module):
         return columns(report, (scores.exp() * SCORE_STEPS).round().long()), after | drafted
 
     def _drafter_layers(self, caches: Sequence[Tensor]) -> list[Tensor]:
-        """Of the keys or the values of all layers those that the scorer begins with."""
+        """The keys, or the values, that `Scorer.begin` gets: of the target's layers that it asks for, then its own."""
         return [*(caches[place] for place in self.drafter.scorer.target_caches), *caches[self.target.layers :]]
 
     def _commit(self, verified: Verified, path: Tensor, accepted: Tensor, state: State) -> tuple[Report, State, State]:

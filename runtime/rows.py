@@ -71,7 +71,9 @@ class Rows:
     @property
     def count(self) -> int:
         """How many these are, from any thread."""
-        return (self.filling is not None) + len(self.running)  # in this order: one that goes over is never left out
+        return (self.filling is not None) + len(
+            self.running
+        )  # read in this order: a request moves from the first to the second
 
     @property
     def tokens(self) -> int:

@@ -79,7 +79,7 @@ class Guard:
             mine += size
             self._held += size
             if self._held > self._options.most_held:
-                raise ApiError(503, "bodies under way fill the memory for them; try again later", BUSY)
+                raise ApiError(503, "the server holds as many request bodies as it may; try again later", BUSY)
 
         try:
             yield hold
@@ -90,7 +90,9 @@ class Guard:
         """Raises ApiError for a name that this server does not go by."""
         name = re.sub(r":\d*$", "", _header(scope, b"host")).lower()
         if self._options.hosts and name not in self._options.hosts:
-            raise ApiError(403, "Host: expected this machine's own name; a server with an API key takes any")
+            raise ApiError(
+                403, "Host: expected localhost, 127.0.0.1 or [::1]; start the server with --api-key to take other names"
+            )
 
     def _checked_key(self, scope: Scope) -> str:
         """The scope of the call's key. Raises ApiError. Each key is compared, whether or not one was found before."""

@@ -23,7 +23,7 @@ class Queue:
     def require(self, count: int) -> None:
         """Raises QueueFullError where there are not as many places."""
         if self.taken + count > self.most:
-            raise QueueFullError(f"{self.taken} answers run or wait already; try again later")
+            raise QueueFullError(f"the queue is full: {self.taken} answers run or wait; try again later")
 
     def take(self, count: int) -> "Places":
         """Places for so many choices of one call. Raises TooManyError, QueueFullError."""

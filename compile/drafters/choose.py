@@ -85,8 +85,7 @@ def scorers(target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:
     ]
     if len(names) > 1 and "none" in names:
         raise BuildError(
-            f"drafter: expected none alone, or a list of drafters without it, got {config.drafter!r}; leave none out "
-            "to mix the others"
+            f"drafter: expected none by itself, got it in a list, {config.drafter!r}; remove it to mix the others"
         )
     found = [_scorer(name, target, config) for name in names]
     return found[0] if len(found) == 1 else (Merged([scorer for scorer, _ in found]), NGRAM_TREE)

@@ -108,7 +108,9 @@ def _folder(target: Source) -> Path:
     """The directory of the target's tensors. Raises BuildError."""
     path = local(target.name)
     if path.is_file():
-        raise BuildError("drafter: mtp: expected a model in a directory, got a GGUF file, of which no module is read")
+        raise BuildError(
+            "drafter: mtp: expected a model in a directory, got a GGUF file; MTP modules are read from directories only"
+        )
     return path
 
 

@@ -22,7 +22,7 @@ def export_like(
     for name, program in exported.items():
         if program_key(program, {}) != program_key(first[name], {}):
             raise BuildError(
-                f"ranks: expected one program {name} for all, got another one for a rank: a weight of it is of one "
-                "number alone, or of a few; leave the option out"
+                f"ranks: expected one program {name} for all, got another one for a rank: this model has a "
+                "weight of one or a few elements, whose value the compiler put into the code; leave --ranks out"
             )
     return exported, packed

@@ -73,8 +73,8 @@ def _refuse_forced(spec: EngineSpec, forced_acceptance: bool) -> None:
     forced = spec.config.get("forced_acceptance")
     if forced is not None and not forced_acceptance:
         raise InputError(
-            f"engine: expected one that says what its model says, got one that accepts {forced} drafts per step right "
-            "or wrong; to measure its speed give forced_acceptance"
+            f"engine: expected one that gives its model's text, got one built with --forced-acceptance {forced}, which "
+            "accepts drafts right or wrong; to measure its speed give forced_acceptance"
         )
 
 

@@ -61,7 +61,7 @@ class Sureness:
 
 
 def sureness() -> dict[str, Sureness]:
-    """Before anything was seen, by what drafts."""
+    """Statistics before anything was seen, for each kind that drafts."""
     return {WHOLE: Sureness(), CHEAP: Sureness()}
 
 

@@ -49,8 +49,8 @@ class StepTimes:
         return WHOLE, *self.saved
 
     def seconds(self, rows: int, length: float, drafted: str = WHOLE) -> list[float]:
-        """Of a step of so many rows with `length` tokens each on average, for each of the rungs. drafted: what drafts
-        the next trees."""
+        """Seconds of a step of so many rows with `length` tokens each on average, for each of the rungs. drafted: what
+        drafts the next trees."""
         rows = self._known(rows)
         return [*map(mul, self._expected(rows, length, drafted), map(math.exp, self._own[rows]))]
 

@@ -174,8 +174,11 @@ def test_a_folder_with_other_things_is_not_replaced(model_folder, tmp_path):
         ({"max_batch": 0}, "max_batch: expected"),
         ({"max_seq_len": 1}, "max_seq_len: expected at least"),
         ({"drafter": "magic"}, "drafter: expected none, ngram, mtp, early-exit:N, default, auto, a path"),
-        ({"drafter": "ngram,none"}, "drafter: expected none alone, .*, got 'ngram,none'; leave none out to mix"),
-        ({"drafter": "none,default"}, "drafter: expected none alone, .*, got 'none,default'"),
+        (
+            {"drafter": "ngram,none"},
+            "drafter: expected none by itself, .*, 'ngram,none'; remove it to mix",
+        ),
+        ({"drafter": "none,default"}, "drafter: expected none by itself, .*, 'none,default'"),
         ({"colour": "red"}, "options: expected some of"),
         ({"tree": "dynamic", "depth": 3, "top_k": 2, "nodes": 99}, "nodes: expected between"),
         ({"tree": "chain", "nodes": 3, "depth": 2}, "chain: expected depth 3"),

@@ -122,7 +122,7 @@ def test_files_come_once_and_stay(tmp_path):
         name: content for name, content in GGUF.items() if "Q8" in name
     }
     assert file.name == "a-Q8_0-00001-of-00002.gguf" and "\r" not in done.stderr
-    assert "owner/other is no path that is here, and the model hub has no answer" in missing.stderr.splitlines()[-1]
+    assert "owner/other is not a path here and could not be found on the hub" in missing.stderr.splitlines()[-1]
     again = bring(tmp_path, port, "owner/model", "owner/model:Q8_0")  # the server is gone
     assert again.stdout == done.stdout, again.stderr
     gone = bring(tmp_path / "hub", port, "owner/model")

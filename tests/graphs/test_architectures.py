@@ -120,7 +120,7 @@ def test_rates_of_lightning_attention_are_those_of_the_config_whatever_a_checkpo
         assert layer.self_attn.slope_rate.dtype == dtype
         assert torch.equal(layer.self_attn.decay, (-own.self_attn.slope_rate).exp().flatten())
     model.model.layers[0].self_attn.slope_rate *= 1.1
-    with pytest.raises(UnsupportedModel, match="slope_rate is not what follows from its config"):
+    with pytest.raises(UnsupportedModel, match="slope_rate differs from the one its config gives"):
         cache_layers(model)
 
 
@@ -134,11 +134,11 @@ def test_frequencies_that_are_not_known_are_refused_by_name(tmp_path):
 OTHERS = {
     "Falcon": ({"alibi": False}, "computes attention in code of its own"),
     "Bloom": ({}, "computes attention in code of its own"),
-    "Nemotron": ({"num_key_value_heads": 2}, "hands no keyword arguments on to its attention"),
+    "Nemotron": ({"num_key_value_heads": 2}, "its layers drop keyword arguments ahead of the attention function"),
     "Rwkv": ({}, "cannot be traced|code of its own"),
-    "xLSTM": ({"num_heads": 4, "num_blocks": 2}, "asks its cache for rnn_state; expected keys and values, or states"),
+    "xLSTM": ({"num_heads": 4, "num_blocks": 2}, "its code uses `cache.rnn_state`; expected keys and values"),
     "Zamba": ({"num_hidden_layers": 6, "attention_head_dim": 24, "attn_layer_period": 2, "attn_layer_offset": 1,
-               "intermediate_size": 64}, "its layers scan each of 2 heads alone; expected one scan for a layer"),
+               "intermediate_size": 64}, "its layers scan 2 heads in as many calls; expected one call a layer"),
     "RecurrentGemma": ({"lru_width": 48, "num_key_value_heads": 1}, "has layers of type .'linear_attention'."),
 }  # fmt: skip
 

@@ -32,7 +32,7 @@ def test_a_tree_that_is_less_deep_gives_what_it_has(model_folder, tmp_path):
 
 def test_generate_refuses_it_unless_asked_for_by_name(model_folder):
     engine = specstep.eager(str(model_folder), drafter="ngram", forced_acceptance=1, **OPTIONS)
-    with pytest.raises(specstep.InputError, match="got one that accepts 1 drafts per step right or wrong"):
+    with pytest.raises(specstep.InputError, match="--forced-acceptance 1, which accepts drafts right or wrong"):
         engine.generate([5, 6], 4)
     assert len(engine.generate([5, 6], 4, ignore_eos=True, forced_acceptance=True).token_ids) == 4
 
