@@ -27,10 +27,10 @@ def most_catch_up(depth: int) -> int:
 class Sampling(NamedTuple):
     """The columns of the state tensor `sampling`, float32. 0 turns any of them off."""
 
-    temperature: Any
-    top_k: Any
-    top_p: Any
-    min_p: Any
-    repetition_penalty: Any
-    presence_penalty: Any
-    frequency_penalty: Any
+    temperature: Any  # the logits are divided by it; 0: greedy
+    top_k: Any  # how many of the likeliest tokens are kept
+    top_p: Any  # the kept tokens have this probability together
+    min_p: Any  # least share of the likeliest token's probability
+    repetition_penalty: Any  # of tokens in prompt or output
+    presence_penalty: Any  # subtracted once for a token of the output
+    frequency_penalty: Any  # subtracted for each time it is there

@@ -89,10 +89,10 @@ def small_config(kind: type[PretrainedConfig], routed_width: int | None = None) 
     width, heads = (fields.get(kind.attribute_map.get(name, name)) for name in ("hidden_size", "num_attention_heads"))
     head = fields.get("head_dim") or (width // heads if isinstance(width, int) and heads else 12)
     routed = has_router(default)
+    kept = [name for name in fields if routed and not fields.get("head_dim") and "heads" in name]
     width = (routed_width or width) if routed and isinstance(width, int) else HEADS * head
-    kept = [
-        name for name in fields if routed and not fields.get("head_dim") and "heads" in name
-    ]  # they share the width
+    if kept and heads:  # they share the width, each an even part of it
+        width += -width % (2 * heads)
     changes = {"head_dim": head} if "head_dim" in fields else {}
     for name, value in fields.items():
         if name in kind.sub_configs:

@@ -33,19 +33,16 @@ from .source import Source, quantized_file
 
 @dataclass(frozen=True)
 class Graphs:
-    """The modules of an engine, flat (see `FlatProgram`), its spec, in which the programs' files are not set yet, how
-    its weights are packed where a backend packs them, and the GPU it is for where it is built without one: its modules
-    lie on the CPU then. plain: of an engine whose steps may draft nothing. cut: how the target was cut into parts;
-    others: the programs of all ranks but the first, see `ranks.share`."""
+    """The programs of an engine before they are lowered."""
 
-    prefill: "FlatProgram"
-    step: "FlatProgram"
-    plain: "FlatProgram | None"
-    spec: EngineSpec
-    precision: Precision
-    gpu: GPU | None = None
-    cut: Cut | None = None
-    others: "tuple[dict[str, FlatProgram], ...]" = ()
+    prefill: "FlatProgram"  # a chunk of a prompt into the caches
+    step: "FlatProgram"  # verify, accept, commit, draft
+    plain: "FlatProgram | None"  # one token a row and no draft; None: the engine has no such step
+    spec: EngineSpec  # layout and limits; the programs' files are not set yet
+    precision: Precision  # from a weight to what it is packed as, where a backend packs weights
+    gpu: GPU | None = None  # the GPU to build for where it is not here; the modules then lie on the CPU
+    cut: Cut | None = None  # how the target was cut into parts; None: it is whole
+    others: "tuple[dict[str, FlatProgram], ...]" = ()  # the programs of ranks 1, 2, ... by name, see `ranks.share`
 
     @property
     def programs(self) -> dict[str, "FlatProgram"]:
@@ -60,16 +57,14 @@ class FlatProgram(nn.Module):
 
     def __init__(
         self,
-        module: nn.Module,
-        lead: Sequence[str],
-        state: Sequence[str],
-        shared: Sequence[str],
-        caches: Sequence[str],
-        outputs: Sequence[str],
-        in_place: Sequence[str] = (),
+        module: nn.Module,  # takes the lead tensors, the state by name, keys, values
+        lead: Sequence[str],  # names of the inputs ahead of the state
+        state: Sequence[str],  # names of the rows' state
+        shared: Sequence[str],  # names of what all rows share
+        caches: Sequence[str],  # names of all keys, then all values
+        outputs: Sequence[str],  # names of the outputs, in order
+        in_place: Sequence[str] = (),  # state that is written where it lies, as shared and caches are
     ):
-        """lead: arguments ahead of the state; shared: what all rows share; caches: all keys, then all values; in_place:
-        the state that is written in place, as are shared and caches."""
         super().__init__()
         self.module = module
         self.lead, self.state, self.shared, self.caches = tuple(lead), tuple(state), tuple(shared), tuple(caches)

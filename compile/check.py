@@ -39,15 +39,15 @@ NOT_OF_STEP = (*OF_BACKEND, "prefill_chunk")  # options that leave a step as it 
 
 
 class Worst(NamedTuple):
-    """Where two runners differ most: output `name` of step `step`, off by `error` (see `distance`), most at `place`."""
+    """Where two runners differ most."""
 
-    runners: tuple[str, str]
-    name: str
-    step: int
-    place: tuple[int, ...]
-    error: float
-    expected: float
-    got: float
+    runners: tuple[str, str]  # the reference, and the one compared with it
+    name: str  # of the output; "": none to compare
+    step: int  # number of the recorded step, from 0
+    place: tuple[int, ...]  # index of the element
+    error: float  # `distance` at it
+    expected: float  # the reference's value
+    got: float  # the other's
 
 
 class Comparison(NamedTuple):

@@ -76,8 +76,8 @@ class EngineConfig:
     # everything. On a GPU: "fp8" rounds all but the head, and what they are multiplied with, to eight bits.
     weights: str = "auto"
     kv_cache: str = "auto"  # "auto", of `dtype`; "int8", on a CPU: see `kernels/int8_rows.py`
-    device: str = "cpu"
-    backend: str = "inductor"
+    device: str = "cpu"  # "cpu" or "cuda"
+    backend: str = "inductor"  # a key of `backends.BACKENDS`
     max_batch: int = 1  # rows: requests that share a step
     max_seq_len: int = 2048  # most tokens of a row, prompt included
     prefill_chunk: int = 512  # most prompt tokens of one prefill call

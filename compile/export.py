@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..errors import BuildError
 from ..graphs.drafters.drafter import Drafter
@@ -42,7 +44,7 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
     inputs = example_inputs(spec, program, slots=min(2, spec.capacity // spec.slot_step - 1) * spec.slot_step)
     shapes = (tuple(dynamic.get(name, {}) for name in program.inputs),)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), patch.object(torch._prims, "min", _lesser, create=True):
             exported = torch.export.export(program, tuple(inputs), dynamic_shapes=shapes, strict=False)
     except Exception as error:  # tracing raises anything
         if line_of(error) or has_foreign_scorer(program):
@@ -59,6 +61,13 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
     if has_foreign_scorer(program) and not is_fake(inputs[0]):
         _check_least(exported, program, spec, inputs)
     return exported
+
+
+def _lesser(stride: Any, other: Any) -> Any:
+    """The lesser of two sizes, the first where that is known. Of a flattened tensor PyTorch takes the least stride: of
+    H and n * H for n nodes a size that it no longer knows for H, so that a view of another shape would hold for some n
+    alone."""
+    return stride if statically_known_true(stride <= other) else min(stride, other)
 
 
 def _check_least(exported: ExportedProgram, program: FlatProgram, spec: EngineSpec, inputs: list[Tensor]) -> None:

@@ -9,14 +9,11 @@ from ..runtime.engine_file import ProgramSpec
 
 @dataclass(frozen=True)
 class Lowered:
-    """What a backend made of the graphs, its files written: the programs, the stages of the step (see `stage_shares`),
-    and what a machine needs to run them (see `engine_file.check_machine`). drafts_may_change: why drafts may change a
-    text, where something is computed in another way beside others; empty where they change none. details: more of what
-    the manifest says about the engine."""
+    """What a backend made of the graphs, its files written."""
 
-    programs: dict[str, ProgramSpec]
-    stages: dict[str, dict[str, int]]
-    requires: dict[str, Any]
-    versions: dict[str, str]
-    drafts_may_change: list[str]
-    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+    programs: dict[str, ProgramSpec]  # name -> file, inputs, outputs and constants
+    stages: dict[str, dict[str, int]]  # stage of the step -> its graph nodes and parameters, see `stage_shares`
+    requires: dict[str, Any]  # what a machine must offer, compared with the runner's `machine()` at load
+    versions: dict[str, str]  # package -> version that lowered it
+    drafts_may_change: list[str]  # why drafts may change a text; empty: they change none
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)  # further fields of the manifest about the engine

@@ -26,26 +26,19 @@ class Pass:
 
     def __init__(
         self,
-        lengths: Tensor,
-        depths: Tensor,
-        ancestors: Tensor,
-        key_depths: Tensor,
-        first_key: int = 0,
-        wanted: Tensor | None = None,
-        outputs: Tensor | None = None,
-        parents: Tensor | None = None,
-        state: Mapping[str, Tensor] | None = None,
-        count: Tensor | None = None,
-        earlier: dict[str, Tensor] | None = None,
+        lengths: Tensor,  # [B] int64: tokens of each row in the cache; the pass sees all of them
+        depths: Tensor,  # [B, T] int64: token t stands at position lengths + depths[t]
+        ancestors: Tensor,  # [B, T, W] int32: packed bits, which of the M tree keys token t sees
+        key_depths: Tensor,  # [B, M] int64: tree key m lies in slot lengths + m, at position lengths + key_depths[m]
+        first_key: int = 0,  # the pass writes the tree keys first_key to first_key + T - 1
+        wanted: Tensor | None = None,  # [1] bool: False: the pass gives zeros in this step; None: it always runs
+        outputs: Tensor | None = None,  # [B, Q] int64: tokens whose outputs are returned; None: all T
+        # For recurrent layers:
+        parents: Tensor | None = None,  # [B, M] int64: the tree key ahead of each, -1: a committed one; None: a chain
+        state: Mapping[str, Tensor] | None = None,  # what they keep of the rows, by the names of `hybrid_cache`
+        count: Tensor | None = None,  # [B] int64: tokens of a chain that the pass commits itself; None: `commit` says
+        earlier: dict[str, Tensor] | None = None,  # what passes over earlier keys left, see `with_earlier`
     ):
-        """depths [B, T] int64; ancestors [B, T, W] int32, packed bits over M keys; key_depths [B, M] int64; the pass
-        itself writes the keys `first_key .. first_key + T` of the M. wanted [1] bool: whether the pass is wanted in
-        this step; by default it is, in every one. outputs [B, Q] int64: the tokens whose outputs are wanted, by default
-        all T; the others leave their keys and values. For recurrent layers: parents [B, M] int64, the tree key that
-        each follows, less than its own number, -1 for those that follow the committed tokens, by default those of a
-        chain; state: what the layers keep of the rows, by the names of `hybrid_cache`; count [B] int64: how many tokens
-        of a chain are committed by the pass itself, where that is known ahead of it; earlier: what the passes over the
-        keys before `first_key` left for this one, see `with_earlier`."""
         self.lengths, self.depths, self.ancestors, self.key_depths = lengths, depths, ancestors, key_depths
         self.first_key, self.wanted, self.outputs = first_key, wanted, outputs
         self.parents, self.state, self.count = parents, state or {}, count

@@ -18,31 +18,24 @@ State = dict[str, Tensor]
 
 
 class StateTensor(NamedTuple):
-    """One state tensor: its shape without the batch dimension, which one that all rows share does not have, its dtype,
-    the value an empty row holds, whether it is written in place rather than returned anew, and whether a recurrent
-    layer keeps it: every token so far is in it, and it cannot be cut back to fewer."""
+    """One state tensor."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of a row; of a tensor that all rows share, the whole shape
     dtype: torch.dtype
-    fill: int = 0
-    in_place: bool = False
-    recurrent: bool = False
+    fill: int = 0  # value in a row without a request
+    in_place: bool = False  # a step writes it where it lies, and does not return it
+    recurrent: bool = False  # a recurrent layer keeps it: it holds every token so far and cannot be cut back
 
 
 def row_state(slots: int, nodes: int, vocabulary: int) -> dict[str, StateTensor]:
-    """The state of the step itself; drafters add their own.
-
-    history: prompt and output tokens, the root at index `lengths`; lengths: tokens in the KV cache; limits: most
-    tokens, prompt included, that the row may reach; finish: a code of `report`; tree_tokens and tree_parents: the tree
-    that the step verifies, see `tree.drafted_tree`.
-    """
+    """The state of the step itself; drafters add their own."""
     return {
-        "history": StateTensor((slots,), torch.int64, in_place=True),
-        "lengths": StateTensor((), torch.int64),
-        "limits": StateTensor((), torch.int64),
-        "finish": StateTensor((), torch.int64, FREE),
-        "tree_tokens": StateTensor((nodes + 1,), torch.int64),
-        "tree_parents": StateTensor((nodes + 1,), torch.int64, -1),
+        "history": StateTensor((slots,), torch.int64, in_place=True),  # prompt and output; the root at index `lengths`
+        "lengths": StateTensor((), torch.int64),  # tokens in the KV cache
+        "limits": StateTensor((), torch.int64),  # most tokens of the row, prompt included
+        "finish": StateTensor((), torch.int64, FREE),  # a finish code of `report`
+        "tree_tokens": StateTensor((nodes + 1,), torch.int64),  # tokens of the tree to verify, see `tree.drafted_tree`
+        "tree_parents": StateTensor((nodes + 1,), torch.int64, -1),  # each node's parent; -1: the root, or no node
     } | request_state(slots, nodes, vocabulary)
 
 
@@ -56,28 +49,23 @@ def near(state: State, keys: Sequence[Tensor]) -> State:
 
 
 def request_state(slots: int, nodes: int, vocabulary: int) -> dict[str, StateTensor]:
-    """What a request asks for; a step reads it only.
-
-    prediction: tokens that the answer may repeat, prediction_lengths of them; prompt_lengths: tokens of the prompt;
-    min_lengths: tokens, prompt included, below which a row does not stop; sampling: the columns of `controls.Sampling`;
-    seeds: not negative; bias is added to the logits of bias_ids; the last token of one of banned_words [words, tokens],
-    aligned to the right, does not follow the others; logprobs: how many alternatives are reported beside each token's
-    log-probability, -1 for neither; allowed: packed bits of the tokens that may follow each node, where masked is not
-    0; learning: whether what the row writes may be counted for others. -1 stands for no token.
-    """
+    """What a request asks for; a step reads it only."""
     return {
-        "stop_ids": StateTensor((STOP_IDS,), torch.int64, -1),
-        "prediction": StateTensor((slots,), torch.int64, -1),
-        "prediction_lengths": StateTensor((), torch.int64),
-        "prompt_lengths": StateTensor((), torch.int64),
-        "min_lengths": StateTensor((), torch.int64),
-        "sampling": StateTensor((len(Sampling._fields),), torch.float32),
-        "seeds": StateTensor((), torch.int64),
-        "bias_ids": StateTensor((BIASES,), torch.int64, -1),
-        "bias": StateTensor((BIASES,), torch.float32),
+        "stop_ids": StateTensor((STOP_IDS,), torch.int64, -1),  # tokens that end the output; -1: none
+        "prediction": StateTensor((slots,), torch.int64, -1),  # tokens that the answer may repeat; -1: none
+        "prediction_lengths": StateTensor((), torch.int64),  # how many of them there are
+        "prompt_lengths": StateTensor((), torch.int64),  # tokens of the prompt
+        "min_lengths": StateTensor((), torch.int64),  # tokens, prompt included, below which no stop token is chosen
+        "sampling": StateTensor((len(Sampling._fields),), torch.float32),  # the columns of `controls.Sampling`
+        "seeds": StateTensor((), torch.int64),  # of the noise, not negative
+        "bias_ids": StateTensor((BIASES,), torch.int64, -1),  # tokens whose logits are changed; -1: none
+        "bias": StateTensor((BIASES,), torch.float32),  # what is added to the logit of each
+        # Right-aligned: the last token of one may not follow its others; -1: none.
         "banned_words": StateTensor((BANNED_WORDS, WORD_TOKENS), torch.int64, -1),
+        # Likely tokens reported beside each new one; -1: no log-probabilities at all.
         "logprobs": StateTensor((), torch.int64, -1),
-        "masked": StateTensor((), torch.int64),
-        "learning": StateTensor((), torch.int64, 1),
+        "masked": StateTensor((), torch.int64),  # not 0: `allowed` applies
+        "learning": StateTensor((), torch.int64, 1),  # not 0: the learned table may count what the row writes
+        # Packed bits: the tokens that may follow each node.
         "allowed": StateTensor((nodes + 1, word_count(vocabulary)), torch.int32, ALL_TOKENS),
     }

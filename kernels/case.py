@@ -8,18 +8,14 @@ PTX_VERSION = 87  # CUDA 12.8, the oldest that knows sm_120: a newer PTX would b
 
 @dataclass(frozen=True)
 class Case:
-    """What a kernel is specialized for: arguments that are neither pointers nor constants are 32-bit integers.
+    """What a kernel is specialized for: arguments that are neither pointers nor constants are 32-bit integers."""
 
-    pointers: tensor argument -> Triton's type, as "*fp16". constants: argument -> value. options: of the compiler, as
-    num_warps. aligned_strides: strides are multiples of 16 elements.
-    """
-
-    name: str
-    kernel: Any
-    pointers: dict[str, str]
-    constants: dict[str, Any]
-    options: dict[str, int] = field(default_factory=dict)
-    aligned_strides: bool = True
+    name: str  # for people
+    kernel: Any  # the function under @triton.jit
+    pointers: dict[str, str]  # tensor argument -> Triton's type, as "*fp16"
+    constants: dict[str, Any]  # argument -> value that it is compiled with
+    options: dict[str, int] = field(default_factory=dict)  # of the compiler, as num_warps
+    aligned_strides: bool = True  # strides are multiples of 16 elements
 
 
 def compile_kernel(case: Case, arch: int) -> Any:

@@ -42,12 +42,12 @@ MODELS = (
 class Usage:
     """What a kernel takes on one architecture, and its machine code."""
 
-    name: str
-    arch: int
-    registers: int
-    stack: int
-    shared: int
-    cubin: bytes = field(repr=False)
+    name: str  # of the case
+    arch: int  # as 90 for sm_90
+    registers: int  # of a thread
+    stack: int  # bytes of a thread; more than 0 is spilled
+    shared: int  # bytes of shared memory of a block
+    cubin: bytes = field(repr=False)  # machine code
 
 
 def cases() -> Iterator[Case]:

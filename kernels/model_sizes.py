@@ -13,18 +13,18 @@ from .tree_attention.plugin import AttendSplit
 class ModelSizes:
     """Sizes of a model, and of a tree of `nodes` nodes, the root included."""
 
-    dtype: str
-    key_size: int
-    value_size: int
-    heads: int = 4
-    kv_heads: int = 1
-    nodes: int = 65
-    window: int = 0
-    softcap: float = 0.0
-    batch: int = 1
-    slots: int = 2112
-    max_depth: int = 5
-    vocabulary: int = 49152
+    dtype: str  # of activations and caches
+    key_size: int  # elements of a query or key head
+    value_size: int  # of a value head
+    heads: int = 4  # of queries
+    kv_heads: int = 1  # of keys and values
+    nodes: int = 65  # of the tree, the root included
+    window: int = 0  # sliding window in tokens; 0: none
+    softcap: float = 0.0  # of attention scores; 0: none
+    batch: int = 1  # rows
+    slots: int = 2112  # of a cache
+    max_depth: int = 5  # of the tree
+    vocabulary: int = 49152  # tokens
 
     @property
     def attributes(self) -> dict[str, Any]:

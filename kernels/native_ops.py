@@ -10,7 +10,8 @@ from .int8_rows import row_size
 from .linear.packing import packed_shape
 
 EXACT_FUNCTIONS = (  # of x, times y where it is given
-    "silu", "sigmoid", "tanh", "gelu", "gelu_tanh", "softplus", "exp", "expm1", "log", "cos", "sin",
+    "silu", "sigmoid", "tanh", "gelu", "gelu_tanh", "softplus", "exp", "expm1", "log", "log1p", "cos",
+    "sin",
 )  # fmt: skip
 
 

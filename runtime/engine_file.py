@@ -80,8 +80,8 @@ class EngineSpec:
     state: tuple[TensorSpec, ...]  # with a part for each row
     shared: tuple[TensorSpec, ...]  # of all rows together
     caches: tuple[TensorSpec, ...]  # keys of every layer, then values, the target's layers first
-    prefill: ProgramSpec
-    step: ProgramSpec
+    prefill: ProgramSpec  # a chunk of a prompt into a row's caches
+    step: ProgramSpec  # the speculative step
     plain: ProgramSpec | None = None  # verifies the roots alone and drafts nothing; None: there is no such step
     lookahead: int = 1  # slot p of a cache may depend on tokens up to p + lookahead, see `Scorer`
 

@@ -41,14 +41,13 @@ class Taken:
 
 
 class Step(NamedTuple):
-    """A step that was begun, and for whom. length: tokens in the caches of those that run, on average; begin: when.
-    captured: whether it was the first of its size, which says nothing of how long others take."""
+    """A step that was begun, and for whom."""
 
-    launched: Launched
-    running: dict[int, Taken]
-    length: float
-    begin: float
-    captured: bool
+    launched: Launched  # as the session began it
+    running: dict[int, Taken]  # requests by row
+    length: float  # mean tokens in their caches
+    begin: float  # when, seconds of perf_counter
+    captured: bool  # the first of its size, which takes longer
 
 
 class Rows:
@@ -71,9 +70,8 @@ class Rows:
     @property
     def count(self) -> int:
         """How many these are, from any thread."""
-        return (self.filling is not None) + len(
-            self.running
-        )  # read in this order: a request moves from the first to the second
+        # Read in this order: a request moves from the first to the second.
+        return (self.filling is not None) + len(self.running)
 
     @property
     def tokens(self) -> int:

@@ -33,14 +33,13 @@ class Occupancy(NamedTuple):
 
 
 class CacheUse(NamedTuple):
-    """tokens: in the caches of rows that are taken; slots: how many those of all rows hold. blocks: that the prefix
-    cache keeps, of `block_tokens` each; most_blocks: how many it holds, 0 where there is none."""
+    """How full the caches are."""
 
-    tokens: int
-    slots: int
-    blocks: int
-    most_blocks: int
-    block_tokens: int = BLOCK
+    tokens: int  # in the caches of taken rows
+    slots: int  # in the caches of all rows
+    blocks: int  # kept by the prefix cache
+    most_blocks: int  # that it can keep; 0: there is none
+    block_tokens: int = BLOCK  # tokens of a block
 
 
 class Scheduler:

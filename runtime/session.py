@@ -23,14 +23,13 @@ class LostRowError(RuntimeError):
 
 
 class Launched(NamedTuple):
-    """A step that was begun: the rows that take part, how many its size has, the nodes that it verifies, what drafts
-    the next trees, and what waits for its report."""
+    """A step that was begun."""
 
-    running: list[int]
-    rows: int
-    nodes: int
-    draft: str
-    report: Callable[[], NDArray[int64]]
+    running: list[int]  # rows that take part
+    rows: int  # rows that the step computes
+    nodes: int  # drafted nodes verified
+    draft: str  # what drafts the next trees
+    report: Callable[[], NDArray[int64]]  # waits for the report
 
 
 class Session(Buffers):

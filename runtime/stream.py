@@ -15,7 +15,7 @@ from .text.tokenizer import EngineTokenizer, TextStream
 class Generation:
     """What became of one prompt."""
 
-    prompt_token_ids: list[int]
+    prompt_token_ids: list[int]  # of the whole prompt
     token_ids: list[int]  # the new ones alone, a final stop token included
     # without special tokens but for marks of channels, and without a stop string, whose last token ends `token_ids`
     text: str

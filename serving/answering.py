@@ -35,18 +35,18 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 class Call:
     """One call: its answer, and what is to be done when it ends."""
 
-    served: Served
-    answer: Answer
-    places: Places
+    served: Served  # model and queue
+    answer: Answer  # the requests, read from coroutines
+    places: Places  # in the queue, given back at the end
     prefix: str  # of its id
-    metrics: Metrics
+    metrics: Metrics  # counts its end
     firsts: list[Request]  # of the choices, one of each prompt
     interval: float = 0.0  # least seconds from one chunk of a stream to the next, unless a choice ends
-    include_usage: bool = False
-    include_drafts: bool = False
+    include_usage: bool = False  # a last chunk has token counts
+    include_drafts: bool = False  # each chunk says what was drafted
     reading: Reading | None = None  # how its answers are read, which may have reasoning
-    started: float = field(default_factory=time.perf_counter)
-    created: int = field(default_factory=lambda: int(time.time()))
+    started: float = field(default_factory=time.perf_counter)  # when the call came, seconds of perf_counter
+    created: int = field(default_factory=lambda: int(time.time()))  # the same as Unix time
     gone: bool = False  # the client
 
     def __post_init__(self) -> None:

@@ -91,24 +91,32 @@ class Asked(Fields):
     OpenAI's API takes: temperature 1."""
 
     model: str | None = Field(None, max_length=256, description="one of /v1/models; the first one when left out")
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(None, ge=1, le=2**31)
-    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
-    stop: StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
-    seed: int | None = Field(None, ge=-MOST_SEED, le=MOST_SEED)
+    stream: bool | None = Field(None, description="server-sent events")
+    stream_options: StreamOptions | None = Field(None, description="what a stream tells besides")
+    max_tokens: int | None = Field(None, ge=1, le=2**31, description="most tokens of an answer")
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="choices of each prompt")
+    stop: StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS, fail_fast=True)] | None = Field(
+        None, description="texts that end the answer and are left out"
+    )
+    seed: int | None = Field(None, ge=-MOST_SEED, le=MOST_SEED, description="same request and seed, same text")
     temperature: float | None = Field(None, ge=0, le=100, description="0, or from 0.01")
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="keep the likeliest tokens that have this probability together"
+    )
     top_k: int | None = Field(None, ge=-1, lt=2**31, description="0 or -1: all tokens")
-    min_p: float | None = Field(None, ge=0, le=1)
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    logit_bias: Biases | None = None
-    min_tokens: int | None = Field(None, ge=0, lt=2**31)
-    stop_token_ids: Annotated[list[Token], Field(max_length=MOST_IDS, fail_fast=True)] | None = None
-    ignore_eos: bool | None = None
-    bad_words: Annotated[list[Word], Field(max_length=64, fail_fast=True)] | None = None
+    min_p: float | None = Field(None, ge=0, le=1, description="least share of the likeliest token's probability")
+    presence_penalty: Penalty | None = Field(None, description="subtracted once for a token of the output")
+    frequency_penalty: Penalty | None = Field(None, description="subtracted for each time it is there")
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="of tokens in prompt or output; 1: off")
+    logit_bias: Biases | None = Field(None, description="token id -> added to its logit")
+    min_tokens: int | None = Field(None, ge=0, lt=2**31, description="no stop before so many")
+    stop_token_ids: Annotated[list[Token], Field(max_length=MOST_IDS, fail_fast=True)] | None = Field(
+        None, description="tokens that end the answer"
+    )
+    ignore_eos: bool | None = Field(None, description="go on past the model's stop tokens")
+    bad_words: Annotated[list[Word], Field(max_length=64, fail_fast=True)] | None = Field(
+        None, description="texts that are never written"
+    )
     response_format: Data | None = Field(None, description='{"type": "json_schema", ..}, json_object or text')
     structured_outputs: Data | None = Field(None, description="one of json, json_object, regex, choice, grammar")
     grammar: Annotated[str, Field(min_length=1, max_length=MOST_GRAMMAR)] | None = Field(
@@ -117,10 +125,10 @@ class Asked(Fields):
     json_schema: Data | None = Field(None, description="as in llama.cpp's server")
     learning: bool | None = Field(None, description="false: do not count the answer for the drafts of later ones")
     parse_special: bool | None = Field(None, description="true: names of special tokens in what is asked become tokens")
-    user: Label | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
-    metadata: Metadata | None = None
+    user: Label | None = Field(None, description="taken, of no effect")
+    safety_identifier: Label | None = Field(None, description="taken, of no effect")
+    prompt_cache_key: Label | None = Field(None, description="taken, of no effect")
+    metadata: Metadata | None = Field(None, description="taken, of no effect")
 
 
 class TextPart(Fields):
@@ -133,12 +141,14 @@ class TextPart(Fields):
 class ChatMessage(Fields):
     """One message. An assistant's of an earlier answer may be sent back as it came."""
 
-    role: Literal[ROLES]  # type: ignore[valid-type]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-    name: Label | None = None
-    tool_calls: DataList | None = None
-    tool_call_id: Label | None = None
-    reasoning_content: str | None = None
+    role: Literal[ROLES] = Field(description="who speaks")  # type: ignore[valid-type]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = Field(
+        None, description="text, or text parts; null beside tool_calls"
+    )
+    name: Label | None = Field(None, description="of the speaker")
+    tool_calls: DataList | None = Field(None, description="calls of an earlier answer")
+    tool_call_id: Label | None = Field(None, description="the call that a tool's message answers")
+    reasoning_content: str | None = Field(None, description="reasoning of an earlier answer")
     refusal: None = None
     annotations: DataList | None = None
     audio: None = None
@@ -198,12 +208,12 @@ class Prediction(Fields):
 class ChatRequest(Asked):
     """POST /v1/chat/completions."""
 
-    messages: Messages
-    prediction: Prediction | None = None
-    max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
-    chat_template_kwargs: Data | None = None
+    messages: Messages = Field(description="the conversation")
+    prediction: Prediction | None = Field(None, description="what the answer will probably repeat")
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**31, description="as max_tokens")
+    logprobs: bool | None = Field(None, description="of each token")
+    top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS, description="likely tokens beside each")
+    chat_template_kwargs: Data | None = Field(None, description="variables of the chat template")
     tools: DataList | None = Field(None, description="functions and custom tools that the model may call")
     tool_choice: Literal["none", "auto", "required"] | Data | None = Field(
         None, description="or a named function or custom tool, or allowed_tools"

@@ -6,21 +6,19 @@ from typing import NamedTuple
 
 
 class Layout(NamedTuple):
-    """How a publisher names modules. prefix: of a module's tensors, in which LAYER is the number of the target's layers
-    and the module's own on top, MODULE the module's; names: pairs of a published name and ours, a regular expression
-    and a template; what none of them fits is the layer's. hidden_first: the projection takes the hidden state ahead of
-    the embedding.
+    """How a publisher names modules."""
 
-    chained: of several modules, whether each takes the output of the one before, else all take the target's hidden
-    state; None where only single ones are published. normed: whether that is the one behind the final norm. layer:
-    fields of the config of the module's layer, where no layer of the target is like it."""
-
+    # Pattern of what the names of a module's tensors begin with; LAYER: the number of the target's layers plus the
+    # module's own, MODULE: the module's own.
     prefix: str
+    # (pattern of the published name, template of ours); what none fits is the layer's own.
     names: tuple[tuple[str, str], ...]
-    hidden_first: bool = False
+    hidden_first: bool = False  # the projection reads the hidden state ahead of the embedding
+    # Of several modules each reads the output of the one before; False: all read the target's hidden state; None:
+    # only single ones are published.
     chained: bool | None = None
-    normed: bool = True
-    layer: Mapping[str, list[str]] = {}
+    normed: bool = True  # the hidden state is the one behind the target's final norm
+    layer: Mapping[str, list[str]] = {}  # config fields of the module's layer, where no layer of the target is like it
 
 
 LAYOUTS = {

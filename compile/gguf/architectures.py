@@ -29,15 +29,14 @@ from .rules import (
 
 
 class Architecture(NamedTuple):
-    """model_type: transformers'. fields: of its config, beside those that all have. rules: of weights that are not in
-    the file as the model has them. partial: whether a part of each head may be rotated alone. attends: whether it has
-    attention."""
+    """An architecture of GGUF as a model of transformers."""
 
-    model_type: str
+    model_type: str  # transformers' name
+    # Metadata and file -> config fields beside those that all architectures have.
     fields: Callable[[Metadata, GgufFile], Fields] = lambda metadata, file: {}
-    rules: tuple[Rule, ...] = ()
-    partial: bool = False
-    attends: bool = True
+    rules: tuple[Rule, ...] = ()  # weights that the file holds in another form than the model
+    partial: bool = False  # a part of each head may be rotated alone
+    attends: bool = True  # it has attention layers
 
 
 ARCHITECTURES: dict[str, Architecture] = {

@@ -8,15 +8,14 @@ from torch import Tensor
 
 
 class Rule(NamedTuple):
-    """pattern: of the whole names of parameters in transformers. sources: tensors of the file, with the groups of the
-    pattern as \\1, \\2; empty: the one that gguf's table names. Of several rules for a name the first whose sources the
-    file has is taken. make: config, and those tensors -> the parameter.
-    exact: whether it is made in float32, whatever the parameter's dtype."""
+    """How a parameter is made of tensors of the file. Of several rules for a name, the first whose sources the file has
+    is used."""
 
-    pattern: str
-    make: Callable[..., Tensor]
+    pattern: str  # of a parameter's whole name in transformers
+    make: Callable[..., Tensor]  # config and the source tensors -> the parameter
+    # Names in the file, with the pattern's groups as \1, \2; empty: the name in gguf's table.
     sources: tuple[str, ...] = ()
-    exact: bool = False
+    exact: bool = False  # made in float32, whatever the parameter's dtype
 
 
 def _halves(heads: int, rows: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ _FUNCTIONS = {
     aten.exp.default: "exact_exp",
     aten.expm1.default: "exact_expm1",
     aten.log.default: "exact_log",
+    aten.log1p.default: "exact_log1p",
 }
 
 

@@ -32,15 +32,15 @@ from .shared_noise import BestTokens
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """The architecture of a drafter. `layer` is the config of each layer, as a Llama layer."""
+    """The architecture of a drafter."""
 
-    layer: LlamaConfig
+    layer: LlamaConfig  # config of each layer, as a Llama layer
     feature_layers: tuple[int, ...]  # indices of the target's hidden states that are the features
-    target_hidden_size: int
+    target_hidden_size: int  # width of one hidden state of the target
     masks: tuple[LayerMask, ...]  # of each layer
-    block_size: int
+    block_size: int  # slots of a block
     most_depth: int  # how many tokens a block says: as many as it has slots, or one less
-    mask_token: int
+    mask_token: int  # id that stands for a token not known yet
     from_anchor: bool  # whether slot k says what follows the k-th token behind the root, else the k-th token itself
     shift_unsaid: bool = False  # whether the publisher does not say which of the two
 

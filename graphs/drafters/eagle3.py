@@ -19,11 +19,11 @@ from .recurrent import RecurrentHead
 
 @dataclass(frozen=True)
 class Eagle3Config:
-    """The architecture of a head. `layer` is the config of its one decoder layer, as a Llama layer."""
+    """The architecture of a head."""
 
-    layer: LlamaConfig
-    draft_vocab_size: int
-    target_hidden_size: int
+    layer: LlamaConfig  # config of its one decoder layer, as a Llama layer
+    draft_vocab_size: int  # tokens that the head can draft
+    target_hidden_size: int  # width of one hidden state of the target
     feature_layers: tuple[int, ...]  # indices of the target's hidden states that are the features
     fc_norm: bool = False  # EAGLE-3.1: a norm on each feature ahead of fc
     norm_before_fc: bool = False  # one norm over all features ahead of fc

@@ -17,13 +17,13 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class MlpSpeculatorConfig:
-    """The architecture. tied: all levels share what they have, but for the first projection."""
+    """The architecture."""
 
-    levels: int
+    levels: int  # tokens ahead, a head each
     hidden_size: int  # of the target
-    inner_size: int
-    vocabulary: int
-    tied: bool
+    inner_size: int  # width of the state along the path
+    vocabulary: int  # rows of embeddings and heads
+    tied: bool  # all levels share their tensors, but for the first projection
     scale_input: bool  # the target's hidden state is normed and halved in energy
 
 

@@ -5,14 +5,13 @@ published module takes the target's hidden state behind the final norm.
 Letters: B batch, T tokens, H hidden size.
 """
 
-import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..attention import LayerCache, Pass
-from ..kept import CacheLayer
+from ..kept import CacheLayer, cache_name
 from .recurrent import RecurrentHead
 
 
@@ -21,28 +20,24 @@ class MtpHead(RecurrentHead):
 
     def __init__(
         self,
-        size: int,
-        norms: dict[str, nn.Module],
-        layer: nn.Module,
-        rotary: nn.Module,
-        lm_head: nn.Module,
-        feature_layer: int,
-        cache_layer: CacheLayer,
-        hidden_first: bool,
-        bias: bool,
-        rope_kind: str | None = None,
+        size: int,  # H, the target's hidden size
+        norms: dict[str, nn.Module],  # enorm, hnorm, norm; norm is an identity where none is published
+        layer: nn.Module,  # of the target's class, the first of its cache
+        rotary: nn.Module,  # the target's
+        lm_head: nn.Module,  # the target's
+        feature_layer: int,  # index of the hidden state that it reads
+        cache_layer: CacheLayer,  # shape of its keys and values
+        hidden_first: bool,  # the projection reads the hidden state ahead of the embedding
+        bias: bool,  # of the projection
+        rope_kind: str | None = None,  # the layer's type where angles depend on it
     ):
-        """norms: enorm, hnorm and norm, the last an identity where the publisher has none; layer: of the target's
-        class, the first of its cache; rotary, lm_head: the target's own; hidden_first: whether the projection takes the
-        hidden state ahead of the embedding; rope_kind: the layer's type where angles depend on that."""
         super().__init__()
         self.enorm, self.hnorm, self.norm = norms["enorm"], norms["hnorm"], norms["norm"]
         self.proj = nn.Linear(2 * size, size, bias=bias)
         self.layer, self.rotary, self.lm_head = layer, rotary, lm_head
         self.feature_layers, self.width, self.cache_layer = (feature_layer,), size, cache_layer
         self.hidden_first, self.rope_kinds = hidden_first, [rope_kind] if rope_kind else []
-        names = inspect.signature(layer.forward).parameters
-        self.cache_name = "cache" if "cache" in names else "past_key_values"
+        self.cache_name = cache_name(layer)
 
     def forward(self, embedded: Tensor, hidden: Tensor, where: Pass, cache: LayerCache) -> tuple[Tensor, Tensor]:
         both = [self.enorm(embedded), self.hnorm(hidden)]

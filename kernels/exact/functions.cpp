@@ -36,6 +36,9 @@ struct Expm1 {  // not exponential(x) - 1, which has no digits left near zero
 struct Log {
   static float value(float x) { return std::log(x); }
 };
+struct Log1p {  // not log(1 + x), which has no digits left near zero
+  static float value(float x) { return std::log1p(x); }
+};
 struct Softplus {  // as torch has it with beta 1 and threshold 20
   static float value(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 };
@@ -127,6 +130,7 @@ Tensor apply(const Tensor& x, const std::optional<Tensor>& y) {
 SPECSTEP_FUNCTION(exact_exp, Exp)
 SPECSTEP_FUNCTION(exact_expm1, Expm1)
 SPECSTEP_FUNCTION(exact_log, Log)
+SPECSTEP_FUNCTION(exact_log1p, Log1p)
 SPECSTEP_FUNCTION(exact_softplus, Softplus)
 SPECSTEP_FUNCTION(exact_silu, Silu)
 SPECSTEP_FUNCTION(exact_sigmoid, Sigmoid)

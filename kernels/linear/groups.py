@@ -17,22 +17,16 @@ E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled
 
 
 class Kind(NamedTuple):
-    """How weights of a kind lie.
+    """How weights of a kind lie."""
 
-    planes: bits of a quant, those of one plane together. values: the number of each quant, which a scale multiplies;
-    where there are none it is the quant less `offset`. least: whether a scale has a least value beside it, which is
-    added. scaled: elements along K that share a scale. groups: of a step, which lie together; of more than one the
-    scales are signed bytes, times a float16 factor of the step. cut: the last dimension of a packed weight is as many
-    times shorter, which tells kinds of the same size apart.
-    """
-
-    planes: tuple[int, ...]
-    offset: int = 0
+    planes: tuple[int, ...]  # bits of a quant, plane by plane: (4, 1) is five bits
+    offset: int = 0  # subtracted from a quant, where there are no `values`
+    # The number that each quant stands for, before its scale; None: quant - offset.
     values: tuple[int, ...] | None = None
-    least: bool = False
-    scaled: int = GROUP
-    groups: int = 1
-    cut: int = 1
+    least: bool = False  # each scale has a least value beside it, which is added
+    scaled: int = GROUP  # elements along K that share a scale
+    groups: int = 1  # groups of 32 in a step; of more than one, scales are int8, times a float16 factor of the step
+    cut: int = 1  # leading size that the packed bytes of a step are split by: it tells kinds of one size apart
 
     @property
     def bits(self) -> int:
@@ -77,17 +71,13 @@ LAST = {kind.shape[-1]: name for name, kind in KINDS.items()}  # they tell the k
 
 
 class Groups(NamedTuple):
-    """A weight [..., N, K] in S steps along K.
+    """A weight [..., N, K] in S steps along K."""
 
-    kind: of KINDS. quants: [..., N, S, step] uint8. scales, least: [..., N, S, step / scaled], float16, or int8 where a
-    step has factors; least is None where the kind has none. factors: [..., N, S, 1] float16, or [..., N, S, 2] with
-    that of the least values; None where a step is one group.
-    """
-
-    kind: str
-    quants: Tensor
-    scales: Tensor
-    least: Tensor | None = None
+    kind: str  # of KINDS
+    quants: Tensor  # uint8 [..., N, S, step]
+    scales: Tensor  # float16 [..., N, S, step / scaled]; int8 where a step has factors
+    least: Tensor | None = None  # like scales; None: the kind has no least values
+    # Float16 [..., N, S, 1], or 2 with that of the least values; None: a step is one group.
     factors: Tensor | None = None
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Groups":

@@ -16,13 +16,13 @@ from .prediction import FollowedPrediction
 class Event(NamedTuple):
     """What one step did for a request, and when. Times are seconds of a monotonic clock."""
 
-    report: RowReport
+    report: RowReport  # what the step did to the row
     admitted: float  # when the request got a row, and its prefill began
     prefilled: float  # when its prefill was done
     at: float  # when the step was done
     cached: int  # tokens of the prompt that needed no prefill
     nodes: int  # drafted tokens that the step verified
-    output: "Output"
+    output: "Output"  # what of its tokens is the request's
 
 
 class Output(NamedTuple):

@@ -42,11 +42,11 @@ class SamplingParams:
 
     temperature: float = 0.0  # 0, or 0.01 to 100
     top_k: int = 0  # 0 and -1 keep all
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    top_p: float = 1.0  # keep the likeliest tokens that have this probability together; above 0, to 1
+    min_p: float = 0.0  # least share of the likeliest token's probability, 0 to 1
+    repetition_penalty: float = 1.0  # of tokens in prompt or output, 0.01 to 100; 1: off
+    presence_penalty: float = 0.0  # subtracted once for a token of the output, -2 to 2
+    frequency_penalty: float = 0.0  # subtracted for each time it is there, -2 to 2
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)  # token id, or its digits -> -100 to 100
     suppress_tokens: Sequence[int] = ()  # never written
     bad_words: Sequence[str] = ()  # texts that are never written

@@ -16,14 +16,14 @@ from .written import WrittenCall, json_end
 class JsonCalls:
     """`begin`, calls with `between` among them, `end`; a call is `before`, the name, `middle`, arguments, `after`."""
 
-    opening: str
-    before: str
-    middle: str
-    after: str
-    begin: str = ""
-    between: str = ""
-    end: str = ""
-    leads: bool = False
+    opening: str  # what the first call begins with, and nothing else does
+    before: str  # text ahead of a function's name
+    middle: str  # between name and arguments
+    after: str  # behind the arguments
+    begin: str = ""  # ahead of the first call
+    between: str = ""  # between two calls
+    end: str = ""  # behind the last
+    leads: bool = False  # the opening means a call only at the start of an answer
     holds: Sequence[str] = ("regex",)  # by the schema of a text in JSON
     alone: bool = False  # one call is all that the model was taught
     gap: bool = False  # a blank may follow the opening

@@ -30,10 +30,10 @@ KINDS = {
 class PythonCalls:
     """`begin`, calls with commas among them, `end`. Of a schema the kinds of arguments and lists of choices hold."""
 
-    opening: str
-    end: str
-    leads: bool = False
-    holds: Sequence[str] = ()
+    opening: str  # what the first call begins with, and nothing else does
+    end: str  # behind the last
+    leads: bool = False  # the opening means a call only at the start of an answer
+    holds: Sequence[str] = ()  # syntaxes of grammars that a custom tool's text can be held to
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         """See `ToolFormat`."""

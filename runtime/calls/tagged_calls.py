@@ -17,16 +17,16 @@ class TaggedCalls:
     """A call is `before`, the name, `middle`, arguments, `after`; an argument is `key`, its name, `value`, its text,
     `value_end`. Texts are written as they are, other values as JSON. Arguments come in the order of the schema."""
 
-    opening: str
-    before: str
-    middle: str
-    key: str
-    value: str
-    value_end: str
-    after: str
-    between: str
-    leads: bool = False
-    holds: Sequence[str] = SYNTAXES
+    opening: str  # what the first call begins with, and nothing else does
+    before: str  # text ahead of a function's name
+    middle: str  # between name and arguments
+    key: str  # ahead of an argument's name
+    value: str  # between its name and its text
+    value_end: str  # behind its text
+    after: str  # behind the arguments
+    between: str  # between two calls
+    leads: bool = False  # the opening means a call only at the start of an answer
+    holds: Sequence[str] = SYNTAXES  # syntaxes of grammars that a custom tool's text can be held to
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         """See `ToolFormat`."""

@@ -20,15 +20,14 @@ READ_IN_PART = {"packed_embedding", "packed_expert_linear", "expert_linear_nativ
 @dataclass(frozen=True)
 class Part:
     """What a step does in one kind of place: an operator over the same weight of every layer, or the compiled code that
-    leads there. calls, seconds and read are those of one step; read: bytes of weights and caches, None where it is not
-    known."""
+    leads there."""
 
-    stage: str
-    op: str
-    place: str
-    calls: int
-    seconds: float
-    read: int | None
+    stage: str  # of STAGES
+    op: str  # an operator, or COMPILED or HOST
+    place: str  # its weight without layer numbers, as mlp.gate_proj; for compiled code what follows it
+    calls: int  # in one step
+    seconds: float  # of all of them, in one step
+    read: int | None  # bytes of weights and caches, in one step; None: not known
 
 
 def step_parts(calls: Sequence[RecordedCall], times: Sequence[float], names: Mapping[int, str]) -> list[Part]:

@@ -53,28 +53,30 @@ class ResponsesRequest(Fields):
     """POST /v1/responses. What needs a memory of earlier calls is refused by name; `store` keeps nothing."""
 
     model: str | None = Field(None, max_length=256)
-    input: str | DataList
-    instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1, le=2**31)
+    input: str | DataList = Field(description="a text, or messages, calls and their outputs")
+    instructions: str | None = Field(None, description="a system message ahead of the input")
+    max_output_tokens: int | None = Field(None, ge=1, le=2**31, description="most tokens of the answer")
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     stream: bool | None = None
     stream_options: Data | None = None
-    text: TextOptions | None = None
+    text: TextOptions | None = Field(None, description="its form")
     tools: DataList | None = Field(None, description="functions and custom tools that the model may call")
     tool_choice: Literal["none", "auto", "required"] | Data | None = None
     parallel_tool_calls: bool | None = None
     store: bool | None = Field(None, description="taken; nothing is stored")
-    include: Annotated[list[str], BeforeValidator(_nothing_more)] | None = None
+    include: Annotated[list[str], BeforeValidator(_nothing_more)] | None = Field(
+        None, description="reasoning.encrypted_content alone; none is sent"
+    )
     reasoning: Data | None = Field(None, description="taken, and of no effect")
-    top_logprobs: Literal[0] | None = None
-    truncation: Literal["disabled"] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    chat_template_kwargs: Data | None = None
-    user: Label | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
-    metadata: Metadata | None = None
+    top_logprobs: Literal[0] | None = Field(None, description="0 alone")
+    truncation: Literal["disabled"] | None = Field(None, description="the default alone")
+    service_tier: Literal["auto", "default"] | None = Field(None, description="the default alone")
+    chat_template_kwargs: Data | None = Field(None, description="variables of the chat template")
+    user: Label | None = Field(None, description="taken, of no effect")
+    safety_identifier: Label | None = Field(None, description="taken, of no effect")
+    prompt_cache_key: Label | None = Field(None, description="taken, of no effect")
+    metadata: Metadata | None = Field(None, description="taken, of no effect")
 
     def chat(self) -> ChatRequest:
         """The chat that it is. Raises ApiError, which names the field."""

@@ -28,12 +28,12 @@ class GrownAnswer:
 class AnswerReader:
     """The reader of one answer. What it says does not depend on the pieces that the text comes in."""
 
-    reasoning: Reasoning | None
-    tools: Tools | None
-    form: ToolFormat
-    ids: list[str] = field(default_factory=list)
-    _text: str = ""
-    _told: ReadAnswer = field(default_factory=ReadAnswer)
+    reasoning: Reasoning | None  # marks of the model's reasoning; None: it has none
+    tools: Tools | None  # of this answer; None: none
+    form: ToolFormat  # how the model writes calls
+    ids: list[str] = field(default_factory=list)  # of the calls so far
+    _text: str = ""  # all that came
+    _told: ReadAnswer = field(default_factory=ReadAnswer)  # all that was told
 
     @property
     def answer(self) -> ReadAnswer:

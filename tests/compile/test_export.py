@@ -57,6 +57,20 @@ def test_a_step_that_keeps_the_rules_is_exported_with_any_rows_and_slots() -> No
         assert lengths.tolist() == [slots * 4] * rows and history[:, 0].tolist() == [1] * rows
 
 
+def test_what_was_flattened_takes_its_shape_again_at_any_size() -> None:
+    """As a mixture's shared expert does, whose layer views the tokens of all rows as one list."""
+
+    def flattened(lengths: Tensor, keys: Tensor) -> Tensor:
+        tokens = keys[:, 0].transpose(0, 1).contiguous()  # [slots, rows, 4]
+        return (tokens.view(-1, 4).view(tokens.shape) * 2).sum((0, 2)).long()
+
+    exported = export(flattened)
+    caches = [torch.ones(2, 1, 128, 4) for _ in range(2)]
+    history = torch.zeros(2, 256, dtype=torch.int64)
+    (lengths,) = exported.module()(torch.zeros(2, dtype=torch.int64), history, *caches)
+    assert lengths.tolist() == [1024, 1024]
+
+
 @pytest.mark.parametrize(
     ("more", "named"),
     [

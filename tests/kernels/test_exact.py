@@ -20,6 +20,7 @@ MEANING = {
     "exp": torch.exp,
     "expm1": torch.expm1,
     "log": lambda x: torch.log(x.abs()),
+    "log1p": lambda x: torch.log1p(x.abs()),
     "cos": torch.cos,
     "sin": torch.sin,
 }
@@ -38,7 +39,7 @@ def scale_and_shift(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def exact(name: str, x: Tensor) -> Tensor:
-    x = x.abs() if name == "log" else x
+    x = x.abs() if name in ("log", "log1p") else x
     more = (*scale_and_shift(x), 1e-5) if name == "layer_norm" else (x.dim() - 1,) if name == "sum" else ()
     return getattr(torch.ops.specstep, f"exact_{name}")(x, *more)
 
@@ -83,7 +84,7 @@ def test_an_element_does_not_depend_on_its_company(name, start, size):
 @pytest.mark.parametrize("name", EXACT_FUNCTIONS)
 def test_a_product_is_the_functions_result_times_the_other_rounded_twice(name, dtype):
     joined = values(2, 5, 2 * 333, dtype=dtype)
-    joined = joined.abs() if name == "log" else joined
+    joined = joined.abs() if name in ("log", "log1p") else joined
     gate, up = joined[..., :333], joined[..., 333:]
     both = getattr(torch.ops.specstep, f"exact_{name}")
     for x, y in ((gate, up), (gate.contiguous(), up), (gate[:, 2], up[:, 2]), (gate.mT, up.mT), (gate[0, 0], up[0, 0])):
