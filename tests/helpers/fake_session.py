@@ -40,7 +40,18 @@ class FakeSession(Session):
     and the one that follows it, as a drafter's may.
     """
 
-    def __init__(self, rows, pause=0.0, follow=next_token, accepts=None, depth=DEPTH, vocabulary=VOCABULARY, stops=()):
+    def __init__(
+        self,
+        rows,
+        pause=0.0,
+        follow=next_token,
+        accepts=None,
+        depth=DEPTH,
+        vocabulary=VOCABULARY,
+        stops=(),
+        longest=100,
+    ):
+        """longest: tokens of a row, 190 at most."""
         nodes, words = depth + 1, -(-vocabulary // 32)
         state = tuple(TensorSpec(name, (rows, *shape), dtype, fill) for name, (shape, dtype, fill) in {
             "history": ((200,), "int64", 0), "lengths": ((), "int64", 0), "limits": ((), "int64", 0),
@@ -55,8 +66,8 @@ class FakeSession(Session):
         program = ProgramSpec("", (), ())
         caches = tuple(TensorSpec(name, (rows, 1, 256, 1), "float32") for name in ("own", "following"))
         super().__init__(EngineSpec(
-            {"backend": "inductor", "nodes": depth, "depth": depth}, rows, 100, 256, 64, 4, 0, (), (), 8, vocabulary,
-            stops, "cpu", state, (), caches, program, program,
+            {"backend": "inductor", "nodes": depth, "depth": depth}, rows, longest, 256, 64, 4, 0, (), (), 8,
+            vocabulary, stops, "cpu", state, (), caches, program, program,
         ))  # fmt: skip
         self.caches = np.zeros((rows, 256, 2), np.int64)
         self.state = {tensor.name: np.full(tensor.shape, tensor.fill, tensor.dtype) for tensor in state}
