@@ -163,6 +163,8 @@ class FakeSession(Session):
         if self.state["masked"][row]:
             bits = self.state["allowed"][row, node].view(np.uint32)
             banned |= {t for t in range(self.spec.vocab_size) if not bits[t // 32] >> (t % 32) & 1}
+        if banned.issuperset(range(self.spec.vocab_size)):
+            return 0
         while token in banned:
             token = (token + 1) % self.spec.vocab_size
         return token
