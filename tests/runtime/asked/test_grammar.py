@@ -93,7 +93,7 @@ def test_a_missing_library_is_named(engine, monkeypatch):
 
 
 def test_blanks_are_bounded(engine):
-    """Some models write them without end."""
+    """Some models write them without end (vLLM 38696, 52011)."""
     newline = tiny_tokenizer()("\n")["input_ids"][0]
     sampling = SamplingParams(structured={"json": {"type": "array"}}, logit_bias={newline: 100.0})
     assert 0 < engine.generate("x", 60, sampling=sampling).text.count("\n") < 60

@@ -44,7 +44,7 @@ ENDS = {
     "`min_new_tokens`": [
         ("aaab", AB, {"min_new_tokens": 6}, {}, "aaabbb</s>", "stop"),
         ("aaab", AB, {"min_new_tokens": 4}, {}, "aaab</s>", "stop"),
-        ("aa", AA, {"min_new_tokens": 9}, {}, "aa</s>", "stop"),  # nothing else may follow
+        ("aa", AA, {"min_new_tokens": 9}, {}, "aa</s>", "stop"),  # nothing else may follow (vLLM 47489)
         ("acaccc", ANY, {"min_new_tokens": 5}, {"stop_ids": [token_of("c")]}, "aaabbc", "stop"),
     ],
     "`max_new_tokens`": [
