@@ -8,7 +8,7 @@ from ..runtime.asked.prompt import RequestOptions
 from ..runtime.asked.request import Request
 from ..runtime.asked.sampling_params import SamplingParams
 from .api_error import ApiError
-from .errors import too_long
+from .field_errors import too_long
 from .fields import Asked, ChatRequest, CompletionRequest
 from .served import Served
 from .structured import names_as_sent, structured_of

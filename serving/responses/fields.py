@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from ...errors import InputError
 from ..api_error import ApiError
-from ..errors import of_input
+from ..field_errors import of_input
 from ..fields import ChatRequest, Data, DataList, Fields, Label, Metadata
 
 Json = dict[str, Any]

@@ -13,7 +13,8 @@ from ...errors import EngineError, InputError
 from ...runtime.engine import Engine
 from ...runtime.load import load
 from ..bridge import Answer
-from ..places import Queue, QueueFullError, TooManyError, on_error
+from ..places import QueueFullError, TooManyError, on_error
+from ..served import Served
 from .engine_process import Asked, End, Told
 from .tensors import Given, read, told
 
@@ -26,7 +27,7 @@ class Worker:
 
     def __init__(self, engine: Engine, max_queue: int, tell: Callable[[Told], None]):
         """max_queue: choices that may wait for a row."""
-        self._engine, self._queue, self._tell = engine, Queue(engine.spec.max_batch, max_queue), tell
+        self._served, self._tell = Served("engine", engine, max_queue, learning=True), tell
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def take(self, asked: Asked) -> None:
@@ -47,15 +48,16 @@ class Worker:
             self._tell((number, End()))
 
     async def _run(self, number: int, given: Given) -> None:
-        self._queue.require(1)  # ahead of the work of reading it
-        requests = await asyncio.to_thread(read, self._engine, given)
-        places = self._queue.take(len(requests))
+        queue = self._served.queue
+        queue.require(1)  # ahead of the work of reading it
+        requests, form, text = await asyncio.to_thread(read, self._served, given)
+        places = queue.take(len(requests))
         with on_error(places):
-            answer = Answer(self._engine, requests, places.give_back)
+            answer = Answer(self._served.engine, requests, places.give_back, text)
         try:
             async for grown in answer.read():
                 for each in grown:
-                    self._tell((number, told(each)))
+                    self._tell((number, told(each, form)))
         finally:
             answer.cancel()
             places.give_back()

@@ -40,25 +40,37 @@ class FakeSession(Session):
     and the one that follows it, as a drafter's may.
     """
 
-    def __init__(self, rows, pause=0.0, follow=next_token, accepts=None, depth=DEPTH, vocabulary=VOCABULARY, stops=()):
+    def __init__(
+        self,
+        rows,
+        pause=0.0,
+        follow=next_token,
+        accepts=None,
+        depth=DEPTH,
+        vocabulary=VOCABULARY,
+        stops=(),
+        longest=100,
+    ):
+        """longest: tokens of a row."""
+        room = longest + 100
         nodes, words = depth + 1, -(-vocabulary // 32)
         state = tuple(TensorSpec(name, (rows, *shape), dtype, fill) for name, (shape, dtype, fill) in {
-            "history": ((200,), "int64", 0), "lengths": ((), "int64", 0), "limits": ((), "int64", 0),
+            "history": ((room,), "int64", 0), "lengths": ((), "int64", 0), "limits": ((), "int64", 0),
             "finish": ((), "int64", 3), "stop_ids": ((16,), "int64", -1), "prompt_lengths": ((), "int64", 0),
             "tree_tokens": ((nodes,), "int64", 0), "tree_parents": ((nodes,), "int64", -1),
             "sampling": ((7,), "float32", 0), "seeds": ((), "int64", 0), "min_lengths": ((), "int64", 0),
             "bias_ids": ((8,), "int64", -1), "bias": ((8,), "float32", 0), "banned_words": ((3, 4), "int64", -1),
-            "prediction": ((200,), "int64", -1), "prediction_lengths": ((), "int64", 0),
+            "prediction": ((room,), "int64", -1), "prediction_lengths": ((), "int64", 0),
             "logprobs": ((), "int64", -1), "masked": ((), "int64", 0), "learning": ((), "int64", 1),
             "allowed": ((nodes, words), "int32", 0),
         }.items())  # fmt: skip
         program = ProgramSpec("", (), ())
-        caches = tuple(TensorSpec(name, (rows, 1, 256, 1), "float32") for name in ("own", "following"))
+        caches = tuple(TensorSpec(name, (rows, 1, room + 56, 1), "float32") for name in ("own", "following"))
         super().__init__(EngineSpec(
-            {"backend": "inductor", "nodes": depth, "depth": depth}, rows, 100, 256, 64, 4, 0, (), (), 8, vocabulary,
-            stops, "cpu", state, (), caches, program, program,
+            {"backend": "inductor", "nodes": depth, "depth": depth}, rows, longest, room + 56, 64, 4, 0, (), (), 8,
+            vocabulary, stops, "cpu", state, (), caches, program, program,
         ))  # fmt: skip
-        self.caches = np.zeros((rows, 256, 2), np.int64)
+        self.caches = np.zeros((rows, room + 56, 2), np.int64)
         self.state = {tensor.name: np.full(tensor.shape, tensor.fill, tensor.dtype) for tensor in state}
         self.steps, self.pause, self.failing, self.copies = 0, pause, 0, []
         self._follow, self._depth = follow, depth
@@ -151,6 +163,8 @@ class FakeSession(Session):
         if self.state["masked"][row]:
             bits = self.state["allowed"][row, node].view(np.uint32)
             banned |= {t for t in range(self.spec.vocab_size) if not bits[t // 32] >> (t % 32) & 1}
+        if banned.issuperset(range(self.spec.vocab_size)):
+            return 0
         while token in banned:
             token = (token + 1) % self.spec.vocab_size
         return token

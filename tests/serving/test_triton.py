@@ -1,21 +1,16 @@
 """The model of Triton Inference Server without one: its requests, its responses, and what is written for it."""
 
-import asyncio
 import json
-import os
 import shutil
-import socket
 import subprocess
 import sys
-import threading
-from multiprocessing import Pipe
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fake_session import POISON, FakeSession, alone
+from fake_triton import LOGGED, UTILS, InAThread, ask, started, tokens_of
 from models import tiny_tokenizer
-from served import PATIENCE, is_idle, until
+from served import is_idle, until
 from specstep.cli import main
 from specstep.errors import EngineError, InputError
 from specstep.runtime.engine import Engine
@@ -25,96 +20,8 @@ from specstep.serving.triton import model as triton_model
 from specstep.serving.triton import worker as triton_worker
 from specstep.serving.triton.model import Model
 from specstep.serving.triton.tensors import INPUTS, OUTPUTS, read
-from specstep.serving.triton.worker import serve
 
 TEXT = EngineTokenizer(tiny_tokenizer().backend_tokenizer, None, {})
-
-
-class Sender:
-    """The sender of one request: what was sent, and whether the client has gone away."""
-
-    def __init__(self):
-        self.sent, self.cancelled, self.final = [], False, threading.Event()
-
-    def is_cancelled(self):
-        return self.cancelled
-
-    def send(self, response=None, flags=0):
-        assert not self.final.is_set()
-        if response is not None:
-            self.sent.append(response)
-        if flags:
-            self.final.set()
-
-    def done(self):
-        """All responses, the error last."""
-        assert self.final.wait(PATIENCE)
-        return self.sent
-
-
-class Fault:
-    """An error of Triton."""
-
-    CANCELLED, UNAVAILABLE, INVALID_ARG, INTERNAL = "cancelled", "unavailable", "invalid", "internal"
-
-    def __init__(self, message, code):
-        self.message, self.code = message, code
-
-
-def response(tensors, error=None):
-    return SimpleNamespace(error=error, outputs=dict(tensors))
-
-
-LOGGED = []
-UTILS = SimpleNamespace(
-    Logger=SimpleNamespace(log_warn=LOGGED.append, log_error=LOGGED.append),
-    Tensor=lambda name, values: (name, values),
-    InferenceResponse=response,
-    TritonError=Fault,
-    TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
-    get_input_tensor_by_name=lambda request, name: request.inputs.get(name),
-)
-
-
-def array(value):
-    if isinstance(value, str):
-        return np.array([value.encode()], dtype=object)
-    return np.array([value] if not isinstance(value, list) else value, bool if isinstance(value, bool) else np.int32)
-
-
-class InAThread:
-    """The process of an engine, without one."""
-
-    def __init__(self, make, max_queue):
-        self.connection, self._theirs = Pipe()
-        self._thread = threading.Thread(target=self._run, args=(make, max_queue), daemon=True)
-        self._thread.start()
-
-    def _run(self, make, max_queue):
-        asyncio.run(serve(self._theirs, make, max_queue))
-        self.die()
-
-    def die(self):
-        with socket.socket(fileno=os.dup(self._theirs.fileno())) as end:
-            end.shutdown(socket.SHUT_RDWR)
-
-    def close(self):
-        self.connection.close()
-        self._thread.join(PATIENCE)
-        return -9
-
-
-def started(make, max_queue):
-    """A model, and the list of its processes."""
-    made, begun = Model(), []
-
-    def begin():
-        begun.append(InAThread(make, max_queue))
-        return begun[-1]
-
-    made.utils = UTILS
-    made.start(begin)
-    return made, begun
 
 
 def slow(rows):
@@ -132,18 +39,6 @@ def model(engine):
     made, _ = started(lambda: engine, 1)
     yield made
     made.finalize()
-
-
-def ask(model, **inputs):
-    sender = Sender()
-    tensors = {name: SimpleNamespace(as_numpy=lambda value=value: array(value)) for name, value in inputs.items()}
-    model.execute([SimpleNamespace(inputs=tensors, get_response_sender=lambda: sender)])
-    return sender
-
-
-def tokens_of(sent, choice=0):
-    told = [one.outputs for one in sent if one.outputs["choice"] == [choice]]
-    return [token for outputs in told for token in outputs["token_ids"].tolist()]
 
 
 def test_an_answer_comes_in_pieces(model):
@@ -197,7 +92,7 @@ def test_choices_are_told_apart(model, engine):
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [
-        ({}, "inputs: expected one of prompt, token_ids, messages, got none"),
+        ({}, "inputs: expected one of prompt, token_ids, messages, chat_request, got none"),
         ({"prompt": "a", "token_ids": [1]}, "got prompt and token_ids"),
         ({"token_ids": [1], "max_new_tokens": [1, 2]}, "max_new_tokens: expected one element"),
         ({"token_ids": [1], "max_new_tokens": 0}, "max_new_tokens: expected an integer of at least 1"),
@@ -359,7 +254,8 @@ def test_nothing_else_is_replaced(tmp_path, capsys):
 
 def test_the_worker_needs_no_http_server():
     """Triton has one; the extra `serve` need not be there."""
-    program = "import sys; sys.modules.update(dict.fromkeys(('fastapi', 'starlette', 'uvicorn'))); import {}"
-    names = [f"specstep.serving.triton.{name}" for name in ("worker", "model", "tensors")]
-    for name in names:
-        subprocess.run([sys.executable, "-c", program.format(name)], check=True)
+    program = "import sys; sys.modules.update(dict.fromkeys({!r})); import specstep.serving.{}"
+    server, fields = ["fastapi", "starlette", "uvicorn"], ["pydantic"]
+    without = {"triton.worker": server + fields, "triton.model": server + fields, "prepare": server}
+    for name, packages in without.items():
+        subprocess.run([sys.executable, "-c", program.format(packages, name)], check=True)

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import specstep
 import torch
+from fake_session import FakeSession
 from grammars import EOS, VOCABULARY
 from models import SMALL, save_model, tiny_model, tiny_tokenizer, token_of
 from specstep import DraftedTree, InputError, SamplingParams
 from specstep.runtime.asked.grammar import Grammar
 from specstep.runtime.asked.structured import checked_structured
+from specstep.runtime.engine import Engine
 from specstep.runtime.text.tokenizer import EngineTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 ROUND = "ab</think>"  # no letter comes twice: each says the next
 ASKED = [{"role": "user", "content": ROUND * 3}]
@@ -99,6 +102,47 @@ def test_nodes_behind_the_end_of_a_grammar():
     other = DraftedTree([A, A, B, B], [-1, 0, 1, 0])  # nodes that are not allowed, and their children
     assert allowed(masks([A], other)[3]) == [EOS]
     assert allowed(masks([A, B], DraftedTree([B, EOS, B], [-1, 0, 0]))[0]) == [EOS]
+
+
+PAIR = {
+    "type": "object",
+    "properties": {"x": {"enum": ["ab", "ba"]}, "y": {"type": "boolean"}},
+    "required": ["x", "y"],
+    "additionalProperties": False,
+}
+
+
+def test_drafts_that_do_not_fit_end_no_engine():
+    """A drafter that says nothing of the grammar's, in all rows at once (vLLM 27969, 52620)."""
+    text = EngineTokenizer(tiny_tokenizer().backend_tokenizer, None, {})
+    pair, found = {"structured": {"json": PAIR}}, []
+    for accepts in (lambda *_: 0, lambda *_: 2):
+        session = FakeSession(2, follow=lambda tokens: token_of("!"), accepts=accepts, vocabulary=258, stops=(EOS,))
+        with Engine(session, text) as engine:
+            found.append(engine.generate([[9]] * 4, 60, sampling=[pair, None, pair, pair]))
+    plain, drafted = found
+    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+    for each in (drafted[0], *drafted[2:]):
+        assert each.text == '{"x":"ab","y":false}' and each.finish_reason == "stop"
+        assert each.stats["steps"] < len(each.token_ids), "what the grammar forces was drafted"
+    assert drafted[1].text == "!" * 60, "a row beside them is free"
+
+
+def test_tokens_that_go_past_the_grammar_are_not_allowed():
+    """One that begins inside and ends outside, and special ones (llama.cpp 12597)."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = {piece: index for index, piece in enumerate([*letters, "ab", "abc", "bc"])}
+    whole = Tokenizer(models.BPE(vocab=pieces, merges=[("a", "b"), ("ab", "c"), ("b", "c")]))
+    whole.pre_tokenizer, whole.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    whole.add_special_tokens([AddedToken(name, special=True) for name in ("</s>", "<unused>", "ab<x>")])
+    end, size = whole.token_to_id("</s>"), whole.get_vocab_size()
+    text = EngineTokenizer(whole, None, {})
+    grammar = Grammar(text, size, [end], checked_structured("structured", {"choice": ["ab", "abd"]}))
+    tree = DraftedTree([0, pieces["a"], pieces["bc"], pieces["ab"], pieces["abc"]], [-1, 0, 1, 0, 0])
+    bits = grammar.masks([end])([], tree)
+    assert set(allowed(bits[0])) <= {pieces["a"], pieces["ab"]}
+    assert allowed(bits[3]) == sorted([pieces["d"], end])
+    assert grammar.masks([end]).fit([], tree, 4, 2).tree.tokens[1] == pieces["ab"]
 
 
 def allowed(bits):

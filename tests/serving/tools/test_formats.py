@@ -1,4 +1,7 @@
-"""The forms of calls: what is written in one is inside its grammar, and is read as it was written, however it comes."""
+"""The forms of calls: what is written in one is inside its grammar, and is read as it was written, however it comes.
+
+Other parsers of streams lost arguments where several tokens came at once (vLLM 36360, 38168).
+"""
 
 import json
 
@@ -53,6 +56,15 @@ def test_a_call_is_held_from_its_opening_on(name, text, matcher):
     assert taken(text, matcher, answer_grammar(asked([NOW]), form, None, text), ahead + none) == (ahead + none, True)
     told = ("Hm.", "Let me see:") if form is HARMONY else ("", ahead.strip())
     assert read(AnswerReader(None, asked(), form), [ahead + none]) == (*told, [("now.utc", "{}")])
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "harmony"])
+def test_no_opening_is_written_in_vain(name, text, matcher):
+    """One with words behind it, and the call later, was read as one call (vLLM 53638)."""
+    form = FORMATS[name]
+    written = ahead_of(form) + form.opening + "well, " + form.write("get_weather", {"city": "x"})
+    got, whole = taken(text, matcher, answer_grammar(asked(), form, None, text), written)
+    assert len(got) <= len(ahead_of(form) + form.opening) + 1 and not whole
 
 
 def two(form):
