@@ -8,12 +8,13 @@
 | DeepSpec (DSpark) | `target_layer_ids` at the top | t + 1, -1 is 0 | token k + 1 | all |
 | speculators | its types dflash and dspark | i is state i | `sample_from_anchor` | `sliding_window_non_causal` |
 
-Hidden states are transformers', see `eagle3_config`. What else such a config may ask for is refused by its name.
+Hidden states are transformers', see `eagle3_config`. What of this a config does not say itself is taken so, and tried
+the other way, too (`try_drafts`). What else such a config may ask for is refused by its name.
 """
 
 from typing import Any
 
-from .block_fields import DFLASH_FIELDS, Bigrams, Path, Read, ZLab, refused
+from .block_fields import DFLASH_FIELDS, Bigrams, Layers, Path, Read, ZLab, refused
 
 SPECULATORS = ("dflash", "dspark")
 OTHERS = ("dflash2", "domino")  # of the same family, not taken
@@ -50,6 +51,9 @@ class _SpecForgeDomino(ZLab):
 
     def usual_shift(self) -> bool:
         return bool(self.own().get("shift_label"))
+
+    def says_shift(self) -> bool:
+        return super().says_shift() or "shift_label" in self.own()
 
     def correction(self, from_anchor: bool) -> Path:
         own = self.own()
@@ -102,17 +106,18 @@ class _Speculators(ZLab):
         wide: int | None = self.data.get("target_hidden_size")
         return wide
 
-    def feature_layers(self) -> tuple[int, ...]:
+    def feature_layers(self) -> Layers:
         field = "aux_hidden_state_layer_ids"
         return self.hidden_states(field, self.data.get(field), 0)
 
     def causal(self, sliding: bool) -> bool:
-        if not sliding:
-            return False
-        both_ways = self.data.get("sliding_window_non_causal")
-        if type(both_ways) is not bool:  # vLLM assumes true, speculators false
-            raise refused(self.name, "sliding_window_non_causal", "true or false; add what it is", both_ways)
-        return not both_ways
+        both_ways = self.data.get("sliding_window_non_causal", False)  # vLLM assumes true, speculators false
+        if type(both_ways) is not bool:
+            raise refused(self.name, "sliding_window_non_causal", "true or false", both_ways)
+        return sliding and not both_ways
+
+    def says_mask(self) -> bool:
+        return "sliding_window_non_causal" in self.data
 
     def usual_shift(self) -> bool:
         return self.data["speculators_model_type"] == "dspark"

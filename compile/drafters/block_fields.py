@@ -6,7 +6,7 @@ from ...errors import BuildError
 from ...graphs.drafters.block import BlockConfig
 from ...graphs.drafters.block_layer import LayerMask
 from ...graphs.drafters.correction import MARKOVS
-from .eagle3_config import layer_config
+from .eagle3_config import OWN_LAYERS, layer_config
 
 DFLASH_FIELDS = {"mask_token_id", "target_layer_ids", "causal_head", "target_hidden_size", "block_size"}
 
@@ -26,6 +26,7 @@ class Path(NamedTuple):
     skipped: int
 
 
+Layers = tuple[tuple[int, ...], tuple[int, ...] | None]
 Read = tuple[BlockConfig, Bigrams | Path | None]
 
 
@@ -51,20 +52,24 @@ class ZLab:
             self.target_hidden,
             self.wide(),
         )
-        from_anchor = self.from_anchor()
+        from_anchor, (layers, other) = self.from_anchor(), self.feature_layers()
+        correction = self.correction(from_anchor)
+        anchored = isinstance(correction, Bigrams) and correction.kind == "rnn"  # it exists for one shift alone
         block_size = self.number("block_size", self.data.get("block_size"), 1 if self.says_all() else 2)
         block = BlockConfig(
             layer=config,
-            feature_layers=self.feature_layers(),
+            feature_layers=layers,
+            other_layers=other,
             target_hidden_size=self.target_hidden,
             masks=tuple(self.mask(kind) for kind in self.layer_types()),
             block_size=block_size,
             most_depth=block_size if self.says_all() else block_size - 1,
             mask_token=self.number("mask_token_id", self.own().get("mask_token_id"), 0),
             from_anchor=from_anchor,
-            shift_unsaid=type(self) is ZLab and "sample_from_anchor" not in self.data,
+            shift_unsaid=block_size > 1 and not self.says_shift() and not anchored,
+            mask_unsaid="sliding_attention" in self.layer_types() and not self.says_mask(),
         )
-        return block, self.correction(from_anchor)
+        return block, correction
 
     def inner(self) -> dict[str, Any]:
         """The fields of the layers."""
@@ -93,16 +98,21 @@ class ZLab:
         last, gaps = self.target_layers - 3, self.layers - 1
         return [round(1 + i * (last - 1) / gaps) for i in range(self.layers)] if gaps else [self.target_layers // 2]
 
-    def feature_layers(self) -> tuple[int, ...]:
-        """Indices of hidden states."""
-        return self.hidden_states("target_layer_ids", self.ids(), 1)
+    def feature_layers(self) -> Layers:
+        """Indices of hidden states, and what else they may be."""
+        usual, other = self.hidden_states("target_layer_ids", self.ids(), 1)
+        return usual, other if "target_layer_ids" in self.own() else None
 
-    def hidden_states(self, field: str, ids: Any, offset: int) -> tuple[int, ...]:
-        """Ids of layers, each `offset` below the index of the hidden state."""
+    def hidden_states(self, field: str, ids: Any, offset: int) -> Layers:
+        """Ids of layers, each `offset`, 0 or 1, below the index of the hidden state, as their writer has them; or else
+        1 - `offset`, where there are such states. The field `feature_layers` has the indices themselves."""
+        own = self.data.get(OWN_LAYERS)
+        field, ids, offset = (field, ids, offset) if own is None else (OWN_LAYERS, own, 0)
         good = isinstance(ids, list) and ids and all(type(i) is int for i in ids)
         if not good or not all(0 <= i + offset <= self.target_layers for i in ids):
             raise refused(self.name, field, f"layers {-offset} to {self.target_layers - offset} of the target", ids)
-        return tuple(i + offset for i in ids)
+        usual, other = (tuple(i + shift for i in ids) for shift in (offset, 1 - offset))
+        return usual, other if own is None and min(other) >= 0 and max(other) <= self.target_layers else None
 
     def layer_types(self) -> list[str]:
         found = self.layer.get("layer_types") or ["full_attention"] * self.layers
@@ -117,7 +127,12 @@ class ZLab:
 
     def causal(self, sliding: bool) -> bool:
         """Whether a slot sees those up to its own alone, in such a layer."""
-        return sliding or bool(self.own().get("causal_head"))
+        said = self.data.get("is_causal")
+        if said is None:
+            return sliding or bool(self.own().get("causal_head"))
+        if type(said) is not bool:
+            raise refused(self.name, "is_causal", "true or false", said)
+        return said
 
     def from_anchor(self) -> bool:
         """What slot k says, see `BlockConfig`; where the publisher leaves it open, the drafts of a text decide."""
@@ -128,6 +143,13 @@ class ZLab:
 
     def usual_shift(self) -> bool:
         return False
+
+    def says_shift(self) -> bool:
+        return "sample_from_anchor" in self.data
+
+    def says_mask(self) -> bool:
+        """Whether it is said what slots of sliding layers see."""
+        return bool(self.own().get("causal_head")) or self.data.get("is_causal") is not None
 
     def says_all(self) -> bool:
         """Whether a block says as many tokens as it has slots, else one less."""

@@ -24,7 +24,7 @@ from ..tree import Candidates, Expand, TreeShape
 from .all_depths import begun
 from .block_layer import BlockLayer, LayerMask
 from .correction import Correction
-from .drafter import owed_positions
+from .drafter import Unsaid, owed_positions
 from .frontier import drafting, embeddable, no_candidates
 from .recurrent import CatchingUp, RecurrentHead
 from .shared_noise import BestTokens
@@ -43,6 +43,8 @@ class BlockConfig:
     mask_token: int
     from_anchor: bool  # whether slot k says what follows the k-th token behind the root, else the k-th token itself
     shift_unsaid: bool = False  # whether the publisher does not say which of the two
+    mask_unsaid: bool = False  # or whether slots of sliding layers see those behind them
+    other_layers: tuple[int, ...] | None = None  # what else `feature_layers` may be
 
 
 class BlockHead(RecurrentHead):
@@ -55,7 +57,7 @@ class BlockHead(RecurrentHead):
         super().__init__()
         layer = config.layer
         size, eps = layer.hidden_size, layer.rms_norm_eps
-        self.config, self.feature_layers = config, config.feature_layers
+        self.config, self.feature_layers, self.other_layers = config, config.feature_layers, config.other_layers
         self.width = len(config.feature_layers) * config.target_hidden_size
         self.cache_layer = CacheLayer(layer.num_key_value_heads, layer.head_dim, layer.head_dim)
         self.fc, self.hidden_norm = nn.Linear(self.width, size, bias=False), LlamaRMSNorm(size, eps)
@@ -66,6 +68,32 @@ class BlockHead(RecurrentHead):
         draft_tokens = lm_head.weight.shape[0] if d2t else 0
         self.register_buffer("d2t", torch.zeros(draft_tokens, dtype=torch.int64) if d2t else None)
         self.rotary = LlamaRotaryEmbedding(layer)
+
+    def unsaid(self) -> list[Unsaid]:
+        asked = ((self.config.shift_unsaid, self._shift), (self.config.mask_unsaid, self._mask))
+        return [describe() for unsaid, describe in asked if unsaid]
+
+    def _shift(self) -> Unsaid:
+        """Which slots say the depths. A root that says nothing leaves a block one depth less than it has slots."""
+        usual = self.config
+        depth = min(usual.most_depth, usual.block_size - 1)
+        other = replace(usual, from_anchor=not usual.from_anchor, most_depth=depth)
+
+        def swap() -> None:
+            self.config = usual if self.config is other else other
+
+        return Unsaid(*(f"sample_from_anchor {str(way.from_anchor).lower()}" for way in (usual, other)), swap)
+
+    def _mask(self) -> Unsaid:
+        """Whether slots of sliding layers see those behind them."""
+        attentions = [layer.self_attn for layer in self._layers() if layer.self_attn.mask.window]
+        ways = ["sliding layers causal", "sliding layers not causal"]
+
+        def swap() -> None:
+            for attention in attentions:
+                attention.mask = replace(attention.mask, causal=not attention.mask.causal)
+
+        return Unsaid(*(ways if attentions[0].mask.causal else ways[::-1]), swap)
 
     def fuse(self, features: Tensor) -> Tensor:
         return self.hidden_norm(self.fc(features))
@@ -107,13 +135,6 @@ class BlockDrafter(CatchingUp):
     def __init__(self, head: BlockHead, embed: nn.Embedding):
         super().__init__(head, embed)
         self.most_depth = head.config.most_depth
-
-    def read_otherwise(self) -> str | None:
-        config = self.head.config
-        if not config.shift_unsaid:
-            return None
-        self.head.config = replace(config, from_anchor=not config.from_anchor)
-        return f"sample_from_anchor {str(not config.from_anchor).lower()}"
 
     def cache_layers(self) -> list[CacheLayer]:
         return super().cache_layers() * len(self.head.layers)

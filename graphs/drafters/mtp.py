@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..attention import LayerCache, Pass
 from ..kept import CacheLayer
+from .drafter import Unsaid
 from .recurrent import RecurrentHead
 
 
@@ -26,20 +27,23 @@ class MtpHead(RecurrentHead):
         layer: nn.Module,
         rotary: nn.Module,
         lm_head: nn.Module,
-        feature_layer: int,
+        layers: int,
+        normed: bool,
         cache_layer: CacheLayer,
         hidden_first: bool,
         bias: bool,
         rope_kind: str | None = None,
     ):
         """norms: enorm, hnorm and norm, the last an identity where the publisher has none; layer: of the target's
-        class, the first of its cache; rotary, lm_head: the target's own; hidden_first: whether the projection takes the
-        hidden state ahead of the embedding; rope_kind: the layer's type where angles depend on that."""
+        class, the first of its cache; rotary, lm_head: the target's own; layers: how many the target has; normed:
+        whether the hidden state is the one behind its final norm; hidden_first: whether the projection takes it ahead
+        of the embedding; rope_kind: the layer's type where angles depend on that."""
         super().__init__()
         self.enorm, self.hnorm, self.norm = norms["enorm"], norms["hnorm"], norms["norm"]
         self.proj = nn.Linear(2 * size, size, bias=bias)
         self.layer, self.rotary, self.lm_head = layer, rotary, lm_head
-        self.feature_layers, self.width, self.cache_layer = (feature_layer,), size, cache_layer
+        self.feature_layers, self.other_layers = (layers + normed,), (layers + (not normed),)
+        self.width, self.cache_layer = size, cache_layer
         self.hidden_first, self.rope_kinds = hidden_first, [rope_kind] if rope_kind else []
         names = inspect.signature(layer.forward).parameters
         self.cache_name = "cache" if "cache" in names else "past_key_values"
@@ -61,6 +65,15 @@ class MtpHead(RecurrentHead):
         out = self.layer(x, **given)
         normed = self.norm(where.outputs_of(out[0] if isinstance(out, tuple) else out))
         return normed, normed
+
+    def unsaid(self) -> list[Unsaid]:
+        """The order of the projection's inputs: no config says it, the code that runs a checkpoint does."""
+
+        def swap() -> None:
+            self.hidden_first = not self.hidden_first
+
+        ways = ["the embedding first", "the hidden state first"]
+        return [Unsaid(*(ways[::-1] if self.hidden_first else ways), swap)]
 
     def logits(self, normed: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(normed)

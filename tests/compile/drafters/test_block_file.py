@@ -21,6 +21,8 @@ from block_drafters import (
 from models import save_model
 from plain_eagle3 import chains
 
+pytestmark = pytest.mark.usefixtures("as_published")
+
 OPTIONS = {"dtype": "float32", "max_seq_len": 96}
 
 
@@ -85,7 +87,9 @@ CASES = [
     (DEEPSPEC, SLIDING, "layer_types: expected full_attention alone, got 'sliding_attention'"),
     (DFLASH, {"sample_from_anchor": "no"}, "sample_from_anchor: expected true or false, got 'no'"),
     (DFLASH, {"speculators_model_type": "dflash2"}, "speculators_model_type: expected dflash or dspark, got 'dflash2'"),
-    (DFLASH, {"sliding_window_non_causal": None}, "sliding_window_non_causal: expected true or false; add what it is"),
+    (DFLASH, {"sliding_window_non_causal": 1}, "sliding_window_non_causal: expected true or false, got 1"),
+    (ZLAB, {"is_causal": 1}, "is_causal: expected true or false, got 1"),
+    (ZLAB, {"feature_layers": [4]}, "feature_layers: expected layers 0 to 3 of the target"),
     (DFLASH, {"aux_hidden_state_layer_ids": [4]}, "aux_hidden_state_layer_ids: expected layers 0 to 3 of the target"),
     (DFLASH, {"transformer_layer_config": None}, "transformer_layer_config: expected the fields of its layers, got"),
     (DSPARK, {"topk_context": 64}, "topk_context: expected 0, attention to all of the text, got 64"),

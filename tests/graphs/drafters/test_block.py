@@ -17,6 +17,8 @@ from cycle import SIZE, TOKENS, accepted, save_cycle, to_axis
 from models import greedy, save_model, tiny_model
 from plain_eagle3 import chains, paths_of
 
+pytestmark = pytest.mark.usefixtures("as_published")
+
 PROMPTS = [[5], [7, 8], [40, 41, 42] * 9, list(range(200, 253))]
 TREES = [
     {"tree": "chain", "nodes": 4},
