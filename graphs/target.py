@@ -26,7 +26,8 @@ class CausalLM(nn.Module):
         caches, self.states = kept_by(model)
         self.cached = sorted(caches)  # the layers with keys and values
         self.layers, self.depth = len(caches), int(model.config.get_text_config().num_hidden_layers)
-        self.model, self.normed = model.eval().requires_grad_(False), None
+        self.model = model.eval().requires_grad_(False)
+        self.normed: Normed | None = None
         register_attention()
         register_experts()
         model.set_experts_implementation(EXPERTS_NAME)

@@ -15,7 +15,7 @@ the final norm.
 
 All but the last are sorted: every other runtime collects the features in the order of the layers. What the ids of all
 but the first and the last row mean is taken from who seems to have written them: the build tries the other meaning, one
-layer off, too (`try_drafts`). `feature_layers` settles it.
+layer off, too (`settle_readings`). `feature_layers` settles it.
 """
 
 import json

@@ -86,7 +86,8 @@ class Eagle3Head(RecurrentHead):
         def swap() -> None:
             self.midlayer.norm_before_residual = not self.midlayer.norm_before_residual
 
-        return [Unsaid(*(f"norm_before_residual {str(way).lower()}" for way in (usual, not usual)), swap)]
+        ways = ("norm_before_residual false", "norm_before_residual true")
+        return [Unsaid(ways[usual], ways[not usual], swap)]
 
     def fuse(self, features: Tensor) -> Tensor:
         if self.config.fc_norm:

@@ -72,8 +72,8 @@ class MtpHead(RecurrentHead):
         def swap() -> None:
             self.hidden_first = not self.hidden_first
 
-        ways = ["the embedding first", "the hidden state first"]
-        return [Unsaid(*(ways[::-1] if self.hidden_first else ways), swap)]
+        ways = ("the embedding first", "the hidden state first")
+        return [Unsaid(ways[self.hidden_first], ways[not self.hidden_first], swap)]
 
     def logits(self, normed: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(normed)
