@@ -1,33 +1,18 @@
 """PARD-2: PARD over embeddings that have a share of the target's hidden states, against a plain recomputation; exact
 output whatever it drafts."""
 
-import json
-
 import pytest
 import specstep
 import torch
 from cycle import SIZE, accepted, save_cycle, to_scores
 from models import greedy, save_model, tiny_model
+from pard2_model import HIDDEN, MASK, SCALE, save_pard2
 from plain_eagle3 import chains, hidden_states
 from specstep.compile.drafters.pard2_file import target_layers
 from transformers import AutoModelForCausalLM
 
-MASK, SCALE, HIDDEN = 311, 0.5, 48
 OPTIONS = {"dtype": "float32", "max_seq_len": 96}
 CHAIN = OPTIONS | {"tree": "chain", "nodes": 4}
-FIELDS = {
-    "pard2": True, "spd_type": "pard2", "pard_token": MASK, "pard2_scale": SCALE, "pard2_target_dim": 2 * HIDDEN,
-    "pard2_target_layers": [-1, -3], "pard2_proj_bias": False,
-}  # fmt: skip
-
-
-def save_pard2(folder, weight, **fields):
-    """Make a model that is there one that reads two hidden states of its target, as it is published."""
-    file = folder / "config.json"
-    given = json.loads(file.read_text()) | FIELDS | fields
-    file.write_text(json.dumps({field: value for field, value in given.items() if value is not None}))
-    torch.save({"target_proj.weight": weight}, folder / "warp_model.bin")
-    return folder
 
 
 @pytest.fixture(scope="module")
