@@ -23,10 +23,11 @@ from .hub import download
 from .locate import gguf_file
 from .lowered import Lowered
 from .ranks.share import share
+from .settle_readings import settle_readings
 from .source import Source, load_source, model_summary, quantized_file, widened_tensors
 from .stage_times import StageTimes
 from .stages import describe_tree
-from .try_drafts import settle_readings, try_drafts
+from .try_drafts import try_drafts
 from .tuned import with_tuned
 from .writer import engine_directory, write_manifest, write_tokenizer
 

@@ -18,8 +18,8 @@ from .conversations import chat_template, special_tokens, tools_of
 from .drafters.validate import check_traceable
 from .faithful import check_faithful
 from .inductor.compilers import check_torch
+from .settle_readings import settle_readings
 from .source import Source, load_source
-from .try_drafts import settle_readings
 
 
 def jit(model: str, *, prefix_cache_bytes: int = 0, **options: Unpack[BuildOptions]) -> Engine:

@@ -1,5 +1,4 @@
-"""Before anything is compiled: are the drafts any good? A drafter that fits in shape may still never be right, and one
-whose publisher leaves something open is right in one way only."""
+"""Before anything is compiled: are the drafts any good? A drafter that fits in shape may still never be right."""
 
 import contextlib
 import dataclasses
@@ -9,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ..graphs.drafters.merged import parts
 from ..graphs.step import SpeculativeStep
 from ..progress import OnProgress
 from ..report import RUNNING
@@ -23,25 +21,6 @@ QUESTION = "Explain in a few sentences why the sky is blue, then list three fact
 STEPS, SECONDS = 24, 10.0  # at most
 
 
-def settle_readings(source: Source, graphs: Graphs, device: str, report: OnProgress) -> None:
-    """Decide in which way each drafter is read whose publisher leaves it open, by what is accepted of its drafts of a
-    short text, and report that in one line. A second way must be much better: it is the rarer one."""
-    step = graphs.step.module
-    assert isinstance(step, SpeculativeStep)
-    for scorer in parts(step.drafter.scorer):
-        usual = scorer.read_otherwise() and scorer.read_otherwise()
-        if usual is None or step.drafter.nodes == 0:
-            continue
-        first = _tried(source, graphs, device)
-        other = scorer.read_otherwise()
-        second = _tried(source, graphs, device)
-        taken = sum(second) * len(first) > 2 * sum(first) * len(second) and sum(second) > len(second) / 4
-        if not taken:
-            scorer.read_otherwise()
-        rates = f"{_rate(first):.1f} tokens per step, with {other} {_rate(second):.1f}"
-        report(f"drafter: its config leaves {usual} open: {rates}; taken as {other if taken else usual}")
-
-
 def try_drafts(source: Source, graphs: Graphs, device: str, report: OnProgress) -> None:
     """Continue a short text with the plain modules, which lie on `device`, and report the tokens per step in one line.
     A second line warns of a neural drafter none of whose drafts is accepted."""
@@ -49,8 +28,8 @@ def try_drafts(source: Source, graphs: Graphs, device: str, report: OnProgress) 
     assert isinstance(step, SpeculativeStep)
     if step.drafter.nodes == 0:
         return
-    accepted = _tried(source, graphs, device)
-    report(f"drafts: {_rate(accepted):.1f} tokens per step over {len(accepted)} steps")
+    accepted = accepted_drafts(source, graphs, device)
+    report(f"drafts: {tokens_per_step(accepted):.1f} tokens per step over {len(accepted)} steps")
     if step.drafter.scorer.neural and not any(accepted):
         report(
             "warning: no draft was accepted. Usual causes: a head that was trained for another target, feature layers "
@@ -58,15 +37,15 @@ def try_drafts(source: Source, graphs: Graphs, device: str, report: OnProgress) 
         )
 
 
-def _tried(source: Source, graphs: Graphs, device: str) -> list[int]:
+def accepted_drafts(source: Source, graphs: Graphs, device: str) -> list[int]:
     """What is accepted of the drafts of a short text, step after step."""
     prompt = _prompt(source.tokenizer, graphs.spec)
     longest = min(graphs.spec.max_seq_len, len(prompt) + STEPS * (1 + graphs.spec.config["depth"]))
     return _accepted(prompt, graphs, _trial_spec(graphs.spec, longest, device))
 
 
-def _rate(accepted: Sequence[int]) -> float:
-    """Tokens per step."""
+def tokens_per_step(accepted: Sequence[int]) -> float:
+    """Of steps of which that much is accepted."""
     return 1 + sum(accepted) / len(accepted)
 
 

@@ -26,30 +26,45 @@ class CausalLM(nn.Module):
         caches, self.states = kept_by(model)
         self.cached = sorted(caches)  # the layers with keys and values
         self.layers, self.depth = len(caches), int(model.config.get_text_config().num_hidden_layers)
-        if not caches and any(layer <= self.depth for layer in feature_layers):
-            raise UnsupportedModel(  # the first is then that behind the first layer, not ahead of it
-                f"model: transformers numbers the hidden states of {type(model).__name__}, which has no attention, "
-                "otherwise than those of others; expected a drafter that reads the one behind the final norm alone"
-            )
-        if self.depth in feature_layers:
-            capture_last_layer(model)
-        self.normed = capture_normed(model) if self.depth + 1 in feature_layers else None
+        self.model = model.eval().requires_grad_(False)
+        self.normed: Normed | None = None
         register_attention()
         register_experts()
-        model.set_attn_implementation(ATTENTION_NAME)
         model.set_experts_implementation(EXPERTS_NAME)
-        self.model = model.eval().requires_grad_(False)
-        self.feature_layers = tuple(feature_layers)
+        self.read_features(feature_layers)
         self.config = model.config.get_text_config()
         self.windows = convolution_sizes(model)
         self.vocab_size: int = self.model.get_output_embeddings().weight.shape[0]
         bounds = (getattr(self.config, "max_position_embeddings", None), keep_short_frequencies(model))
         self.max_positions: int | None = min((bound for bound in bounds if bound is not None), default=None)
 
+    def read_features(self, layers: Sequence[int]) -> None:
+        """Return these hidden states as features from now on. Raises UnsupportedModel."""
+        if not self.layers and any(layer <= self.depth for layer in layers):
+            raise UnsupportedModel(  # the first is then that behind the first layer, not ahead of it
+                f"model: transformers numbers the hidden states of {type(self.model).__name__}, which has no "
+                "attention, otherwise than those of others; expected a drafter that reads the one behind the final "
+                "norm alone"
+            )
+        try:
+            if self.depth in layers:
+                capture_last_layer(self.model)
+            if self.depth + 1 in layers and self.normed is None:
+                self.normed = capture_normed(self.model)
+        finally:  # both run the model as transformers does
+            self.model.set_attn_implementation(ATTENTION_NAME)
+        self.feature_layers = tuple(layers)
+
     def forward(
-        self, tokens: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]
+        self,
+        tokens: Tensor,
+        where: Pass,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        added: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """tokens [B, T] int64 -> logits [B, T, V] and features [B, T, features * hidden] (None without feature layers).
+        """tokens [B, T] int64, what is added to their embeddings [B, T, H], None for nothing -> logits [B, T, V] and
+        features [B, T, features * hidden] (None without feature layers).
 
         The KV of the tokens is written in place at `where.slots`; `where.commit` writes to states of rows.
         """
@@ -57,7 +72,7 @@ class CausalLM(nn.Module):
             where.window(size)
         inner = any(layer <= self.depth for layer in self.feature_layers)
         try:
-            out = self.model(**self._arguments(tokens, where, keys, values), output_hidden_states=inner)
+            out = self.model(**self._arguments(tokens, where, keys, values, added), output_hidden_states=inner)
         finally:
             take_state()  # of a layer that failed
         states = dict(enumerate(out.hidden_states)) if inner else {}
@@ -67,7 +82,7 @@ class CausalLM(nn.Module):
         return out.logits, torch.cat(features, -1) if features else None
 
     def _arguments(
-        self, tokens: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor]
+        self, tokens: Tensor, where: Pass, keys: Sequence[Tensor], values: Sequence[Tensor], added: Tensor | None
     ) -> dict[str, Any]:
         positions = where.positions
         if (
@@ -76,8 +91,9 @@ class CausalLM(nn.Module):
             positions = positions.clamp(max=self.max_positions - 1)
         cache = HybridCache(keys, values, where, self.cached)
         given: dict[str, Any] = {"input_ids": tokens}
-        if where.wanted is not None:  # zeros must enter ahead of the first layer
-            given = {"inputs_embeds": where.zeros_unless_wanted(self.model.get_input_embeddings()(tokens))}
+        if where.wanted is not None or added is not None:  # zeros must enter ahead of the first layer
+            embedded = self.model.get_input_embeddings()(tokens)
+            given = {"inputs_embeds": where.zeros_unless_wanted(embedded if added is None else embedded + added)}
         named = {"position_ids": positions, "attention_pass": where}
         return given | named | with_cache(self.model, cache)
 

@@ -2,21 +2,53 @@
 
 | who writes it | how it is known | layer ids | slot k says | a slot sees of its block |
 |---|---|---|---|---|
-| z-lab (DFlash) | `dflash_config` | t is state t + 1 | token k behind the root | all; sliding layers: to itself |
+| z-lab (and DFlash2) | `dflash_config` | t is state t + 1 | token k behind the root | all; sliding layers: to itself |
 | JetSpec | `causal_head` in it | the same | the same | to itself |
 | SpecForge (DSpark, Domino) | `projector_type` in it | the same | token k + 1; Domino: `shift_label` | all |
 | DeepSpec (DSpark) | `target_layer_ids` at the top | t + 1, -1 is 0 | token k + 1 | all |
-| speculators | its types dflash and dspark | i is state i | `sample_from_anchor` | `sliding_window_non_causal` |
+| speculators | its types dflash, dflash2, dspark | i is state i | `sample_from_anchor` | `sliding_window_non_causal` |
 
-Hidden states are transformers', see `eagle3_config`. What else such a config may ask for is refused by its name.
+z-lab's `is_causal` says of all layers what a slot sees. Hidden states are transformers', see `eagle3_config`. What of
+this a config does not say itself is taken so, and tried the other way, too (`settle_readings`). What else such a config
+may ask for is refused by its name.
 """
 
 from typing import Any
 
-from .block_fields import DFLASH_FIELDS, Bigrams, Path, Read, ZLab, refused
+from .block_fields import DFLASH_FIELDS, Bigrams, Corrected, Layers, Path, Read, Selected, ZLab, refused
 
-SPECULATORS = ("dflash", "dspark")
-OTHERS = ("dflash2", "domino")  # of the same family, not taken
+SPECULATORS = ("dflash", "dflash2", "dspark")
+OTHERS = ("domino",)  # of the same family, not taken
+
+
+class _DFlash(ZLab):
+    """z-lab's own, and JetSpec."""
+
+    fields = DFLASH_FIELDS | {"output_multiplier", "final_logit_softcapping", "input_embedding_scale"}
+
+    def logits_scale(self) -> tuple[float, float]:
+        names = ("output_multiplier", "final_logit_softcapping", "input_embedding_scale")
+        multiplier, softcap, scale = (self._real(name, self.value(name)) for name in names)
+        if scale not in (None, 1.0):
+            raise refused(self.name, "input_embedding_scale", "1, the target's embeddings as they are", scale)
+        return 1.0 if multiplier is None else multiplier, max(softcap or 0.0, 0.0)
+
+    def _real(self, field: str, value: Any) -> float | None:
+        if value is None or type(value) in (int, float):
+            return None if value is None else float(value)
+        raise refused(self.name, field, "a number", value)
+
+
+class _DFlash2(_DFlash):
+    """z-lab's DFlash2, which SpecForge writes, too: convolutions, and a choice among the likeliest tokens."""
+
+    fields = _DFlash.fields | {"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"}
+
+    def correction(self, from_anchor: bool) -> Selected:
+        return self.selected()
+
+    def convolution(self) -> tuple[int, int]:
+        return self.convolved()
 
 
 class _SpecForgeDSpark(ZLab):
@@ -50,6 +82,9 @@ class _SpecForgeDomino(ZLab):
 
     def usual_shift(self) -> bool:
         return bool(self.own().get("shift_label"))
+
+    def says_shift(self) -> bool:
+        return super().says_shift() or "shift_label" in self.own()
 
     def correction(self, from_anchor: bool) -> Path:
         own = self.own()
@@ -85,7 +120,7 @@ class _DeepSpec(ZLab):
 
 
 class _Speculators(ZLab):
-    """Types dflash and dspark of speculators: the fields of the layers in `transformer_layer_config`."""
+    """Types dflash, dflash2 and dspark of speculators: the fields of the layers in `transformer_layer_config`."""
 
     def inner(self) -> dict[str, Any]:
         inner = self.data.get("transformer_layer_config")
@@ -102,17 +137,19 @@ class _Speculators(ZLab):
         wide: int | None = self.data.get("target_hidden_size")
         return wide
 
-    def feature_layers(self) -> tuple[int, ...]:
+    def feature_layers(self) -> Layers:
         field = "aux_hidden_state_layer_ids"
         return self.hidden_states(field, self.data.get(field), 0)
 
     def causal(self, sliding: bool) -> bool:
-        if not sliding:
-            return False
-        both_ways = self.data.get("sliding_window_non_causal")
-        if type(both_ways) is not bool:  # vLLM assumes true, speculators false
-            raise refused(self.name, "sliding_window_non_causal", "true or false; add what it is", both_ways)
-        return not both_ways
+        # Where it is not said, vLLM assumes true; speculators does so of dflash2 alone.
+        both_ways = self.data.get("sliding_window_non_causal", self._second())
+        if type(both_ways) is not bool:
+            raise refused(self.name, "sliding_window_non_causal", "true or false", both_ways)
+        return sliding and not both_ways
+
+    def says_mask(self) -> bool:
+        return "sliding_window_non_causal" in self.data
 
     def usual_shift(self) -> bool:
         return self.data["speculators_model_type"] == "dspark"
@@ -120,8 +157,17 @@ class _Speculators(ZLab):
     def says_all(self) -> bool:
         return self.from_anchor()
 
-    def correction(self, from_anchor: bool) -> Bigrams | None:
+    def correction(self, from_anchor: bool) -> Corrected:
+        if self._second():
+            return self.selected()
         return self.bigrams(from_anchor) if self.data["speculators_model_type"] == "dspark" else None
+
+    def convolution(self) -> tuple[int, int] | None:
+        return self.convolved() if self._second() else None
+
+    def _second(self) -> bool:
+        kind: str = self.data["speculators_model_type"]
+        return kind == "dflash2"
 
 
 PROJECTORS: dict[str, type[ZLab]] = {"dspark": _SpecForgeDSpark, "domino": _SpecForgeDomino}
@@ -147,6 +193,7 @@ def read_block_config(name: str, data: dict[str, Any], target_hidden: int, targe
     projector = nested.get("projector_type")
     if projector not in (None, *PROJECTORS):
         raise refused(name, "dflash_config.projector_type", f"none or {' or '.join(PROJECTORS)}", projector)
-    own = PROJECTORS[projector] if projector else ZLab
+    second = "selector_rank" in nested or "DFlash2" in "".join(data.get("architectures") or ())
+    own = PROJECTORS[projector] if projector else _DFlash2 if second else _DFlash
     reader = _Speculators if kind else own if "dflash_config" in data else _DeepSpec
     return reader(name, data, target_hidden, target_layers).read()

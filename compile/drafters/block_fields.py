@@ -6,7 +6,7 @@ from ...errors import BuildError
 from ...graphs.drafters.block import BlockConfig
 from ...graphs.drafters.block_layer import LayerMask
 from ...graphs.drafters.correction import MARKOVS
-from .eagle3_config import layer_config
+from .eagle3_config import OWN_LAYERS, layer_config
 
 DFLASH_FIELDS = {"mask_token_id", "target_layer_ids", "causal_head", "target_hidden_size", "block_size"}
 
@@ -26,11 +26,20 @@ class Path(NamedTuple):
     skipped: int
 
 
-Read = tuple[BlockConfig, Bigrams | Path | None]
+class Selected(NamedTuple):
+    """A choice among so many of a slot's likeliest tokens, of DFlash2, by the token ahead."""
+
+    rank: int
+    among: int
+
+
+Layers = tuple[tuple[int, ...], tuple[int, ...] | None]
+Corrected = Bigrams | Path | Selected | None
+Read = tuple[BlockConfig, Corrected]
 
 
 class ZLab:
-    """z-lab's DFlash and JetSpec: the fields of Qwen3, and `dflash_config`."""
+    """What all have that build on z-lab's DFlash: the fields of Qwen3, and `dflash_config`."""
 
     def __init__(self, name: str, data: dict[str, Any], target_hidden: int, target_layers: int):
         self.name, self.data, self.target_hidden, self.target_layers = name, data, target_hidden, target_layers
@@ -51,20 +60,28 @@ class ZLab:
             self.target_hidden,
             self.wide(),
         )
-        from_anchor = self.from_anchor()
-        block_size = self.number("block_size", self.data.get("block_size"), 1 if self.says_all() else 2)
+        from_anchor, (layers, other) = self.from_anchor(), self.feature_layers()
+        correction = self.correction(from_anchor)
+        anchored = isinstance(correction, Bigrams) and correction.kind == "rnn"  # it exists for one shift alone
+        block_size = self.number("block_size", self.value("block_size"), 1 if self.says_all() else 2)
+        multiplier, softcap = self.logits_scale()
         block = BlockConfig(
             layer=config,
-            feature_layers=self.feature_layers(),
+            feature_layers=layers,
+            other_layers=other,
             target_hidden_size=self.target_hidden,
             masks=tuple(self.mask(kind) for kind in self.layer_types()),
             block_size=block_size,
             most_depth=block_size if self.says_all() else block_size - 1,
-            mask_token=self.number("mask_token_id", self.own().get("mask_token_id"), 0),
+            mask_token=self.number("mask_token_id", self.value("mask_token_id"), 0),
             from_anchor=from_anchor,
-            shift_unsaid=type(self) is ZLab and "sample_from_anchor" not in self.data,
+            convolution=self.convolution(),
+            multiplier=multiplier,
+            softcap=softcap,
+            shift_unsaid=block_size > 1 and not self.says_shift() and not anchored,
+            mask_unsaid="sliding_attention" in self.layer_types() and not self.says_mask(),
         )
-        return block, self.correction(from_anchor)
+        return block, correction
 
     def inner(self) -> dict[str, Any]:
         """The fields of the layers."""
@@ -78,6 +95,11 @@ class ZLab:
             raise refused(self.name, f"dflash_config.{odd[0]}", "none", found[odd[0]])
         return dict(found)
 
+    def value(self, field: str) -> Any:
+        """A field of these, which may lie at the top, too."""
+        found = self.own().get(field)
+        return self.data.get(field) if found is None else found
+
     def wide(self) -> int | None:
         """The hidden size of the target that it is for; None for its own."""
         wide: int | None = self.own().get("target_hidden_size")
@@ -87,22 +109,27 @@ class ZLab:
 
     def ids(self) -> Any:
         """Which layers it reads, by the publisher's numbers; z-lab's own where it says none."""
-        given = self.own().get("target_layer_ids")
+        given = self.value("target_layer_ids")
         if given is not None:
             return given
         last, gaps = self.target_layers - 3, self.layers - 1
         return [round(1 + i * (last - 1) / gaps) for i in range(self.layers)] if gaps else [self.target_layers // 2]
 
-    def feature_layers(self) -> tuple[int, ...]:
-        """Indices of hidden states."""
-        return self.hidden_states("target_layer_ids", self.ids(), 1)
+    def feature_layers(self) -> Layers:
+        """Indices of hidden states, and what else they may be."""
+        usual, other = self.hidden_states("target_layer_ids", self.ids(), 1)
+        return usual, other if self.value("target_layer_ids") is not None else None
 
-    def hidden_states(self, field: str, ids: Any, offset: int) -> tuple[int, ...]:
-        """Ids of layers, each `offset` below the index of the hidden state."""
+    def hidden_states(self, field: str, ids: Any, offset: int) -> Layers:
+        """Ids of layers, each `offset`, 0 or 1, below the index of the hidden state, as their writer has them; or else
+        1 - `offset`, where there are such states. The field `feature_layers` has the indices themselves."""
+        own = self.data.get(OWN_LAYERS)
+        field, ids, offset = (field, ids, offset) if own is None else (OWN_LAYERS, own, 0)
         good = isinstance(ids, list) and ids and all(type(i) is int for i in ids)
         if not good or not all(0 <= i + offset <= self.target_layers for i in ids):
             raise refused(self.name, field, f"layers {-offset} to {self.target_layers - offset} of the target", ids)
-        return tuple(i + offset for i in ids)
+        usual, other = (tuple(i + shift for i in ids) for shift in (offset, 1 - offset))
+        return usual, other if own is None and min(other) >= 0 and max(other) <= self.target_layers else None
 
     def layer_types(self) -> list[str]:
         found = self.layer.get("layer_types") or ["full_attention"] * self.layers
@@ -117,7 +144,12 @@ class ZLab:
 
     def causal(self, sliding: bool) -> bool:
         """Whether a slot sees those up to its own alone, in such a layer."""
-        return sliding or bool(self.own().get("causal_head"))
+        said = self.data.get("is_causal")
+        if said is None:
+            return sliding or bool(self.own().get("causal_head"))
+        if type(said) is not bool:
+            raise refused(self.name, "is_causal", "true or false", said)
+        return said
 
     def from_anchor(self) -> bool:
         """What slot k says, see `BlockConfig`; where the publisher leaves it open, the drafts of a text decide."""
@@ -129,12 +161,38 @@ class ZLab:
     def usual_shift(self) -> bool:
         return False
 
+    def says_shift(self) -> bool:
+        return "sample_from_anchor" in self.data
+
+    def says_mask(self) -> bool:
+        """Whether it is said what slots of sliding layers see."""
+        return bool(self.own().get("causal_head")) or self.data.get("is_causal") is not None
+
     def says_all(self) -> bool:
         """Whether a block says as many tokens as it has slots, else one less."""
         return False
 
-    def correction(self, from_anchor: bool) -> Bigrams | Path | None:
+    def correction(self, from_anchor: bool) -> Corrected:
         return None
+
+    def convolution(self) -> tuple[int, int] | None:
+        """Taps and group of the layers' convolutions."""
+        return None
+
+    def logits_scale(self) -> tuple[float, float]:
+        """By what logits are multiplied, and what they stay below, 0 for no bound."""
+        return 1.0, 0.0
+
+    def selected(self) -> Selected:
+        rank, among = (self.number(field, self.value(field), 1) for field in ("selector_rank", "selector_top_k"))
+        return Selected(rank, among)
+
+    def convolved(self) -> tuple[int, int]:
+        taps, group = (self.number(field, self.value(field), 1) for field in ("conv_kernel_size", "conv_group_size"))
+        if self.layer["hidden_size"] % group:
+            expected = f"a number that {self.layer['hidden_size']} is a multiple of"
+            raise refused(self.name, "conv_group_size", expected, group)
+        return taps, group
 
     def bigrams(self, from_anchor: bool) -> Bigrams | None:
         rank = self.number("markov_rank", self.own().get("markov_rank", 0), 0)

@@ -1,4 +1,4 @@
-"""Block drafters as they are published: DFlash, JetSpec, DSpark and Domino, by their authors, speculators or
+"""Block drafters as they are published: DFlash, DFlash2, JetSpec, DSpark and Domino, by their authors, speculators or
 SpecForge."""
 
 from typing import Any
@@ -8,16 +8,17 @@ from torch import Tensor
 
 from ...errors import BuildError
 from ...graphs.drafters.block import BlockConfig, BlockDrafter, BlockHead
-from ...graphs.drafters.correction import MARKOVS, Correction, Domino
+from ...graphs.drafters.correction import MARKOVS, Correction, Domino, Selector
 from ..config import EngineConfig
 from ..source import Source
 from .block_config import is_block_config, read_block_config
-from .block_fields import Bigrams, Path
+from .block_fields import Corrected, Path, Selected
 from .eagle3_file import placed
 from .published import config_of, fill, linear, read_tensors
 
 # What drafting does not need: a guess of how much will be accepted, and copies of what the target has.
 UNUSED = ("confidence_head.", "verifier_norm.", "verifier_lm_head.", "t2d")
+CODEBOOK = "correction.predecessor_codebook.weight"
 DOMINO = {
     "prefix_gru.weight_ih_l0": "correction.token.weight", "prefix_gru.weight_hh_l0": "correction.state.weight",
     "embed_proj.0.weight": "correction.down.weight", "embed_proj.2.weight": "correction.up.weight",
@@ -50,18 +51,21 @@ def _own_name(name: str) -> str:
     """The name that `BlockHead` has for a published tensor."""
     name = name.removeprefix("model.").removeprefix("logit_head.")
     part, _, rest = name.partition(".")
+    if part == "candidate_selector":
+        return f"correction.{rest}" if rest.endswith(".weight") else f"correction.{rest}.weight"
     if part == "markov_head":
         return f"correction.{rest}"
     return DOMINO.get(name, name)
 
 
-def _correction(
-    said: Bigrams | Path | None, tensors: dict[str, Tensor], draft_tokens: int, size: int
-) -> Correction | None:
+def _correction(said: Corrected, tensors: dict[str, Tensor], draft_tokens: int, size: int) -> Correction | None:
     if said is None:
         return None
     if isinstance(said, Path):
         return Domino(draft_tokens, said.inner, said.memory, size, said.skipped)
+    if isinstance(said, Selected):
+        rows = tensors.get(CODEBOOK, torch.empty(draft_tokens, 0)).shape[0]
+        return Selector(rows, draft_tokens, said.rank, size, said.among)
     rows = tensors.get("correction.markov_w1.weight", torch.empty(draft_tokens, 0)).shape[0]
     return MARKOVS[said.kind](rows, draft_tokens, said.rank, size)
 

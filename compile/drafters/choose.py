@@ -37,6 +37,7 @@ from .mlp_speculator_file import is_mlp_speculator, load_mlp_speculator
 from .mtp_file import NAME as MTP
 from .mtp_file import is_mtp_speculator, load_mtp, load_mtp_speculator
 from .ngram_file import is_ngram_file, load_tables, shipped_tables
+from .pard2_file import is_pard2, load_pard2
 from .pard_config import mask_token
 from .peagle_file import is_peagle, load_peagle
 from .shared_cache_file import is_shared_cache, load_shared_cache
@@ -156,10 +157,11 @@ def adopt(scorer: Scorer, target: Source, config: EngineConfig) -> tuple[Scorer,
 def _draft_model(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:
     source = load_source(name, config.dtype, config.build_device)
     tokens, layers, mask = tokens_between(target, source), cache_layers(source.model), mask_token(source)
-    model = CausalLM(source.model)
-    if mask is not None:
-        return Pard(model, layers, tokens, mask), chain(8)
-    return DraftModel(model, layers, tokens), chain(4)
+    if mask is None:
+        return DraftModel(CausalLM(source.model), layers, tokens), chain(4)
+    if is_pard2(source):
+        return load_pard2(source, target, config, layers, tokens, mask), chain(8)
+    return Pard(CausalLM(source.model), layers, tokens, mask), chain(8)
 
 
 def _shape(config: EngineConfig, default: TreeShape, deepest: int | None) -> TreeShape:

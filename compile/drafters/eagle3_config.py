@@ -11,10 +11,11 @@ the final norm.
 | `eagle_config`, others | i | NVIDIA's gpt-oss v3 heads, Kimi heads; as SGLang reads them (its pull request 25454) |
 | top level | i | speculators and vLLM |
 | top level, 1, L // 2 - 1, L - 4 | i + 1 | heads of SpecForge converted to speculators with their ids as they were |
-| top level, beside `specstep` | i, in the order given | this package |
+| `feature_layers`; top level, beside `specstep` | i, in the order given | this package |
 
-All but the last are sorted: every other runtime collects the features in the order of the layers. Ids under another
-convention show in the acceptance alone; to change them, write indices as above at the top level.
+All but the last are sorted: every other runtime collects the features in the order of the layers. What the ids of all
+but the first and the last row mean is taken from who seems to have written them: the build tries the other meaning, one
+layer off, too (`settle_readings`). `feature_layers` settles it.
 """
 
 import json
@@ -27,6 +28,7 @@ from ...errors import BuildError
 from ...graphs.drafters.eagle3 import Eagle3Config
 
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
+OWN_LAYERS = "feature_layers"  # indices of hidden states, for what no publisher says
 LAYER_FIELDS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
     "rms_norm_eps", "attention_bias", "mlp_bias", "max_position_embeddings", "rope_theta", "rope_scaling",
@@ -52,11 +54,13 @@ def config_from(
     size = data.get("draft_vocab_size") or inner.get("vocab_size", vocabulary)
     if type(size) is not int or size < 1:
         raise BuildError(f"drafter: {path}: draft_vocab_size: expected a number of tokens, got {size!r}")
+    layers, other = aux_layers(path, data, target_layers)
     return Eagle3Config(
         layer=layer,
         draft_vocab_size=size,
         target_hidden_size=target_hidden,
-        feature_layers=aux_layers(path, data, target_layers),
+        feature_layers=layers,
+        other_layers=other,
         **_flags(path, data),
     )
 
@@ -83,37 +87,40 @@ def layer_config(
         raise BuildError(f"drafter: {path}: expected the fields of a Llama layer, got {error!r}") from None
 
 
-def aux_layers(path: Path, data: dict[str, Any], layers: int) -> tuple[int, ...]:
-    """Indices of the hidden states that a head reads, of a target with so many layers (see above). Raises
-    BuildError."""
+def aux_layers(path: Path, data: dict[str, Any], layers: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Indices of the hidden states that a head reads, of a target with so many layers (see above), and what else its
+    ids may mean, None where they mean one thing. Raises BuildError."""
     nested = data.get("eagle_config") or {}
     if not nested.get("use_aux_hidden_state", True):
         raise BuildError(
             f"drafter: {path}: use_aux_hidden_state: expected true, got false; a head over the last hidden state alone "
             "is not supported"
         )
-    given = nested.get(AUX_LAYERS) or data.get(AUX_LAYERS) or data.get("aux_hidden_state_layer_ids")
+    own, other = data.get(OWN_LAYERS), None
+    given = own or nested.get(AUX_LAYERS) or data.get(AUX_LAYERS) or data.get("aux_hidden_state_layer_ids")
     ids = given or (2, layers // 2, layers - 3)
     if not isinstance(ids, list | tuple) or not all(type(index) is int for index in ids):
         raise BuildError(f"drafter: {path}: {AUX_LAYERS}: expected a list of layers, got {ids!r}")
-    if "specstep" not in data:
+    if "specstep" not in data and not own:
         ids = sorted(ids)
         outputs = ids[0] == 1 if nested.get(AUX_LAYERS) else ids == [1, layers // 2 - 1, layers - 4]
-        ids = [index + 1 for index in ids] if outputs else ids
+        both = (tuple(ids), tuple(index + 1 for index in ids))
+        ids, other = both[outputs], both[not outputs] if given and max(both[not outputs]) <= layers else None
     if not all(0 <= index <= layers for index in ids):
         raise BuildError(
             f"drafter: {path}: {AUX_LAYERS}: expected hidden states 0 to {layers} of the target, got "
             f"{', '.join(map(str, ids))} (from {given or 'the default'})"
         )
-    return tuple(ids)
+    return tuple(ids), other
 
 
 def _flags(path: Path, data: dict[str, Any]) -> dict[str, bool]:
-    """The switches of a head's architecture, at the top level or in `eagle_config`. Raises BuildError."""
+    """The switches of a head's architecture, at the top level or in `eagle_config`, and whether one of them is left
+    open. Raises BuildError."""
     kind = data.get("speculators_model_type", "eagle3")
     if kind != "eagle3":
         raise BuildError(f"drafter: {path}: speculators_model_type: expected eagle3, got {kind}")
     found = (data.get("eagle_config") or {}) | {key: value for key, value in data.items() if value is not None}
-    if "speculators_model_type" in data and "norm_before_residual" not in found:  # vLLM assumes true, speculators false
-        raise BuildError(f"drafter: {path}: norm_before_residual: expected true or false, got none; add what it is")
-    return {field: bool(found.get(field)) for field in FLAGS}
+    # vLLM assumes true where a config of speculators does not say it, speculators false.
+    unsaid = "speculators_model_type" in data and "norm_before_residual" not in found
+    return {field: bool(found.get(field)) for field in FLAGS} | {"residual_unsaid": unsaid}

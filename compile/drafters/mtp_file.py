@@ -137,7 +137,7 @@ def _head(name: str, target: Source, config: EngineConfig, layout: Layout, tenso
     by_kind = "layer_type" in inspect.signature(decoder.rotary_emb.forward).parameters
     head = MtpHead(
         text.hidden_size, norms, layer, decoder.rotary_emb, model.get_output_embeddings(),
-        text.num_hidden_layers + layout.normed, kept_by(model).caches[place], layout.hidden_first,
+        text.num_hidden_layers, layout.normed, kept_by(model).caches[place], layout.hidden_first,
         "proj.bias" in tensors, text.layer_types[place] if by_kind else None,
     )  # fmt: skip
     tensors = _with_joined_experts(tensors, head.state_dict())

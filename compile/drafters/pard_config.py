@@ -9,17 +9,12 @@ def mask_token(source: Source) -> int | None:
     Raises BuildError."""
     config = source.model.config.get_text_config()
     kind, mask = getattr(config, "spd_type", None), getattr(config, "pard_token", None)
-    if kind not in (None, "pard"):
+    if kind not in (None, "pard", "pard2"):
         raise BuildError(
-            f"drafter: {source.name}: spd_type: expected pard or none, got {kind!r}; take a PARD model or an ordinary "
-            "one"
+            f"drafter: {source.name}: spd_type: expected pard, pard2 or none, got {kind!r}; take a PARD model or an "
+            "ordinary one"
         )
-    if getattr(config, "pard2", False):
-        raise BuildError(
-            f"drafter: {source.name}: pard2: expected none, got {config.pard2!r}; PARD-2 reads the target's hidden "
-            "states, which is not supported; take a PARD model or an ordinary one"
-        )
-    if mask is None and kind is None:
+    if mask is None and kind is None and not getattr(config, "pard2", False):
         return None
     rows: int = source.model.get_input_embeddings().weight.shape[0]
     if type(mask) is not int or not 0 <= mask < rows:

@@ -51,7 +51,9 @@ def read_peagle(path: Path, target_hidden: int, target_layers: int, vocabulary: 
     odd = sorted({*(inner.get("layer_types") or ())} - {"full_attention"})
     if odd:
         raise BuildError(f"drafter: {path}: layer_types: expected full_attention alone, got {', '.join(odd)}")
-    first = {key: value for key, value in data.items() if key != "speculators_model_type"} | {"num_hidden_layers": 1}
+    first = data | {"num_hidden_layers": 1}
+    if "speculators_model_type" in data:
+        first["speculators_model_type"] = "eagle3"
     if nested:
         first["transformer_layer_config"] = nested | {"num_hidden_layers": 1}
     head = config_from(path, first, target_hidden, target_layers, vocabulary)

@@ -1,9 +1,9 @@
 """Block drafters: a few layers that say a block of tokens in one pass, over what the target made of the text.
 
 Source: DFlash (arXiv 2602.06036); JetSpec, whose block is causal; DSpark (arXiv 2607.05147), whose first slot says the
-first token. The keys and values of each layer at a committed position are made of the target's features there, and of
-nothing else. A block is the root and masks: its slots attend to the committed positions and to each other, and nothing
-of it is kept.
+first token; DFlash2, whose layers convolve. The keys and values of each layer at a committed position are made of the
+target's features there, and of nothing else. A block is the root and masks: its slots attend to the committed positions
+and to each other, and nothing of it is kept.
 Letters: B batch, C positions to catch up, Q slots of a block, D greatest depth, H the drafter's hidden size.
 """
 
@@ -24,7 +24,7 @@ from ..tree import Candidates, Expand, TreeShape
 from .all_depths import begun
 from .block_layer import BlockLayer, LayerMask
 from .correction import Correction
-from .drafter import owed_positions
+from .drafter import Unsaid, owed_positions
 from .frontier import drafting, embeddable, no_candidates
 from .recurrent import CatchingUp, RecurrentHead
 from .shared_noise import BestTokens
@@ -42,7 +42,12 @@ class BlockConfig:
     most_depth: int  # how many tokens a block says: as many as it has slots, or one less
     mask_token: int  # id that stands for a token not known yet
     from_anchor: bool  # whether slot k says what follows the k-th token behind the root, else the k-th token itself
+    convolution: tuple[int, int] | None = None  # see `BlockLayer`
+    multiplier: float = 1.0  # of the logits
+    softcap: float = 0.0  # what they stay below, 0 for no bound
     shift_unsaid: bool = False  # whether the publisher does not say which of the two
+    mask_unsaid: bool = False  # or whether slots of sliding layers see those behind them
+    other_layers: tuple[int, ...] | None = None  # what else `feature_layers` may be
 
 
 class BlockHead(RecurrentHead):
@@ -55,17 +60,44 @@ class BlockHead(RecurrentHead):
         super().__init__()
         layer = config.layer
         size, eps = layer.hidden_size, layer.rms_norm_eps
-        self.config, self.feature_layers = config, config.feature_layers
+        self.config, self.feature_layers, self.other_layers = config, config.feature_layers, config.other_layers
         self.width = len(config.feature_layers) * config.target_hidden_size
         self.cache_layer = CacheLayer(layer.num_key_value_heads, layer.head_dim, layer.head_dim)
         self.fc, self.hidden_norm = nn.Linear(self.width, size, bias=False), LlamaRMSNorm(size, eps)
-        self.layers = nn.ModuleList(BlockLayer(layer, mask) for mask in config.masks)
+        self.layers = nn.ModuleList(BlockLayer(layer, mask, config.convolution) for mask in config.masks)
         self.norm = LlamaRMSNorm(size, eps)
         self.lm_head, self.correction = lm_head, correction
         self.d2t: Tensor | None
         draft_tokens = lm_head.weight.shape[0] if d2t else 0
         self.register_buffer("d2t", torch.zeros(draft_tokens, dtype=torch.int64) if d2t else None)
         self.rotary = LlamaRotaryEmbedding(layer)
+
+    def unsaid(self) -> list[Unsaid]:
+        asked = ((self.config.shift_unsaid, self._shift), (self.config.mask_unsaid, self._mask))
+        return [describe() for unsaid, describe in asked if unsaid]
+
+    def _shift(self) -> Unsaid:
+        """Which slots say the depths. A root that says nothing leaves a block one depth less than it has slots."""
+        usual = self.config
+        depth = min(usual.most_depth, usual.block_size - 1)
+        other = replace(usual, from_anchor=not usual.from_anchor, most_depth=depth)
+
+        def swap() -> None:
+            self.config = usual if self.config is other else other
+
+        ways = ("sample_from_anchor false", "sample_from_anchor true")
+        return Unsaid(ways[usual.from_anchor], ways[other.from_anchor], swap)
+
+    def _mask(self) -> Unsaid:
+        """Whether slots of sliding layers see those behind them."""
+        attentions = [layer.self_attn for layer in self._layers() if layer.self_attn.mask.window]
+        ways, causal = ("sliding layers not causal", "sliding layers causal"), attentions[0].mask.causal
+
+        def swap() -> None:
+            for attention in attentions:
+                attention.mask = replace(attention.mask, causal=not attention.mask.causal)
+
+        return Unsaid(ways[causal], ways[not causal], swap)
 
     def fuse(self, features: Tensor) -> Tensor:
         return self.hidden_norm(self.fc(features))
@@ -75,7 +107,10 @@ class BlockHead(RecurrentHead):
 
     def logits(self, normed: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(normed)
-        return logits
+        bound = self.config.softcap
+        if self.config.multiplier != 1.0:
+            logits = logits * self.config.multiplier
+        return torch.tanh(logits / bound) * bound if bound else logits
 
     def keep(self, context: Tensor, where: Pass, cache: LayerCache) -> None:
         """Write what the layers make of committed positions; context [B, C, H], as `fuse` gives it."""
@@ -87,10 +122,13 @@ class BlockHead(RecurrentHead):
         """embedded [B, Q, H], a block; masks: the passes of causal layers and of others -> normed [B, Q, H]."""
         x, rotary = embedded, self.rotary(embedded, masks[False].positions)
         for index, layer in enumerate(self._layers()):
-            normed, attention = layer.input_layernorm(x), layer.self_attn
-            caches = cache.update(*attention.keys_and_values(normed, rotary), index)
-            x = x + attention(normed, rotary, masks[attention.mask.causal], *caches)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+
+            def attend(slots: Tensor, index: int = index, attention: Any = layer.self_attn) -> Tensor:
+                caches = cache.update(*attention.keys_and_values(slots, rotary), index)
+                attended: Tensor = attention(slots, rotary, masks[attention.mask.causal], *caches)
+                return attended
+
+            x = layer(x, attend)
         return self.norm(x)
 
     def _layers(self) -> list[Any]:
@@ -107,13 +145,6 @@ class BlockDrafter(CatchingUp):
     def __init__(self, head: BlockHead, embed: nn.Embedding):
         super().__init__(head, embed)
         self.most_depth = head.config.most_depth
-
-    def read_otherwise(self) -> str | None:
-        config = self.head.config
-        if not config.shift_unsaid:
-            return None
-        self.head.config = replace(config, from_anchor=not config.from_anchor)
-        return f"sample_from_anchor {str(not config.from_anchor).lower()}"
 
     def cache_layers(self) -> list[CacheLayer]:
         return super().cache_layers() * len(self.head.layers)
@@ -192,6 +223,7 @@ def corrected(
     """What scores one frontier after the other, the root's first, from the hidden state [B, 1, H] and the logits [B, 1,
     V] of each depth. Deeper levels get no candidates."""
     level, memory = 0, torch.zeros_like(hidden[0][:, :, :1]).expand(-1, -1, correction.memory)
+    logits = [likeliest_alone(depth, correction.among) for depth in logits] if correction.among else logits
 
     def expand(tokens: Tensor, parents: Tensor) -> Candidates:
         nonlocal level, memory
@@ -205,3 +237,9 @@ def corrected(
         return best(own if level <= correction.skipped else own + added)
 
     return expand
+
+
+def likeliest_alone(logits: Tensor, count: int) -> Tensor:
+    """logits [.., V] -> those of the `count` likeliest tokens, -inf for all others."""
+    least = logits.topk(min(count, logits.shape[-1]), -1).values[..., -1:]
+    return logits.masked_fill(logits < least, float("-inf"))

@@ -2,7 +2,8 @@
 path, and each node of a tree has one.
 
 Sources: DSpark (arXiv 2607.05147), a table of bigrams of low rank, W2 W1[token], as it is or weighed by the slot;
-Domino, a recurrent network over the path.
+Domino, a recurrent network over the path; DFlash2 (z-lab/dflash), which chooses among a slot's likeliest tokens by such
+a table whose numbers the slot weighs.
 Letters: B batch, F frontier nodes, H hidden size, R rank, G hidden size of the network, V tokens of the drafter.
 """
 
@@ -14,10 +15,11 @@ from .frontier import embeddable
 
 class Correction(nn.Module):
     """What is trained. memory: numbers that a path carries from token to token; skipped: the first depths that are not
-    corrected."""
+    corrected; among: how many of a slot's likeliest tokens may come, 0 for all."""
 
     memory = 0
     skipped = 0
+    among = 0
 
     def forward(self, tokens: Tensor, embedded: Tensor, hidden: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """tokens [B, F], their embeddings [B, F, H], the hidden state [B, F, H] of the slot that says what follows
@@ -93,3 +95,19 @@ class Domino(Correction):
         memory = (1.0 - keep) * new + keep * memory
         both = torch.cat([hidden, memory], -1)
         return self.up(nn.functional.silu(self.down(both))), memory
+
+
+class Selector(Correction):
+    """Chooses among a slot's likeliest tokens: adds W2 (W1[token] * W h) to their logits."""
+
+    def __init__(self, tokens: int, draft_tokens: int, rank: int, hidden_size: int, among: int):
+        """tokens, draft_tokens: as for `Markov`."""
+        super().__init__()
+        self.among = among
+        self.predecessor_codebook = nn.Embedding(tokens, rank)
+        self.hidden_projection = nn.Linear(hidden_size, rank, bias=False)
+        self.successor_codebook = nn.Linear(rank, draft_tokens, bias=False)
+
+    def forward(self, tokens: Tensor, embedded: Tensor, hidden: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        ahead = self.predecessor_codebook(embeddable(tokens, self.predecessor_codebook.num_embeddings))
+        return self.successor_codebook(ahead * self.hidden_projection(hidden)), memory

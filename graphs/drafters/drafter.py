@@ -1,6 +1,7 @@
 """A drafter: a scorer of next tokens and the shape of the tree that is grown from its scores."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,15 @@ from ..kept import CacheLayer
 from ..state import State, StateTensor
 from ..tree import Candidates, Expand, TreeShape, tree_state
 from .shared_noise import Ranking
+
+
+class Unsaid(NamedTuple):
+    """What the publisher of a checkpoint leaves open. usual: how the scorer takes it; other: how else it may be meant,
+    both for people; swap: has the scorer take it in the other way, and when called again in the usual one."""
+
+    usual: str
+    other: str
+    swap: Callable[[], None]
 
 
 class Scorer(nn.Module):
@@ -41,10 +51,9 @@ class Scorer(nn.Module):
     feature_layers: tuple[int, ...] = ()
     target_caches: tuple[int, ...] = ()
 
-    def read_otherwise(self) -> str | None:
-        """Take its checkpoint in the other of two ways that its publisher leaves open -> which one that is, for people;
-        the next call takes it in the first again. None where nothing is open."""
-        return None
+    def unsaid(self) -> list[Unsaid]:
+        """What its publisher leaves open, that first of which a wrong reading spoils most."""
+        return []
 
     def cache_layers(self) -> list[CacheLayer]:
         """The scorer's own KV cache, a shape for each layer."""

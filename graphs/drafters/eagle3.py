@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from ..attention import LayerCache, Pass
 from ..kept import CacheLayer
+from .drafter import Unsaid
 from .head_layer import HeadLayer
 from .recurrent import RecurrentHead
 
@@ -30,6 +31,8 @@ class Eagle3Config:
     norm_output: bool = False  # EAGLE-3.1: the normed hidden state is fed back
     norm_before_residual: bool = False  # the residual starts from the normed hidden state
     input_norms: bool = False  # of queries and keys, as in Qwen3
+    other_layers: tuple[int, ...] | None = None  # what else `feature_layers` may be
+    residual_unsaid: bool = False  # whether the publisher does not say what `norm_before_residual` is
 
 
 class MidLayer(HeadLayer):
@@ -60,7 +63,7 @@ class Eagle3Head(RecurrentHead):
         size, eps = config.layer.hidden_size, config.layer.rms_norm_eps
         count = len(config.feature_layers)
         layer = config.layer
-        self.config, self.feature_layers = config, config.feature_layers
+        self.config, self.feature_layers, self.other_layers = config, config.feature_layers, config.other_layers
         self.width = count * config.target_hidden_size
         self.cache_layer = CacheLayer(layer.num_key_value_heads, layer.head_dim, layer.head_dim)
         self.fc = nn.Linear(self.width, size, bias=False)
@@ -74,6 +77,17 @@ class Eagle3Head(RecurrentHead):
         self.d2t: Tensor
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.rotary = LlamaRotaryEmbedding(config.layer)
+
+    def unsaid(self) -> list[Unsaid]:
+        if not self.config.residual_unsaid:
+            return []
+        usual = self.config.norm_before_residual
+
+        def swap() -> None:
+            self.midlayer.norm_before_residual = not self.midlayer.norm_before_residual
+
+        ways = ("norm_before_residual false", "norm_before_residual true")
+        return [Unsaid(ways[usual], ways[not usual], swap)]
 
     def fuse(self, features: Tensor) -> Tensor:
         if self.config.fc_norm:

@@ -44,7 +44,11 @@ class Merged(Scorer):
         depths = [scorer.most_depth for scorer in scorers]
         self.most_depth = None if None in depths else max(depth for depth in depths if depth is not None)
         self.target_caches = tuple(place for scorer in scorers for place in scorer.target_caches)
-        self.feature_layers = tuple(layer for scorer in scorers for layer in scorer.feature_layers)
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Those of its scorers, which may come to read others."""
+        return tuple(layer for scorer in self._scorers() for layer in scorer.feature_layers)
 
     def cache_layers(self) -> list[CacheLayer]:
         return [layer for scorer in self._scorers() for layer in scorer.cache_layers()]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..attention import LayerCache, Pass
 from ..kept import CacheLayer, cache_name
+from .drafter import Unsaid
 from .recurrent import RecurrentHead
 
 
@@ -25,7 +26,8 @@ class MtpHead(RecurrentHead):
         layer: nn.Module,  # of the target's class, the first of its cache
         rotary: nn.Module,  # the target's
         lm_head: nn.Module,  # the target's
-        feature_layer: int,  # index of the hidden state that it reads
+        layers: int,  # how many the target has
+        normed: bool,  # the hidden state that it reads is the one behind the target's final norm
         cache_layer: CacheLayer,  # shape of its keys and values
         hidden_first: bool,  # the projection reads the hidden state ahead of the embedding
         bias: bool,  # of the projection
@@ -35,7 +37,8 @@ class MtpHead(RecurrentHead):
         self.enorm, self.hnorm, self.norm = norms["enorm"], norms["hnorm"], norms["norm"]
         self.proj = nn.Linear(2 * size, size, bias=bias)
         self.layer, self.rotary, self.lm_head = layer, rotary, lm_head
-        self.feature_layers, self.width, self.cache_layer = (feature_layer,), size, cache_layer
+        self.feature_layers, self.other_layers = (layers + normed,), (layers + (not normed),)
+        self.width, self.cache_layer = size, cache_layer
         self.hidden_first, self.rope_kinds = hidden_first, [rope_kind] if rope_kind else []
         self.cache_name = cache_name(layer)
 
@@ -56,6 +59,15 @@ class MtpHead(RecurrentHead):
         out = self.layer(x, **given)
         normed = self.norm(where.outputs_of(out[0] if isinstance(out, tuple) else out))
         return normed, normed
+
+    def unsaid(self) -> list[Unsaid]:
+        """The order of the projection's inputs: no config says it, the code that runs a checkpoint does."""
+
+        def swap() -> None:
+            self.hidden_first = not self.hidden_first
+
+        ways = ("the embedding first", "the hidden state first")
+        return [Unsaid(ways[self.hidden_first], ways[not self.hidden_first], swap)]
 
     def logits(self, normed: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(normed)

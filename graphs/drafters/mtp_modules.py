@@ -20,7 +20,7 @@ from ..attention import LayerCache, Pass, chain_pass
 from ..kept import CacheLayer
 from ..state import State, StateTensor
 from ..tree import Candidates, Expand, TreeShape
-from .drafter import most_catch_up, owed_positions
+from .drafter import Unsaid, most_catch_up, owed_positions
 from .frontier import FrontierPasses, drafting, embeddable, no_candidates
 from .mtp import MtpHead
 from .recurrent import CatchingUp
@@ -34,6 +34,16 @@ class MtpModules(CatchingUp):
         super().__init__(heads[0], embed)
         self.further, self.chained = nn.ModuleList(heads[1:]), chained
         self.most_depth = self.lookahead = len(heads)
+
+    def unsaid(self) -> list[Unsaid]:
+        order, *rest = super().unsaid()
+        each = [head.unsaid()[0] for head in self.heads()]
+
+        def swap() -> None:
+            for way in each:
+                way.swap()
+
+        return [order._replace(swap=swap), *rest]
 
     def heads(self) -> list[MtpHead]:
         return [self.head, *self.further]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..attention import chain_pass
+from ..attention import Pass, chain_pass
 from ..kept import CacheLayer
 from ..state import State
 from ..target import CausalLM
@@ -54,5 +54,11 @@ class Pard(DraftModel):
         tokens = with_masks(self.tokens.read(state["history"].gather(1, index)), last, self.mask, masks)
         most, count = most_catch_up(shape) + masks, (lengths - start).where(wanted, 0)
         where = chain_pass(start, tokens.shape[1], most, wanted, state=self.kept(state), count=count)
-        logits = of_depths(self.model(tokens, where, keys, values)[0], last, masks)
+        added = self.added(state, index, last, masks, where)
+        logits = of_depths(self.model(tokens, where, keys, values, added)[0], last, masks)
         return logits, lengths.where(wanted, state["draft_lengths"])
+
+    def added(self, state: State, index: Tensor, last: Tensor, masks: int, where: Pass) -> Tensor | None:
+        """What is added to the embeddings [B, C + masks, H] of the tokens at positions [B, C], of which `last` [B, 1]
+        is the root's, and of the masks behind it; None for nothing."""
+        return None

@@ -16,7 +16,7 @@ from ..attention import LayerCache, Pass, chain_pass
 from ..kept import CacheLayer
 from ..state import State, StateTensor
 from ..tree import Candidates, Expand, TreeShape
-from .drafter import Scorer, most_catch_up, owed_positions
+from .drafter import Scorer, Unsaid, most_catch_up, owed_positions
 from .frontier import FrontierPasses, drafting, embeddable
 from .shared_noise import BestTokens
 
@@ -24,10 +24,12 @@ from .shared_noise import BestTokens
 class RecurrentHead(nn.Module):
     """What is trained, and how it computes.
 
-    feature_layers: see `Scorer`; width: of these features side by side; cache_layer: its keys and values.
+    feature_layers: see `Scorer`; other_layers: what else they may be, None where the publisher says which they are;
+    width: of these features side by side; cache_layer: its keys and values.
     """
 
     feature_layers: tuple[int, ...]
+    other_layers: tuple[int, ...] | None = None
     width: int
     cache_layer: CacheLayer
 
@@ -48,6 +50,10 @@ class RecurrentHead(nn.Module):
         """What the head's tokens are called by the target: int64 [V]; None where it has the target's own."""
         return None
 
+    def unsaid(self) -> list[Unsaid]:
+        """See `Scorer.unsaid`; the layers apart."""
+        return []
+
 
 class CatchingUp(Scorer):
     """A scorer with a head whose cache holds `draft_lengths` positions made of true features. A step first runs the
@@ -63,6 +69,16 @@ class CatchingUp(Scorer):
         super().__init__()
         self.head, self.embed = head, embed
         self.feature_layers = head.feature_layers
+
+    def unsaid(self) -> list[Unsaid]:
+        usual, other = self.head.feature_layers, self.head.other_layers
+        if other is None:
+            return self.head.unsaid()
+
+        def swap() -> None:
+            self.feature_layers = usual if self.feature_layers == other else other
+
+        return [*self.head.unsaid(), Unsaid(f"feature_layers {[*usual]}", f"feature_layers {[*other]}", swap)]
 
     def cache_layers(self) -> list[CacheLayer]:
         return [self.head.cache_layer]

@@ -23,7 +23,7 @@ def test_engine_equals_torch_and_transformers(backend, published_heads, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("place", range(6))
 def test_each_alone_under_torch_compile(place, published_heads, tmp_path):
     folder = add_module(save_model(tmp_path / "target"), "DeepSeek-V3", module_tensors(tiny_model("Llama")))
     options = OPTIONS | TREE | {"drafter": f"{published_heads},mtp".split(",")[place]}

@@ -2,14 +2,12 @@
 
 import pytest
 import specstep
-from block_drafters import PUBLISHED, ZLAB, block_tensors, idle_tensors, save_block
-from cycle import TOKENS, accepted, save_cycle
 from models import save_model, tiny_model, tiny_tokenizer
 from specstep.compile.assemble import assemble
 from specstep.compile.config import make_config
 from specstep.compile.inductor import lower as inductor
-from specstep.compile.source import Source, load_source
-from specstep.compile.try_drafts import QUESTION, settle_readings, try_drafts
+from specstep.compile.source import Source
+from specstep.compile.try_drafts import QUESTION, try_drafts
 from specstep.runtime.inductor.torch_session import TorchSession
 
 
@@ -110,33 +108,3 @@ def test_a_build_reports_it_ahead_of_the_compile(tmp_path, monkeypatch):
             report=said.append,
         )
     assert said[-1].startswith("drafts: ")
-
-
-@pytest.mark.parametrize("said", [{}, {"sample_from_anchor": False}], ids=["open", "said"])
-@pytest.mark.parametrize("drafter", ["{}", "ngram,{}"])
-def test_a_shift_that_a_config_leaves_open_is_tried(drafter, said, tmp_path):
-    """A block whose root says the next token: read in the usual way, its mask is never right."""
-    folder = str(save_cycle(tmp_path / "cycle"))
-    own = {"mask_token_id": 0, "target_layer_ids": [0, 1]}
-    config = ZLAB | {"block_size": 2, "dflash_config": own, "vocab_size": TOKENS} | said
-    head = save_block(tmp_path / "head", config, idle_tensors(config))
-    given = {"dtype": "float32", "max_seq_len": 256, "drafter": drafter.format(head), "tree": "chain", "nodes": 1}
-    source, lines = load_source(folder, "float32", "cpu"), []
-    graphs = assemble(source, make_config(given))
-    settle_readings(source, graphs, "cpu", lines.append)
-    open_line = (
-        "drafter: its config leaves sample_from_anchor false open: 1.0 tokens per step, with sample_from_anchor true "
-        "2.0; taken as sample_from_anchor true"
-    )
-    assert lines == ([] if said else [open_line])
-    engine = specstep.eager(folder, **given)
-    assert accepted(engine) == ({0: 24} if said else {1: 12})
-
-
-def test_the_usual_reading_stays_where_neither_is_good(tmp_path):
-    config, _, _ = PUBLISHED["z-lab"]
-    head = save_block(tmp_path / "head", config, block_tensors(config))
-    source, lines = Source("Llama", tiny_model("Llama"), None), []
-    graphs = assemble(source, make_config({"dtype": "float32", "max_seq_len": 256, "drafter": str(head)}))
-    settle_readings(source, graphs, "cpu", lines.append)
-    assert len(lines) == 1 and lines[0].endswith("taken as sample_from_anchor false")

@@ -6,7 +6,8 @@ import random
 import pytest
 import specstep
 import torch
-from models import save_eagle3
+from models import save_eagle3, save_model
+from pard2_model import HIDDEN, save_pard2
 from specstep.graphs.attention import Pass
 from specstep.graphs.drafters.ngram import Ngram
 from specstep.graphs.step import with_missed
@@ -82,12 +83,15 @@ def test_every_rung_says_the_same(drafter, tree, model_folder, drafter_folder, p
     [
         "ngram,eagle3",
         "published",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("eagle3", "model", "ngram,model", "self")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("eagle3", "model", "ngram,model", "pard2", "self")),
     ],
     ids=lambda name: name.replace(",", "+"),
 )
 def test_a_drafter_that_pauses_catches_up(drafter, model_folder, drafter_folder, published_heads, tmp_path):
     names = {"model": drafter_folder, "self": model_folder, "published": published_heads}
+    if drafter == "pard2":
+        small = save_model(tmp_path / "small", seed=1, num_hidden_layers=2, hidden_size=32)
+        names["pard2"] = save_pard2(small, torch.randn(32, 2 * HIDDEN))
     if "eagle3" in drafter:
         names["eagle3"] = save_eagle3(tmp_path / "head")
     name = ",".join(str(names.get(part, part)) for part in drafter.split(","))

@@ -3,6 +3,7 @@
 import json
 
 import torch
+from dflash2 import convolved, plain_selector, selector_tensors
 from models import VOCABULARY
 from plain_eagle3 import hidden_states, rms
 from safetensors.torch import save_file
@@ -42,17 +43,29 @@ DOMINO, DOMINO_SHIFTED = (
     }}
     for shifted in (False, True)
 )  # fmt: skip
+DFLASH2 = ZLAB | SLIDING | {
+    "architectures": ["DFlash2DraftModel"], "is_causal": False, "block_size": None,
+    "dflash_config": ZLAB["dflash_config"] | {
+        "block_size": BLOCK, "conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": RANK, "selector_top_k": 4,
+        "output_multiplier": 0.1, "final_logit_softcapping": 1.0,
+    },
+}  # fmt: skip
+SECOND = DFLASH | {  # masks both ways are its default
+    "speculators_model_type": "dflash2", "sliding_window_non_causal": None, "draft_vocab_size": VOCABULARY,
+    "conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": RANK, "selector_top_k": 4,
+}  # fmt: skip
 TABLES, D2T = ["embed_tokens", "lm_head"], ["embed_tokens", "lm_head", "d2t"]
 
 
 class Meaning:
     """What a published config means. states: of the target; shift: from a slot to the token that it says, 0 for its
     own position; layers: of each whether a slot sees no further than itself, and its window; correction: by the token
-    ahead; unused: slots at the end that say nothing."""
+    ahead; unused: slots at the end that say nothing; scale, softcap: of the logits; convolved: whether layers
+    convolve if they have what it takes."""
 
-    def __init__(self, states, shift, layers, correction=None, unused=0):
+    def __init__(self, states, shift, layers, correction=None, unused=0, scale=1.0, softcap=0.0, convolved=True):
         self.states, self.shift, self.layers, self.correction = states, shift, layers, correction
-        self.unused = unused
+        self.unused, self.scale, self.softcap, self.convolved = unused, scale, softcap, convolved
 
     def but(self, **changes):
         return Meaning(**vars(self) | changes)
@@ -69,6 +82,8 @@ PUBLISHED = {  # config, its own tables, what it means
     "DeepSpec-said": (SAID, TABLES, Meaning([0, 3], 0, [(False, 0), (False, 0)], "vanilla")),
     "speculators-dflash": (DFLASH, D2T, Meaning([1, 3], 0, [(False, 0), (False, 6)])),
     "speculators-dspark": (DSPARK, D2T, Meaning([1, 3], 1, [(False, 0), (True, 6)], "gated")),
+    "DFlash2": (DFLASH2, [], Meaning([1, 3], 0, [(False, 0), (False, 6)], "selector", scale=0.1, softcap=1.0)),
+    "speculators-dflash2": (SECOND, TABLES, Meaning([1, 3], 0, [(False, 0), (False, 6)], "selector")),
     "speculators-rnn": (RECURRENT, D2T, Meaning([1, 3], 1, [(False, 0), (True, 6)], "rnn")),
 }
 
@@ -102,6 +117,8 @@ def block_tensors(config, tables=(), seed=0):
         tensors |= {f"prefix_gru.{name}": tensor.detach() * 3 for name, tensor in gru.named_parameters()}
         tensors["embed_proj.0.weight"] = torch.randn(20, SIZE + 12) * 0.5
         tensors["embed_proj.2.weight"] = torch.randn(VOCABULARY, 20) * 2
+    if "selector_rank" in own:
+        tensors |= selector_tensors(own["conv_kernel_size"], own["conv_group_size"], VOCABULARY, RANK, SIZE)
     for name, shape in shapes.items():
         made = torch.randn(shape) * (0.8 if "markov" in name else 0.3)
         if name not in left_out:
@@ -166,11 +183,17 @@ def plain_slots(w, model, tokens, depth, meaning):
     x = table[torch.tensor([tokens[-1], *[MASK] * (depth - meaning.shift + meaning.unused)])]
     for index, (causal, window) in enumerate(meaning.layers):
         name = f"layers.{index}."
+        own = w if meaning.convolved else {}
         normed = rms(x, w[name + "input_layernorm.weight"])
-        x = x + plain_attention(w, name + "self_attn", context, normed, causal, window)
+        given, kernels = convolved(own, name + "attention_conv", normed)
+        x = x + convolved(own, name + "attention_conv", plain_attention(
+            w, name + "self_attn", context, given, causal, window
+        ), kernels)[0]  # fmt: skip
         normed = rms(x, w[name + "post_attention_layernorm.weight"])
-        gate = torch.nn.functional.silu(normed @ w[name + "mlp.gate_proj.weight"].T)
-        x = x + (gate * (normed @ w[name + "mlp.up_proj.weight"].T)) @ w[name + "mlp.down_proj.weight"].T
+        given, kernels = convolved(own, name + "mlp_conv", normed)
+        gate = torch.nn.functional.silu(given @ w[name + "mlp.gate_proj.weight"].T)
+        made = (gate * (given @ w[name + "mlp.up_proj.weight"].T)) @ w[name + "mlp.down_proj.weight"].T
+        x = x + convolved(own, name + "mlp_conv", made, kernels)[0]
     return rms(x, w["norm.weight"])[len(x) - meaning.unused - depth :][:depth]
 
 
@@ -178,9 +201,12 @@ def plain_slots(w, model, tokens, depth, meaning):
 def plain_log_probs(w, model, slots, path, meaning):
     """Log-probabilities of what follows a path of at least the root, by the drafter's tokens [V]."""
     hidden = slots[len(path) - 1]
-    logits = hidden @ w.get("lm_head.weight", model.get_output_embeddings().weight).T
+    logits = hidden @ w.get("lm_head.weight", model.get_output_embeddings().weight).T * meaning.scale
+    logits = meaning.softcap * torch.tanh(logits / meaning.softcap) if meaning.softcap else logits
     if not meaning.correction:
         return logits.log_softmax(-1)
+    if meaning.correction == "selector":
+        return plain_selector(w, logits, hidden, path[-1]).log_softmax(-1)
     if meaning.correction == "domino":
         return (logits + plain_domino(w, model, hidden, path)).log_softmax(-1)
     bigram = w["markov_head.markov_w1.weight"]

@@ -6,6 +6,7 @@ number. So a drafter's weights can be written down, and whatever it is paired wi
 
 import torch
 from models import SMALL, save_model, tiny_model
+from transformers import AutoModelForCausalLM
 
 TOKENS, SIZE = 40, SMALL["hidden_size"]
 FIRST = 2  # ids 0 and 1 are special, and in no answer
@@ -26,6 +27,19 @@ def save_cycle(folder, architecture="Llama", **changes):
                 parameter.zero_()
         model.get_input_embeddings().weight.copy_(torch.eye(TOKENS, SIZE))
         model.get_output_embeddings().weight.copy_(to_scores())
+    model.save_pretrained(folder)
+    return folder
+
+
+def mark_layer(folder, number):
+    """Have a layer of that target add a constant in the last axis, which is no token's: hidden states ahead of it lack
+    what those behind it have."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    mlp = model.model.layers[number].mlp
+    with torch.no_grad():
+        for weight in (mlp.gate_proj.weight, mlp.up_proj.weight):
+            weight.fill_(1.0)
+        mlp.down_proj.weight[-1] = 1.0
     model.save_pretrained(folder)
     return folder
 

@@ -227,7 +227,9 @@ def logit_gap(model: PreTrainedModel, prompt: list[int], tokens: list[int]) -> f
 
 
 def save_eagle3(folder: Path, target_hidden: int = 48, seed: int = 0, features: int = 3, **changes: Any) -> Path:
-    """Write a random EAGLE-3 head for a tiny target, in the published format."""
+    """Write a random EAGLE-3 head for a tiny target, in the published format; which hidden states it reads is said in
+    our own words, so that no build tries others, unless ids of layers are among the changes."""
+    ids = "eagle_aux_hidden_state_layer_ids"
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "hidden_size": target_hidden,
@@ -240,7 +242,7 @@ def save_eagle3(folder: Path, target_hidden: int = 48, seed: int = 0, features: 
         "max_position_embeddings": 512,
         "vocab_size": VOCABULARY,
         "draft_vocab_size": 100,
-        "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+        **({} if ids in changes else {"feature_layers": [0, 1, 2]}),
     } | changes
     torch.manual_seed(seed)
     size, draft, head = config["hidden_size"], config["draft_vocab_size"], config["hidden_size"] // 4

@@ -15,8 +15,8 @@ from ...compile.assemble import assemble
 from ...compile.config import EngineConfig
 from ...compile.drafters.choose import scorers
 from ...compile.jit import run_plain
+from ...compile.settle_readings import settle_readings
 from ...compile.source import Source
-from ...compile.try_drafts import settle_readings
 from ...errors import EngineError
 from ...graphs.drafters.drafter import Scorer
 from ...graphs.drafters.merged import Merged, parts

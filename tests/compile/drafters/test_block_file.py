@@ -6,6 +6,7 @@ import torch
 from block_drafters import (
     DEEPSPEC,
     DFLASH,
+    DFLASH2,
     DOMINO,
     DOMINO_SHIFTED,
     DSPARK,
@@ -20,6 +21,8 @@ from block_drafters import (
 )
 from models import save_model
 from plain_eagle3 import chains
+
+pytestmark = pytest.mark.usefixtures("as_published")
 
 OPTIONS = {"dtype": "float32", "max_seq_len": 96}
 
@@ -59,7 +62,7 @@ def test_a_tree_is_no_deeper_than_a_block(target, tmp_path):
             specstep.eager(target, drafter=str(head), tree="chain", nodes=deepest + 1, **OPTIONS)
 
 
-OWN, FORGED, SHIFTED = (config["dflash_config"] for config in (ZLAB, SPECFORGE, DOMINO))
+OWN, FORGED, SHIFTED, TWICE = (config["dflash_config"] for config in (ZLAB, SPECFORGE, DOMINO, DFLASH2))
 CASES = [
     (ZLAB, {"dflash_config": OWN | {"shift_label": True}}, "dflash_config.shift_label: expected none, got True"),
     (ZLAB, {"dflash_config": OWN | {"mask_token_id": 320}}, "mask_token_id: expected an id from 0 to 319, got 320"),
@@ -84,8 +87,15 @@ CASES = [
     (DEEPSPEC, {"markov_rank": 0}, "unexpected correction.markov_w1.weight"),
     (DEEPSPEC, SLIDING, "layer_types: expected full_attention alone, got 'sliding_attention'"),
     (DFLASH, {"sample_from_anchor": "no"}, "sample_from_anchor: expected true or false, got 'no'"),
-    (DFLASH, {"speculators_model_type": "dflash2"}, "speculators_model_type: expected dflash or dspark, got 'dflash2'"),
-    (DFLASH, {"sliding_window_non_causal": None}, "sliding_window_non_causal: expected true or false; add what it is"),
+    (DFLASH, {"speculators_model_type": "domino"}, "speculators_model_type: expected dflash or dflash2 or dspark, got"),
+    (DFLASH2, {"dflash_config": TWICE | {"selector_top_k": 0}}, "selector_top_k: expected a number from 1 on, got 0"),
+    (DFLASH2, {"dflash_config": TWICE | {"conv_group_size": 9}}, "conv_group_size: expected a number that 48 is"),
+    (DFLASH2, {"dflash_config": TWICE | {"conv_kernel_size": 3}}, r"attention_conv.base_kernel: expected .2, 3,"),
+    (DFLASH2, {"dflash_config": TWICE | {"input_embedding_scale": 7}}, "input_embedding_scale: expected 1, the"),
+    (DFLASH2, {"dflash_config": TWICE | {"output_multiplier": "1"}}, "output_multiplier: expected a number, got '1'"),
+    (DFLASH, {"sliding_window_non_causal": 1}, "sliding_window_non_causal: expected true or false, got 1"),
+    (ZLAB, {"is_causal": 1}, "is_causal: expected true or false, got 1"),
+    (ZLAB, {"feature_layers": [4]}, "feature_layers: expected layers 0 to 3 of the target"),
     (DFLASH, {"aux_hidden_state_layer_ids": [4]}, "aux_hidden_state_layer_ids: expected layers 0 to 3 of the target"),
     (DFLASH, {"transformer_layer_config": None}, "transformer_layer_config: expected the fields of its layers, got"),
     (DSPARK, {"topk_context": 64}, "topk_context: expected 0, attention to all of the text, got 64"),

@@ -12,6 +12,8 @@ from specstep.compile.drafters.eagle3_config import read_config
 from specstep.graphs.kept import UnsupportedModel, cache_layers
 from specstep.graphs.target import capture_last_layer
 
+pytestmark = pytest.mark.usefixtures("as_published")
+
 AUX, SPECULATORS = (
     "eagle_aux_hidden_state_layer_ids",
     {"speculators_model_type": "eagle3", "norm_before_residual": False},
@@ -43,7 +45,7 @@ def deep_target(tmp_path_factory):
 def test_every_published_convention_of_auxiliary_layers(name, deep_target, tmp_path):
     changes, layers = CONVENTIONS[name]
     flags = {key: (changes.get("eagle_config") or changes).get(key, False) for key in ("norm_before_fc",)}
-    head = save_eagle3(tmp_path / "head", features=len(layers), **flags)
+    head = save_eagle3(tmp_path / "head", features=len(layers), **flags, **{AUX: None})
     config = json.loads((head / "config.json").read_text()) | changes
     if "speculators_model_type" in config:
         moved = [key for key in config if key not in {AUX, "architectures", "draft_vocab_size", *changes}]

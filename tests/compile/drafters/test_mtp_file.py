@@ -7,6 +7,8 @@ from models import greedy, save_model, tiny_model
 from mtp_modules import add_mimo_v2_modules, add_module, mimo_v2_module, module_tensors, mtp_chain, save_speculator
 from plain_eagle3 import chains
 
+pytestmark = pytest.mark.usefixtures("as_published")
+
 OPTIONS = {"drafter": "mtp", "dtype": "float32", "max_seq_len": 96, "tree": "chain", "nodes": 3}
 
 

@@ -17,6 +17,8 @@ from cycle import SIZE, TOKENS, accepted, save_cycle, to_axis
 from models import greedy, save_model, tiny_model
 from plain_eagle3 import chains, paths_of
 
+pytestmark = pytest.mark.usefixtures("as_published")
+
 PROMPTS = [[5], [7, 8], [40, 41, 42] * 9, list(range(200, 253))]
 TREES = [
     {"tree": "chain", "nodes": 4},
@@ -44,6 +46,12 @@ def wrong(meaning):
         yield "a window", meaning.but(layers=[(causal, window and window + 1) for causal, window in meaning.layers])
     if meaning.correction:
         yield "a correction", meaning.but(correction=None)
+    if meaning.correction == "selector":
+        yield "convolutions", meaning.but(convolved=False)
+    if meaning.scale != 1.0:
+        yield "a scale", meaning.but(scale=1.0)
+    if meaning.softcap:
+        yield "a bound", meaning.but(softcap=0.0)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -58,7 +66,7 @@ def test_drafts_are_those_of_the_papers(name, folder):
         assert any(got != plain_block(w, model, tokens, 4, other) for tokens, got in found), f"the control: {what}"
 
 
-@pytest.mark.parametrize("name", ["JetSpec", "speculators-dspark", "speculators-rnn", "Domino-shifted"])
+@pytest.mark.parametrize("name", ["JetSpec", "speculators-dspark", "speculators-rnn", "Domino-shifted", "DFlash2"])
 def test_a_dynamic_tree_has_the_best_of_all_paths(name, folder):
     """By the sums of log-probabilities, each corrected by the token ahead on its path."""
     config, tables, meaning = PUBLISHED[name]

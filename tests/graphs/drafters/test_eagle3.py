@@ -68,12 +68,11 @@ AUX = "eagle_aux_hidden_state_layer_ids"
         (lambda t, c: c.update({AUX: [0, 1]}), r"fc.weight: expected \[48, 96\], got \[48, 144\]"),
         (lambda t, c: c.update(eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state: expected true"),
         (lambda t, c: c.update(speculators_model_type="independent"), "model_type: expected eagle3, got independent"),
-        (lambda t, c: c.update(speculators_model_type="eagle3"), "norm_before_residual: expected true or false"),
         (lambda t, c: c.update(fc_norm=True), "missing fc_norm.0.weight, missing fc_norm.1"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(damage, message, target, tmp_path):
-    head = save_eagle3(tmp_path / "head")
+    head = save_eagle3(tmp_path / "head", **{AUX: [0, 1, 2]})
     tensors, config = load_file(head / "model.safetensors"), json.loads((head / "config.json").read_text())
     damage(tensors, config)
     save_file(tensors, head / "model.safetensors")

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
+pytestmark = pytest.mark.usefixtures("as_published")
+
 PROMPTS = [[5], [7, 8], [40, 41, 42] * 9, list(range(30, 83))]
 TREES = {
     "chain": {"tree": "chain", "nodes": 3},

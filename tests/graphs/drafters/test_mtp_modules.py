@@ -21,6 +21,8 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
+pytestmark = pytest.mark.usefixtures("as_published")
+
 K = 3
 OPTIONS = {"drafter": "mtp", "dtype": "float32", "max_seq_len": 96}
 CHAIN = OPTIONS | {"tree": "chain", "nodes": K}

@@ -138,8 +138,10 @@ def test_one_pass_drafts_all_depths(folder, monkeypatch):
         ({"pard_token": 320}, "pard_token: .* got 320"),
         ({"pard_token": [311]}, r"pard_token: .* got \[311\]"),
         ({"pard_token": None}, "pard_token: .* got None"),
-        ({"spd_type": "pard2"}, "spd_type: expected pard or none, got 'pard2'; take a PARD model or an ordinary one"),
-        ({"spd_type": None, "pard2": True}, "pard2: expected none, got True; PARD-2 reads the target's hidden states"),
+        (
+            {"spd_type": "hydra"},
+            "spd_type: expected pard, pard2 or none, got 'hydra'; take a PARD model",
+        ),
     ],
 )
 def test_other_kinds_are_refused(fields, message, folder, tmp_path):

@@ -10,6 +10,8 @@ from models import greedy, save_eagle3, save_model, tiny_model
 from plain_eagle3 import chains, hidden_states, plain_head, plain_layer, rms
 from safetensors.torch import load_file, save_file
 
+pytestmark = pytest.mark.usefixtures("as_published")
+
 MASK, LAYERS = 311, 3
 PROMPTS = [[5], [7, 8], [40, 41, 42] * 9, list(range(200, 253))]
 TREES = [
