@@ -10,8 +10,8 @@ from .errors import needs_extra
 class Backend(NamedTuple):
     """One backend."""
 
-    compiler: str  # module with `lower(graphs, directory, report) -> Lowered`
-    runner: str  # module with `machine()` and `open_session(directory, manifest, gpu, report) -> Session`
+    compiler: str  # module with `lower(graphs, directory, progress) -> Lowered`
+    runner: str  # module with `machine()` and `open_session(directory, manifest, gpu, progress) -> Session`
     dtypes: tuple[str, ...]  # that it takes, its default first
     devices: tuple[str, ...]  # that it takes, its default first
     options: tuple[str, ...]  # the build options that not every backend has

@@ -39,7 +39,7 @@ def kept_engines() -> list[KeptEngine]:
     return sorted(kept, key=lambda engine: engine.used, reverse=True)
 
 
-def make_room(new: Path, report: OnProgress) -> None:
+def make_room(new: Path, progress: OnProgress) -> None:
     """Remove engines until the others and a new one take at most MOST_BYTES. What cannot be removed stays."""
     kept = sorted(kept_engines(), key=lambda engine: engine.directory != new)
     total = 0
@@ -48,7 +48,7 @@ def make_room(new: Path, report: OnProgress) -> None:
         if total > MOST_BYTES and engine.directory != new:
             with suppress(InputError):
                 remove_engine(engine.directory)
-                report(
+                progress(
                     f"removed {engine.directory.name}, {engine.size / MIB:,.0f} MiB, last used {engine.said_use}: kept "
                     f"engines take at most {MOST_BYTES / MIB:,.0f} MiB"
                 )

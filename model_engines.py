@@ -41,14 +41,14 @@ def load(
     nodes: int | str = "auto",
     device: str | None = None,
     kv_events: bool = False,
-    report: OnProgress = silent,
+    progress: OnProgress = silent,
 ) -> "Engine":
     """Load an engine: the directory of one, or a model, whose engine is built on first use.
 
     Args:
         model: what `build` wrote, or what it takes: a Hugging Face directory, a .gguf file, a hub id, "smollm2-135m".
         build: options of `build` for a model, as {"max_batch": 4}; a drafter by its name.
-        report: called with one line per stage, too, while an engine is built.
+        progress: called with one line per stage, too, while an engine is built.
         deep_check, prefix_cache_bytes, prefill_per_step, learning, learned, nodes, device, kv_events: see
             `runtime.load.load`.
 
@@ -64,7 +64,7 @@ def load(
         from .runtime.load import load as load_directory  # and with it torch
 
     return load_directory(
-        engine_of(model, report, build, device=device),
+        engine_of(model, progress, build, device=device),
         deep_check,
         prefix_cache_bytes=prefix_cache_bytes,
         prefill_per_step=prefill_per_step,
@@ -73,13 +73,13 @@ def load(
         nodes=nodes,
         device=device,
         kv_events=kv_events,
-        report=report,
+        progress=progress,
     )
 
 
 def engine_of(
     model: str | Path,
-    report: OnProgress = silent,
+    progress: OnProgress = silent,
     given: Mapping[str, Any] | None = None,
     defaults: Mapping[str, Any] | None = None,
     device: str | None = None,
@@ -101,11 +101,11 @@ def engine_of(
     name, options = str(model), {**(defaults or {}), **({"device": "cuda"} if device else {}), **asked}
     directory = cache_path(FOLDER, f"{_readable(name)}-{engine_key(name, options)}")
     if not _is_whole(directory):
-        with _locked(directory, report):
+        with _locked(directory, progress):
             if not _is_whole(directory):
-                report(f"{name}: builds its engine, once, into {directory}")
-                _build(name, directory, options, report)
-                make_room(directory, report)
+                progress(f"{name}: builds its engine, once, into {directory}")
+                _build(name, directory, options, progress)
+                make_room(directory, progress)
     with suppress(OSError):  # of another user, or on a disk that is read only
         os.utime(directory)
     return directory
@@ -152,7 +152,7 @@ def _readable(name: str) -> str:
 
 
 @contextmanager
-def _locked(directory: Path, report: OnProgress) -> Iterator[None]:
+def _locked(directory: Path, progress: OnProgress) -> Iterator[None]:
     """One process at a time builds an engine; the others wait for it. Raises BuildError."""
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,7 @@ def _locked(directory: Path, report: OnProgress) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report(f"waiting for another process that builds {directory.name}")
+            progress(f"waiting for another process that builds {directory.name}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:  # a disk without locks: two may build, and one replaces the other's
             pass
@@ -175,7 +175,7 @@ def _locked(directory: Path, report: OnProgress) -> Iterator[None]:
         os.close(lock)
 
 
-def _build(name: str, directory: Path, options: Mapping[str, Any], report: OnProgress) -> None:
+def _build(name: str, directory: Path, options: Mapping[str, Any], progress: OnProgress) -> None:
     """`specstep build` in a process of its own. Raises BuildError with what it said last."""
     words = _words(options)
     with needs_extra("build", "build"):
@@ -197,7 +197,7 @@ def _build(name: str, directory: Path, options: Mapping[str, Any], report: OnPro
         try:
             for line in building.stderr:
                 said.append(line.rstrip())
-                report(OURS.sub("", said[-1], count=1))
+                progress(OURS.sub("", said[-1], count=1))
         except BaseException:  # an interrupt, most likely
             building.terminate()
             raise

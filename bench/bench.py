@@ -51,10 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write -> exit status, see `run_script`."""
     given = parse(arguments)
 
-    def run(report: Callable[[str], None]) -> None:
+    def run(progress: Callable[[str], None]) -> None:
         from side_by_side import parts  # loads OpenMP
 
-        parts.run(given, report, parts.PARTS)
+        parts.run(given, progress, parts.PARTS)
 
     return run_script("bench", given.threads, run)
 

@@ -31,10 +31,10 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    return run_script("bench_caches", options.threads, lambda report: run(options, report))
+    return run_script("bench_caches", options.threads, lambda progress: run(options, progress))
 
 
-def run(options: argparse.Namespace, report: Callable[[str], None]) -> None:
+def run(options: argparse.Namespace, progress: Callable[[str], None]) -> None:
     """Both kinds, as JSON and a line for each figure."""
     from specstep.runtime.inductor import torch_session
     from specstep.runtime.inductor.dense_cache import DenseCache
@@ -43,13 +43,13 @@ def run(options: argparse.Namespace, report: Callable[[str], None]) -> None:
         return {spec.name: DenseCache(spec, device) for spec in specs}
 
     figures: dict[str, dict[str, float]] = {}
-    report("memory of paged caches")
+    progress("memory of paged caches")
     figures["paged"] = {"MiB of an engine whose rows were long": memory_after(options)}
     with mock.patch.object(torch_session, "make_caches", dense):
-        report("memory of dense caches")
+        progress("memory of dense caches")
         figures["dense"] = {"MiB of an engine whose rows were long": memory_after(options)}
         other = open_engine(options)
-    report("times")
+    progress("times")
     times: dict[str, dict[str, list[float]]] = {"paged": {}, "dense": {}}
     with other as dense_engine, open_engine(options) as paged_engine:
         engines = {"paged": paged_engine, "dense": dense_engine}

@@ -43,11 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args(arguments)
 
-    def run(report: Callable[[str], None]) -> None:
+    def run(progress: Callable[[str], None]) -> None:
         if given.engine:
             from choices import record
 
-            write_json(given.record, record(given.engine, QUESTIONS, report))
+            write_json(given.record, record(given.engine, QUESTIONS, progress))
         recorded = json.loads(given.record.read_text())
         for rows in map(int, given.rows.split(",")):
             print(table(recorded, rows), flush=True)

@@ -63,22 +63,22 @@ def groups(file: Path, rows: int) -> dict[str, list[tuple[str, dict[str, float]]
     return found | {"mixed": some(every, lambda place: HOPELESS | {"seed": place} if place % 2 else {})}
 
 
-def measure(given: argparse.Namespace, report: Callable[[str], None]) -> Iterator[tuple[int, Figures]]:
+def measure(given: argparse.Namespace, progress: Callable[[str], None]) -> Iterator[tuple[int, Figures]]:
     """Rows and their figures, as they come."""
     from contender import Contender, seconds_of_each
 
-    contenders = {"auto": Contender(given.engine, "auto", report)}
+    contenders = {"auto": Contender(given.engine, "auto", progress)}
     nodes = contenders["auto"].engine.spec.nodes
     rungs = [*(rung for rung in RUNGS if rung < nodes), nodes]
-    contenders |= {str(rung): Contender(given.engine, rung, report) for rung in rungs}
+    contenders |= {str(rung): Contender(given.engine, rung, progress) for rung in rungs}
     if given.plain:
-        contenders["plain"] = Contender(given.plain, "all", report)
+        contenders["plain"] = Contender(given.plain, "all", progress)
     order = random.Random(0)
     for rows in map(int, given.rows.split(",")):
         figures: Figures = defaultdict(lambda: defaultdict(list))
         for repeat in range(-1, given.repeats):  # the first one warms up
             for group, asked in groups(given.prompts, rows).items():
-                report(f"{rows} rows, {group}")
+                progress(f"{rows} rows, {group}")
                 answers = {name: each.answers(asked, rows, given.max_new_tokens) for name, each in contenders.items()}
                 for name, seconds in seconds_of_each(answers, order).items():
                     if repeat >= 0:
@@ -120,14 +120,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write -> exit status, see `run_script`."""
     given = parse(arguments)
 
-    def run(report: Callable[[str], None]) -> None:
+    def run(progress: Callable[[str], None]) -> None:
         conditions = {
             "engine": Path(given.engine).name,
             "max_new_tokens": given.max_new_tokens,
             "threads": given.threads,
         }
         found = {}
-        for rows, figures in measure(given, report):
+        for rows, figures in measure(given, progress):
             found[rows] = {
                 group: {name: [round(each, 1) for each in speeds] for name, speeds in of.items()}
                 for group, of in figures.items()

@@ -18,10 +18,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write -> exit status, see `run_script`."""
     given = parse(arguments, __doc__)
 
-    def run(report: Callable[[str], None]) -> None:
+    def run(progress: Callable[[str], None]) -> None:
         from side_by_side import parts  # loads OpenMP
 
-        parts.run(given, report, {"serve": parts.serve_part})
+        parts.run(given, progress, {"serve": parts.serve_part})
 
     return run_script("bench_serve", given.threads, run)
 

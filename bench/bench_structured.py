@@ -116,11 +116,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
     given = parser.parse_args(arguments)
 
-    def run(report: Callable[[str], None]) -> None:
+    def run(progress: Callable[[str], None]) -> None:
         import specstep
 
         lines = [json.loads(line) for line in SCHEMAS.read_text().splitlines()]
-        with specstep.load(given.engine, report=report) as engine:
+        with specstep.load(given.engine, progress=progress) as engine:
             engine.learning = False  # every repetition is the first
             words = [[{"role": "user", "content": line["prompt"]}] for line in lines]
             asked = [
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 writers[PEER_FREE] = lambda prompt, schema: peer(server, prompt, None, given.tokens)
             try:
                 measure(writers, asked, 1)
-                report(f"measures {len(writers)} writers, {given.repeats} times each")
+                progress(f"measures {len(writers)} writers, {given.repeats} times each")
                 found = measure(writers, asked, given.repeats)
                 shares = {
                     rows: share(engine, asked, rows, given.tokens) for rows in (1, 8) if rows <= engine.spec.max_batch

@@ -35,10 +35,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write -> exit status, see `run_script`."""
     given = parse(arguments)
-    return run_script("cache_quality", given.threads, lambda report: run(given, report))
+    return run_script("cache_quality", given.threads, lambda progress: run(given, progress))
 
 
-def run(given: argparse.Namespace, report: Callable[[str], None]) -> None:
+def run(given: argparse.Namespace, progress: Callable[[str], None]) -> None:
     """A line for each length and system, and the same as JSON."""
     import torch
     from specstep.compile.source import load_source
@@ -50,9 +50,9 @@ def run(given: argparse.Namespace, report: Callable[[str], None]) -> None:
     target, rows = CausalLM(source.model), []
     for length in given.lengths:
         sequences = list(read_sequences(given.text, source.tokenizer, length, given.tokens))
-        report(f"{sum(map(len, sequences)):,} tokens in {len(sequences)} sequences")
+        progress(f"{sum(map(len, sequences)):,} tokens in {len(sequences)} sequences")
         for system, (plain, rounded) in _systems(
-            given.model, source.model, target, sequences, given.threads, report
+            given.model, source.model, target, sequences, given.threads, progress
         ).items():
             rows.append({"system": system, "length": length, **_compared(plain, rounded)})
             line = "{system}, {length} tokens: perplexity {perplexity:.4f} -> {of_int8:.4f} ({change:+.3%}"
@@ -71,12 +71,12 @@ def _compared(plain: Any, rounded: Any) -> dict[str, float]:
 
 
 def _systems(
-    name: str, model: Any, target: Any, sequences: Sequence[list[int]], threads: int, report: Any
+    name: str, model: Any, target: Any, sequences: Sequence[list[int]], threads: int, progress: Any
 ) -> dict[str, Any]:
     from specstep.compile.locate import gguf_file
     from teacher_forcing.llama_cpp_scores import llama_cpp_version, measure_file
 
-    found = {"specstep": tuple(_ours(model, target, sequences, rounds, report) for rounds in (False, True))}
+    found = {"specstep": tuple(_ours(model, target, sequences, rounds, progress) for rounds in (False, True))}
     file = gguf_file(name)
     if file and llama_cpp_version():
         kinds = [{"type_k": kind, "type_v": kind, "flash_attn": True} for kind in (F16, Q8_0)]
@@ -84,7 +84,7 @@ def _systems(
     return found
 
 
-def _ours(model: Any, target: Any, sequences: Sequence[list[int]], rounds: bool, report: Any) -> Any:
+def _ours(model: Any, target: Any, sequences: Sequence[list[int]], rounds: bool, progress: Any) -> Any:
     """Scores of all sequences, each in one pass behind empty caches, which are read after they are written."""
     import torch
     from specstep.graphs.attention import chain_pass
@@ -97,7 +97,7 @@ def _ours(model: Any, target: Any, sequences: Sequence[list[int]], rounds: bool,
     model.set_attn_implementation("specstep")
     dtype, width = (torch.int8, row_bytes) if rounds else (torch.bfloat16, int)
     for number, ids in enumerate(sequences):
-        report(f"{'int8' if rounds else 'bfloat16'}: sequence {number + 1} of {len(sequences)}")
+        progress(f"{'int8' if rounds else 'bfloat16'}: sequence {number + 1} of {len(sequences)}")
         keys = [torch.zeros(1, layer.heads, len(ids), width(layer.key_size), dtype=dtype) for layer in layers]
         values = [torch.zeros(1, layer.heads, len(ids), width(layer.value_size), dtype=dtype) for layer in layers]
         where = chain_pass(torch.zeros(1, dtype=torch.int64), len(ids), len(ids))

@@ -60,16 +60,16 @@ def path_of(tree: DraftedTree | None, text: Sequence[int]) -> list[int]:
     return path
 
 
-def record(engine: str, questions: Path, report: Callable[[str], None]) -> dict[str, Any]:
+def record(engine: str, questions: Path, progress: Callable[[str], None]) -> dict[str, Any]:
     """Answers at one row, drafted for at each place, once by all and once by what is cheap; and what steps take."""
-    contender = Contender(engine, "all", report)
+    contender = Contender(engine, "all", progress)
     session = contender.engine.session
-    report("timing steps")
+    progress("timing steps")
     times = measure(session, rungs_up_to(session.spec.nodes), SECONDS)
     answers = []
     for group, asked in groups(questions, 1).items():
         for place, (prompt, sampling) in enumerate(asked):
-            report(f"{group} {place + 1}")
+            progress(f"{group} {place + 1}")
             answer: Answer = {"group": group, "temperature": sampling.get("temperature", 0.0)}
             for draft in (draft for draft in session.draft_kinds if draft != NOTHING):
                 walk = Walk(session, draft)

@@ -21,10 +21,10 @@ Asked = Sequence[tuple[str, dict[str, float]]]  # prompts, each with its samplin
 class Contender:
     """An engine that is opened once, with its own session and what it knows of its steps."""
 
-    def __init__(self, directory: str, nodes: int | str, report: Callable[[str], None]):
+    def __init__(self, directory: str, nodes: int | str, progress: Callable[[str], None]):
         """nodes: as for `specstep.load`."""
-        opened = open_directory(Path(directory), False, None, report)
-        self._ladder = make_ladder(opened.session, nodes, opened.identity, report)
+        opened = open_directory(Path(directory), False, None, progress)
+        self._ladder = make_ladder(opened.session, nodes, opened.identity, progress)
         self.engine = Engine(opened.session, opened.text, learning=False, ladder=self._ladder)
 
     def answers(self, asked: Asked, rows: int, most: int, ladder: Ladder | None = None) -> "Answers":

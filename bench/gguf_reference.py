@@ -102,7 +102,7 @@ def table(found: dict[str, Compared | str], steps: int = STEPS) -> str:
     return "\n".join(lines)
 
 
-def run(names: Sequence[str], report: Any) -> dict[str, Compared | str]:
+def run(names: Sequence[str], progress: Any) -> dict[str, Compared | str]:
     """Compare files, and the tiny models that are named; all of them where nothing is. Raises InputError."""
     from gguf_case import case_model, save_case
     from gguf_cases import CASES
@@ -111,7 +111,7 @@ def run(names: Sequence[str], report: Any) -> dict[str, Compared | str]:
     found: dict[str, Compared | str] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names or CASES:
-            report(f"{name}: {len(found) + 1} of {len(names or CASES)}")
+            progress(f"{name}: {len(found) + 1} of {len(names or CASES)}")
             if not (name in CASES or name.endswith(".gguf")):
                 raise InputError(f"name: expected a file, or one of {', '.join(CASES)}, got {name}")
             try:
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="*", help="a tiny model's name, or a file; default: every tiny model")
     given = parser.parse_args(arguments)
-    return run_script("gguf_reference", 2, lambda report: print(table(run(given.name, report))))
+    return run_script("gguf_reference", 2, lambda progress: print(table(run(given.name, progress))))
 
 
 if __name__ == "__main__":

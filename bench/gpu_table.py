@@ -15,7 +15,7 @@ import gc
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,12 @@ from on_gpu.page import page, with_ratios
 from on_gpu.peers import measure_peers, one_line
 from on_gpu.shapes import MODELS, TREES, save_random_head, save_random_model
 from script import run_script, write_json
+from specstep.progress import OnProgress
 from specstep.runtime.engine_file import MANIFEST, read_manifest
 
 OUT = Path(__file__).parent / "results" / "gpu_table.json"
 ROOM = 128  # tokens that rows and prompts may grow by
 QUICK: dict[str, Any] = {"models": ["llama-3.2-1b"], "trees": ["dynamic 16"], "batches": [1, 4], "lengths": [512]}
-Report = Callable[[str], None]
 
 
 class Table:
@@ -59,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     table = Table(options.out, options.device)
     if options.build_only:
-        return run_script("gpu_table", options.threads, lambda report: build_only(options, report))
-    status = run_script("gpu_table", options.threads, lambda report: measure(table, options, report))
+        return run_script("gpu_table", options.threads, lambda progress: build_only(options, progress))
+    status = run_script("gpu_table", options.threads, lambda progress: measure(table, options, progress))
     print(page(table.result), flush=True)
     return status or int(bool(table.result["errors"]) or not table.result["cells"])
 
@@ -90,14 +90,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def build_only(options: argparse.Namespace, report: Report) -> None:
+def build_only(options: argparse.Namespace, progress: OnProgress) -> None:
     """Build all engines, measure none."""
     for name in options.models:
         for tree in options.trees:
-            build(options, name, tree, options.keep / name, report)
+            build(options, name, tree, options.keep / name, progress)
 
 
-def build(options: argparse.Namespace, name: str, tree: str, folder: Path, report: Report) -> Path:
+def build(options: argparse.Namespace, name: str, tree: str, folder: Path, progress: OnProgress) -> Path:
     """The engine of a model and a tree; with the model and its head, unless they are there."""
     engine = folder / tree.replace(" ", "-")
     if not (engine / MANIFEST).is_file():
@@ -105,29 +105,29 @@ def build(options: argparse.Namespace, name: str, tree: str, folder: Path, repor
         head = save_random_head(folder / "head", name)
         give_memory_back()
         build_engine(
-            model.folder, head, engine, report=report, device=options.device, dtype=options.dtype,
+            model.folder, head, engine, progress=progress, device=options.device, dtype=options.dtype,
             max_batch=max(options.batches), max_seq_len=max(options.lengths) + ROOM, **TREES[tree],
         )  # fmt: skip
         give_memory_back()
     return engine
 
 
-def measure(table: Table, options: argparse.Namespace, report: Report) -> None:
+def measure(table: Table, options: argparse.Namespace, progress: OnProgress) -> None:
     """All models: ours, and then the others."""
     deadline = Deadline(options.seconds)
     for name in options.models:
         with contextlib.ExitStack() as stack:
             folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            _measure_model(table, options, name, folder / name, deadline, report)
+            _measure_model(table, options, name, folder / name, deadline, progress)
     if deadline.refused:
         table.result["left_out"] = f"what had not begun after {options.seconds:.0f} s"
         table.write()
 
 
 def _measure_model(
-    table: Table, options: argparse.Namespace, name: str, folder: Path, deadline: Deadline, report: Report
+    table: Table, options: argparse.Namespace, name: str, folder: Path, deadline: Deadline, progress: OnProgress
 ) -> None:
-    report(f"{name}: random weights")
+    progress(f"{name}: random weights")
     model = save_random_model(folder / "model", name, options.device, getattr(torch, options.dtype))
     give_memory_back()
     about = model.sizes | {"bandwidth": copy_bandwidth(options.device)}
@@ -135,14 +135,14 @@ def _measure_model(
     table.write()
     for tree in options.trees:
         try:
-            for cell in _cells(options, name, tree, folder, deadline, report):
+            for cell in _cells(options, name, tree, folder, deadline, progress):
                 said = {"model": name, "tree": tree, "nodes": TREES[tree]["nodes"]}
                 table.add("cells", said | with_ratios(cell, **about))
         except Exception as error:  # an engine that fails stops no other
             table.add("errors", f"{name}, {tree}: {one_line(error)}")
         give_memory_back()
     loaded = model.load(options.device)
-    for peer in measure_peers(loaded, options.batches, options.lengths, deadline, report):
+    for peer in measure_peers(loaded, options.batches, options.lengths, deadline, progress):
         table.add("peers", {"model": name} | peer)
         if "error" in peer:
             table.add("errors", f"{name}, {peer['peer']}: {peer['error']}")
@@ -151,12 +151,12 @@ def _measure_model(
 
 
 def _cells(
-    options: argparse.Namespace, name: str, tree: str, folder: Path, deadline: Deadline, report: Report
+    options: argparse.Namespace, name: str, tree: str, folder: Path, deadline: Deadline, progress: OnProgress
 ) -> Iterator[dict[str, Any]]:
     """Build the engine of a tree, measure it, and remove it, for a disk may not hold several, unless it is to stay."""
     if deadline.passed():
         return
-    engine = build(options, name, tree, folder, report)
+    engine = build(options, name, tree, folder, progress)
     build_s = read_manifest(engine).about["build_s"]
     for cell in measure_engine(engine, options.batches, options.lengths, options.steps, deadline):
         yield cell | {"build_s": build_s}

@@ -51,10 +51,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write -> exit status, see `run_script`."""
     given = parse(arguments)
-    return run_script("quality", given.threads, lambda report: run(given, report))
+    return run_script("quality", given.threads, lambda progress: run(given, progress))
 
 
-def run(given: argparse.Namespace, report: Any) -> None:
+def run(given: argparse.Namespace, progress: Any) -> None:
     """Measure what was asked for, print the table and write it beside the numbers."""
     from specstep.compile.source import load_tokenizer
     from specstep.errors import BuildError
@@ -65,8 +65,8 @@ def run(given: argparse.Namespace, report: Any) -> None:
     if tokenizer is None:
         raise BuildError(f"model: expected one with a tokenizer, got none in {given.model}")
     sequences = read_sequences(given.text, tokenizer, given.length, given.tokens)
-    report(f"{sum(map(len, sequences)):,} tokens in {len(sequences)} sequences")
-    measured = {**_ours(given, sequences, report), **_peers(given, sequences, report)}
+    progress(f"{sum(map(len, sequences)):,} tokens in {len(sequences)} sequences")
+    measured = {**_ours(given, sequences, progress), **_peers(given, sequences, progress)}
     text = f"{table(measured, PAIRS)}\n{conditions(given, sequences)}\n"
     print(text)
     given.out.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def _wanted(given: argparse.Namespace, name: str) -> bool:
     return not given.only or any(part in name for part in given.only)
 
 
-def _ours(given: argparse.Namespace, sequences: Sequence[list[int]], report: Any) -> dict[str, Any]:
+def _ours(given: argparse.Namespace, sequences: Sequence[list[int]], progress: Any) -> dict[str, Any]:
     import torch
     from specstep.compile.source import load_source
     from teacher_forcing.ours import as_built, finer, measure
@@ -95,12 +95,12 @@ def _ours(given: argparse.Namespace, sequences: Sequence[list[int]], report: Any
         choices = {f"specstep {name}": as_built(source, dtype, weights) for name, weights in names.items()}
         choices |= {f"specstep int4, int8 in {pattern}": finer(source, pattern) for pattern in patterns}
         for name, choice in choices.items():
-            report(f"{name}: packs the weights")
-            measured[name] = measure(source, choice, sequences, report)
+            progress(f"{name}: packs the weights")
+            measured[name] = measure(source, choice, sequences, progress)
     return measured
 
 
-def _peers(given: argparse.Namespace, sequences: Sequence[list[int]], report: Any) -> dict[str, Any]:
+def _peers(given: argparse.Namespace, sequences: Sequence[list[int]], progress: Any) -> dict[str, Any]:
     from side_by_side.engines import Settings, Skip
     from side_by_side.gguf_file import converted
     from specstep.compile.locate import gguf_file
@@ -115,11 +115,11 @@ def _peers(given: argparse.Namespace, sequences: Sequence[list[int]], report: An
         try:
             check_installed()
             own = gguf_file(given.model) if name == "own" else None
-            file = own or converted(name, settings, report)
+            file = own or converted(name, settings, progress)
         except Skip as reason:
-            report(f"warning: {full} is left out: {reason}")
+            progress(f"warning: {full} is left out: {reason}")
             continue
-        report(f"{full}: {len(sequences)} sequences")
+        progress(f"{full}: {len(sequences)} sequences")
         measured[full] = measure_file(file, sequences, given.threads)
     return measured
 

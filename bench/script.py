@@ -17,8 +17,8 @@ def run_script(name: str, threads: int, run: Callable[[Callable[[str], None]], N
     from specstep.errors import SpecstepError
 
     try:
-        with Progress() as report:
-            run(report)
+        with Progress() as progress:
+            run(progress)
     except SpecstepError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2

@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "replicas.json")
     given = parser.parse_args(arguments)
 
-    def run(report: Callable[[str], None]) -> None:
+    def run(progress: Callable[[str], None]) -> None:
         from replicas import costs, speed
         from replicas.run import POLICIES, Load
 
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for replicas in map(int, given.replicas.split(",")):
             for mebibytes in map(int, given.prefix_cache.split(",")):
                 for policy in POLICIES if replicas > 1 else ["by prefix"]:
-                    report(f"{replicas} replicas, {policy}, {mebibytes} MiB")
+                    progress(f"{replicas} replicas, {policy}, {mebibytes} MiB")
                     seconds = max(given.seconds / replicas, 60.0)
                     found = most_served(engine, replicas, policy, mebibytes, seconds)
                     found["cores"] = around(found["each"], replicas, result["costs"]) if found["each"] else {}

@@ -96,13 +96,13 @@ def _tell(options: argparse.Namespace, engine: "Engine", members: "dict[str, lis
 def run_all(engine: "Engine", requests: list[tuple[Entry, "Request"]]) -> None:
     """Run requests to their end, with a line now and then about how far it is."""
     done, tokens, steps, reported = 0, 0, 0, time.monotonic()
-    with Progress() as report:
+    with Progress() as progress:
         for request, _ in engine.run([request for _, request in requests]):
             if request.finish_reason:
                 done, tokens, steps = done + 1, tokens + len(request.tokens), steps + request.steps
             if time.monotonic() - reported > REPORT_EVERY:
                 reported = time.monotonic()
-                report(f"{done} of {len(requests)} prompts, {tokens / max(steps, 1):.2f} tokens per step")
+                progress(f"{done} of {len(requests)} prompts, {tokens / max(steps, 1):.2f} tokens per step")
 
 
 def table(groups: dict[str, "Acceptance"]) -> str:

@@ -61,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
     with needs_extra("build", "build"):
         from ..compile.build import build  # imports torch and transformers
 
-    with Progress() as report:
-        build(options.model, options.output, report=report, **given)
+    with Progress() as progress:
+        build(options.model, options.output, progress=progress, **given)
     if options.stats:
         _print_stats(options.output)
     return 0

@@ -73,8 +73,8 @@ def run(options: argparse.Namespace) -> int:
     from ..model_engines import engine_of
     from ..runtime.load import load
 
-    with Progress() as report:
-        directory = engine_of(options.engine, report, given_build(options), device=options.device)
+    with Progress() as progress:
+        directory = engine_of(options.engine, progress, given_build(options), device=options.device)
     with load(directory, device=options.device, **given_learning(options)) as engine:
         asked.tell(engine)
         known = ChatTools(engine, tools, options.tool_format)

@@ -28,8 +28,8 @@ def run(options: argparse.Namespace) -> int:
     with needs_extra("polygraphy", "check"):
         from ..compile.check import compare  # imports torch, onnx, onnxruntime and polygraphy
 
-    with Progress() as report:
-        result = compare(options.engines, options.model, options.drafter, options.steps, options.save, report)
+    with Progress() as progress:
+        result = compare(options.engines, options.model, options.drafter, options.steps, options.save, progress)
     for worst in result.worst:
         say(
             f"{worst.runners[0]} and {worst.runners[1]}: worst output {worst.name} at {list(worst.place)} of step "

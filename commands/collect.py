@@ -51,6 +51,6 @@ def run(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if value is not None and name not in names}
     if "temperatures" in given:
         given["temperatures"] = tuple(given["temperatures"])
-    with Progress() as report:
-        collect(options.model, options.output, CollectOptions(**given), report)
+    with Progress() as progress:
+        collect(options.model, options.output, CollectOptions(**given), progress)
     return 0

@@ -38,17 +38,17 @@ def run(options: argparse.Namespace) -> int:
     with needs_extra("build", "count"):
         from ..train.count import count, count_learned  # imports torch and transformers
 
-    with Progress() as report:
+    with Progress() as progress:
         if options.learned:
             if options.model is None:
                 raise InputError("model: expected one beside --learned, got none; name the engine's model")
             if options.top is not None or options.min_count is not None:
                 raise InputError("top, min-count: expected neither beside --learned, got one; they shape tables")
             count_learned(
-                options.data, options.output, model=options.model, learned_rows=options.learned_rows, report=report
+                options.data, options.output, model=options.model, learned_rows=options.learned_rows, progress=progress
             )
         else:
             given = {name: getattr(options, name) for name in ("model", "top", "min_count")}
             given = {name: value for name, value in given.items() if value is not None}
-            count(options.data, options.output, report=report, **given)
+            count(options.data, options.output, progress=progress, **given)
     return 0

@@ -81,9 +81,9 @@ def run(options: argparse.Namespace) -> int:
     from ..model_engines import engine_of
     from ..runtime.load import load
 
-    with Progress() as report:
-        how: dict[str, Any] = {"nodes": given_nodes(options), "device": options.device, "report": report}
-        directory = engine_of(options.engine, report, given_build(options), device=options.device)
+    with Progress() as progress:
+        how: dict[str, Any] = {"nodes": given_nodes(options), "device": options.device, "report": progress}
+        directory = engine_of(options.engine, progress, given_build(options), device=options.device)
         engine = load(directory, **how, **given_learning(options))
     with engine:
         return _generate(engine, entries, options, arguments, sampling)

@@ -13,7 +13,8 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Messages on standard error, each with the time since the start: `with Progress() as report: report("loading")`.
+    """Messages on standard error, each with the time since the start:
+    `with Progress() as progress: progress("loading")`.
 
     On a terminal one line shows the last message and its time goes on; the last line stays when the block ends, however
     it ends, and so do warnings. Elsewhere each message is a line of its own.

@@ -122,9 +122,9 @@ def run(options: argparse.Namespace) -> int:
         if not asked.api_keys and not is_local(options.host):
             say(OPEN.format(options.host), file=sys.stderr)
         with alive(bound, asked):
-            with Progress() as report:
+            with Progress() as progress:
                 directories = {
-                    name: engine_of(engine, report, given_build(options), {"max_batch": ROWS}, options.device)
+                    name: engine_of(engine, progress, given_build(options), {"max_batch": ROWS}, options.device)
                     for name, engine in named(options.engines).items()
                 }
             engines = {name: open_.enter_context(load(directory, **how)) for name, directory in directories.items()}

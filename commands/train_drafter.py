@@ -47,6 +47,6 @@ def run(options: argparse.Namespace) -> int:
     with needs_extra("build", "train-drafter"):
         from ..train.eagle3.train import train_drafter  # imports torch and transformers
 
-    with Progress() as report:
-        train_drafter(model, data, output, report=report, **given)
+    with Progress() as progress:
+        train_drafter(model, data, output, progress=progress, **given)
     return 0

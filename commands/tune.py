@@ -49,8 +49,8 @@ def run(options: argparse.Namespace) -> int:
     with needs_extra("build", "tune"):
         from ..train.tune.run import tune  # imports torch and transformers
 
-    with Progress() as report:
-        result = tune(options.model, drafters=options.drafter or (), report=report, **given)
+    with Progress() as progress:
+        result = tune(options.model, drafters=options.drafter or (), progress=progress, **given)
     say(describe(result))
     if options.output:
         write(options.output, json.dumps(result, indent=1) + "\n")

@@ -32,13 +32,13 @@ from .tuned import with_tuned
 from .writer import engine_directory, write_manifest, write_tokenizer
 
 
-def build(model: str, output: str | Path, *, report: OnProgress = silent, **options: Unpack[BuildOptions]) -> Path:
+def build(model: str, output: str | Path, *, progress: OnProgress = silent, **options: Unpack[BuildOptions]) -> Path:
     """Compile a model and a drafter into an engine directory, which `load` opens.
 
     Args:
         model: a Hugging Face directory, a .gguf file, a hub id, or "smollm2-135m".
         output: the directory to write. An engine that stands there is replaced when the new one is complete.
-        report: called with one line per stage.
+        progress: called with one line per stage.
         options: drafter, tree, dtype, backend and so on, see `EngineConfig`. `drafter` may be a `Scorer`, whose
             tensors move to the engine's device, and its parameters to the engine's dtype.
 
@@ -49,34 +49,34 @@ def build(model: str, output: str | Path, *, report: OnProgress = silent, **opti
         BuildError: the model, the drafter or an option is one that no engine can be built from.
     """
     started = time.perf_counter()
-    report = times = StageTimes(report)
+    progress = times = StageTimes(progress)
     config = make_config(options)
     compiler = BACKENDS[config.backend].load_compiler()
     if config.gpu is not None:
         compiler.load_described_gpu()  # before a large model is loaded
     with engine_directory(Path(output)) as directory:
-        download(filter(None, [model, config.adapter, *config.drafter.split(",")]), report)
-        report(f"loading {model}")
+        download(filter(None, [model, config.adapter, *config.drafter.split(",")]), progress)
+        progress(f"loading {model}")
         source = load_source(model, config.dtype, config.build_device, config.adapter)
         write_tokenizer(directory, source)  # first: a template that is refused must not cost a compile
         tools = tools_of(source, config.tool_format)
-        config = with_tuned(source, config, options, report)
-        note_held_types(model, config, report)
+        config = with_tuned(source, config, options, progress)
+        note_held_types(model, config, progress)
         rows = source.model.get_input_embeddings().weight.shape[0]
-        note_tokens(source.tokenizer, source.stop_ids, rows, report)
+        note_tokens(source.tokenizer, source.stop_ids, rows, progress)
         graphs = assemble(source, config, given_scorer(options))
-        settle_readings(source, graphs, config.build_device, report)
+        settle_readings(source, graphs, config.build_device, progress)
         for said in _in_common(graphs):
-            report(f"vocabulary: {said}")
+            progress(f"vocabulary: {said}")
         check_traceable(graphs.step.module)
-        report("comparing the traced model with transformers")
+        progress("comparing the traced model with transformers")
         check_faithful(graphs)
-        try_drafts(source, graphs, config.build_device, report)
+        try_drafts(source, graphs, config.build_device, progress)
         if config.ranks > 1:
-            report(f"sharing the model between {config.ranks} ranks")
+            progress(f"sharing the model between {config.ranks} ranks")
             graphs = share(graphs)
 
-        lowered = compiler.lower(graphs, directory, report)
+        lowered = compiler.lower(graphs, directory, progress)
         about = _about(source, graphs, lowered) | {
             "tools": None if tools is None else tools.to_json(),
             "widened": _widened(model, config),
@@ -84,16 +84,16 @@ def build(model: str, output: str | Path, *, report: OnProgress = silent, **opti
             "stage_s": times.end(),
         }
         write_manifest(directory, graphs.spec, lowered, about)
-    report(f"engine written to {output} in {time.perf_counter() - started:.0f} s")
+    progress(f"engine written to {output} in {time.perf_counter() - started:.0f} s")
     return Path(output)
 
 
-def note_held_types(model: str, config: EngineConfig, report: OnProgress) -> None:
+def note_held_types(model: str, config: EngineConfig, progress: OnProgress) -> None:
     """Say so where weights would be quantised that are quantised already."""
     file = gguf_file(model)
     held = held_types(file) if file and config.weights in ("int8", "int4") else []
     if held:
-        report(
+        progress(
             f"note: {model} holds blocks of {', '.join(held)}, which {config.weights} rounds again; --weights auto "
             "keeps them, and its text is closer to the model's"
         )

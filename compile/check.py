@@ -97,7 +97,7 @@ def compare(
     drafter: str | None = None,
     steps: int = 8,
     save: str | Path | None = None,
-    report: OnProgress = silent,
+    progress: OnProgress = silent,
 ) -> Comparison:
     """Replay recorded steps of a real generation in torch and in engines of the same configuration, of any backend.
 
@@ -106,10 +106,10 @@ def compare(
     """
     paths = _saved(save)
     check_same_step({Path(directory): read_manifest(directory).spec for directory in directories})
-    report(f"loading {', '.join(map(str, directories))}")
+    progress(f"loading {', '.join(map(str, directories))}")
     sessions = {Path(directory): load(directory, nodes="all").session for directory in directories}
-    reference = _torch_engine(next(iter(sessions)), model, drafter, report)
-    report(f"recording {steps} steps")
+    reference = _torch_engine(next(iter(sessions)), model, drafter, progress)
+    progress(f"recording {steps} steps")
     feeds = record(reference, steps)
     outputs = compared(reference.spec)
     runners = [SessionRunner("torch", reference.session, outputs)]
@@ -117,7 +117,7 @@ def compare(
         backend = session.spec.config["backend"]
         name = f"{backend} {directory}" if len(sessions) > 1 else backend
         runners.append(SessionRunner(name, session, outputs))
-    report(f"comparing {' and '.join(runner.name for runner in runners)}")
+    progress(f"comparing {' and '.join(runner.name for runner in runners)}")
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
         results = Comparator.run(runners, data_loader=feeds, **paths)
         tolerance = TOLERANCE[reference.spec.config["dtype"]]
@@ -222,11 +222,11 @@ def _difference(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.float64
         return np.nan_to_num(np.where(same, 0.0, np.abs(a - b)), nan=np.inf, posinf=np.inf)
 
 
-def _torch_engine(directory: Path, model: str | None, drafter: str | None, report: OnProgress) -> Engine:
+def _torch_engine(directory: Path, model: str | None, drafter: str | None, progress: OnProgress) -> Engine:
     """The model itself, as an engine was configured. Raises InputError for another model."""
     manifest = read_manifest(directory)
     name = model or manifest.about["model"]["name"]
-    report(f"loading {name}")
+    progress(f"loading {name}")
     fields = {field.name for field in dataclasses.fields(EngineConfig)} - set(OF_BACKEND)
     options: Any = {name: manifest.spec.config[name] for name in fields}
     try:

@@ -37,14 +37,14 @@ def check_all_taken(name: str, model: PreTrainedModel, unexpected: Iterable[str]
         )
 
 
-def note_tokens(tokenizer: Any, stop_ids: Sequence[int], rows: int, report: OnProgress) -> None:
+def note_tokens(tokenizer: Any, stop_ids: Sequence[int], rows: int, progress: OnProgress) -> None:
     """Say what of a model's tokens will not work. rows: of its embedding."""
     if far := [id for id in stop_ids if id >= rows]:
-        report(f"note: eos_token_id: expected ids below {rows}, got {far}: no answer ends with it")
+        progress(f"note: eos_token_id: expected ids below {rows}, got {far}: no answer ends with it")
     if tokenizer is None:
         return
     if unseen := sorted(token for token, id in tokenizer.get_vocab().items() if id >= rows):
         got = ", ".join(unseen[:3])
-        report(f"note: expected tokens of the {rows} rows of the embedding, got {got}: no prompt can hold it")
+        progress(f"note: expected tokens of the {rows} rows of the embedding, got {got}: no prompt can hold it")
     if not tokenizer.chat_template:
-        report("note: the model has no chat template: the engine takes raw prompts alone")
+        progress("note: the model has no chat template: the engine takes raw prompts alone")

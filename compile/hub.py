@@ -54,17 +54,17 @@ def here(name: str) -> str:
     return str(fetched(asked)) if asked else name
 
 
-def download(names: Iterable[str], report: OnProgress) -> None:
+def download(names: Iterable[str], progress: OnProgress) -> None:
     """Bring what is on the hub of these names; others are left alone. Raises BuildError."""
     for asked in filter(None, map(on_hub, names)):
-        fetched(asked, report)
+        fetched(asked, progress)
 
 
-def fetched(name: HubName, report: OnProgress = silent) -> Path:
+def fetched(name: HubName, progress: OnProgress = silent) -> Path:
     """The directory with the repository's files, or the GGUF file. Brought once a process, at its newest; without an
     answer of the hub, what an earlier time brought. Raises BuildError."""
     if name not in _fetched():
-        _fetched()[name] = _fetch(name, report)
+        _fetched()[name] = _fetch(name, progress)
     return _fetched()[name]
 
 
@@ -73,7 +73,7 @@ def _fetched() -> dict[HubName, Path]:
     return {}
 
 
-def _fetch(name: HubName, report: OnProgress) -> Path:
+def _fetch(name: HubName, progress: OnProgress) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
     try:
@@ -83,7 +83,7 @@ def _fetch(name: HubName, report: OnProgress) -> Path:
             name.repository,
             revision=name.revision,
             allow_patterns=[glob.escape(file) for file in files],
-            tqdm_class=_reporting(name.repository, report),
+            tqdm_class=_reporting(name.repository, progress),
         )
     except BuildError:
         raise
@@ -152,7 +152,7 @@ def _of_gguf(name: HubName, files: Sequence[str]) -> list[str]:
     return sorted(file for file in files if PART.sub("", file) in fits)
 
 
-def _reporting(repository: str, report: OnProgress) -> type[Any]:
+def _reporting(repository: str, progress: OnProgress) -> type[Any]:
     """The hub's progress bar, as lines of ours."""
     from tqdm import tqdm
 
@@ -162,6 +162,6 @@ def _reporting(repository: str, report: OnProgress) -> type[Any]:
 
         def display(self, *_: object, **__: object) -> None:
             if self.unit == "B" and self.total:
-                report(f"downloading {repository}: {self.n / 1e6:,.0f} of {self.total / 1e6:,.0f} MB")
+                progress(f"downloading {repository}: {self.n / 1e6:,.0f} of {self.total / 1e6:,.0f} MB")
 
     return Lines

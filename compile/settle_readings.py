@@ -14,7 +14,7 @@ from .source import Source
 from .try_drafts import accepted_drafts, tokens_per_step
 
 
-def settle_readings(source: Source, graphs: Graphs, device: str, report: OnProgress) -> None:
+def settle_readings(source: Source, graphs: Graphs, device: str, progress: OnProgress) -> None:
     """Decide in which way each drafter is read whose publisher leaves it open, by what is accepted of its drafts of a
     short text, and report that in one line each. A second way must be plainly better: it is the rarer one."""
     step = graphs.step.module
@@ -33,7 +33,7 @@ def settle_readings(source: Source, graphs: Graphs, device: str, report: OnProgr
             best = other
         else:
             _swapped(step, unsaid)
-        report(f"drafter: its config leaves {unsaid.usual} open: {rates}; taken as {unsaid[taken]}")
+        progress(f"drafter: its config leaves {unsaid.usual} open: {rates}; taken as {unsaid[taken]}")
 
 
 def _swapped(step: SpeculativeStep, unsaid: Unsaid) -> bool:

@@ -16,8 +16,8 @@ class StageTimes:
     long ones say how much time is left, about. seconds: of each stage so far; the time ahead of the first is the
     first's."""
 
-    def __init__(self, report: OnProgress):
-        self._report, self._stage = report, STAGES[0]
+    def __init__(self, progress: OnProgress):
+        self._report, self._stage = progress, STAGES[0]
         self._started = self._since = time.perf_counter()
         self.seconds: dict[str, float] = {}
 

@@ -21,7 +21,7 @@ QUESTION = "Explain in a few sentences why the sky is blue, then list three fact
 STEPS, SECONDS = 24, 10.0  # at most
 
 
-def try_drafts(source: Source, graphs: Graphs, device: str, report: OnProgress) -> None:
+def try_drafts(source: Source, graphs: Graphs, device: str, progress: OnProgress) -> None:
     """Continue a short text with the plain modules, which lie on `device`, and report the tokens per step in one line.
     A second line warns of a neural drafter none of whose drafts is accepted."""
     step = graphs.step.module
@@ -29,9 +29,9 @@ def try_drafts(source: Source, graphs: Graphs, device: str, report: OnProgress) 
     if step.drafter.nodes == 0:
         return
     accepted = accepted_drafts(source, graphs, device)
-    report(f"drafts: {tokens_per_step(accepted):.1f} tokens per step over {len(accepted)} steps")
+    progress(f"drafts: {tokens_per_step(accepted):.1f} tokens per step over {len(accepted)} steps")
     if step.drafter.scorer.neural and not any(accepted):
-        report(
+        progress(
             "warning: no draft was accepted. Usual causes: a head that was trained for another target, feature layers "
             "that are one off (eagle_aux_hidden_state_layer_ids), another tokenizer than the target's"
         )

@@ -28,24 +28,24 @@ SHAPE = ("tree", "nodes", "depth", "top_k", "tree_choices")  # a user who gives 
 AGAIN = "run `specstep tune` again"
 
 
-def with_tuned(source: Source, config: EngineConfig, given: Mapping[str, Any], report: OnProgress) -> EngineConfig:
+def with_tuned(source: Source, config: EngineConfig, given: Mapping[str, Any], progress: OnProgress) -> EngineConfig:
     """The config with the tuned choice in it, where the user gave no option that it would change; with drafter "auto"
     the tuned drafter even if they chose the tree, and where nothing was tuned the drafter that fits the model."""
     auto, shaped = config.drafter == "auto", any(given.get(name) is not None for name in SHAPE)
     if not auto and (shaped or given.get("drafter") is not None):
         return config
-    if (tuned := _tuned(source, config, report)) is not None:
+    if (tuned := _tuned(source, config, progress)) is not None:
         changed, because = tuned
-        report(f"tuned: {because}")
+        progress(f"tuned: {because}")
         return dataclasses.replace(config, drafter=changed.drafter) if shaped else changed
     if not auto:
         return config
     fitting = ",".join(fitting_drafters(source))
-    report(f"drafter auto: {fitting}, what fits the model; nothing was tuned here (`specstep tune`)")
+    progress(f"drafter auto: {fitting}, what fits the model; nothing was tuned here (`specstep tune`)")
     return dataclasses.replace(config, drafter=fitting)
 
 
-def _tuned(source: Source, config: EngineConfig, report: OnProgress) -> tuple[EngineConfig, str] | None:
+def _tuned(source: Source, config: EngineConfig, progress: OnProgress) -> tuple[EngineConfig, str] | None:
     """The config with the choice for engines of so many rows, and why; None where there is none, or none of use."""
     path = tuned_path(source, config)
     if not path.is_file():
@@ -54,17 +54,19 @@ def _tuned(source: Source, config: EngineConfig, report: OnProgress) -> tuple[En
         choices = {int(choice["max_batch"]): choice for choice in json.loads(path.read_text())["choices"]}
         most = max(choices)
         if config.max_batch > most:
-            report(f"tuned: left out, up to {most} rows were measured; `specstep tune --max-batch {config.max_batch}`")
+            progress(
+                f"tuned: left out, up to {most} rows were measured; `specstep tune --max-batch {config.max_batch}`"
+            )
             return None
         choice = choices[min(rows for rows in choices if rows >= config.max_batch)]
         changed = dataclasses.replace(config, **{name: choice[name] for name in CHOSEN})
         because = str(choice["because"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        report(f"tuned: {path} is left out, it cannot be read ({error!r}); {AGAIN}")
+        progress(f"tuned: {path} is left out, it cannot be read ({error!r}); {AGAIN}")
         return None
     gone = [name for name in changed.drafter.split(",") if os.path.isabs(name) and not Path(name).exists()]
     if gone:
-        report(f"tuned: left out, {gone[0]} is gone; {AGAIN}")
+        progress(f"tuned: left out, {gone[0]} is gone; {AGAIN}")
         return None
     return changed, because
 

@@ -122,10 +122,10 @@ class PlainStep(SpeculativeStep):
         return columns(report, torch.zeros_like(path[:, :1]).expand(-1, self.drafter.nodes)), after
 
 
-def columns(report: Report, scores: Tensor) -> Tensor:
+def columns(progress: Report, scores: Tensor) -> Tensor:
     """A report with the scores [B, N] int64 of the nodes that were drafted -> its columns side by side."""
-    report = report._replace(scores=scores)
-    return torch.cat([torch.stack(report[:SCALARS], 1), *report[SCALARS:]], 1)
+    progress = progress._replace(scores=scores)
+    return torch.cat([torch.stack(progress[:SCALARS], 1), *progress[SCALARS:]], 1)
 
 
 def first_of(path: Tensor, tree: DraftTree) -> Tensor:

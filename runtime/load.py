@@ -20,7 +20,7 @@ def load(
     nodes: int | str = "auto",
     device: str | None = None,
     kv_events: bool = False,
-    report: OnProgress = silent,
+    progress: OnProgress = silent,
 ) -> Engine:
     """Load an engine directory.
 
@@ -40,7 +40,8 @@ def load(
             engine on a machine takes some seconds to time steps; the times are kept in the user's cache.
         device: which GPU an engine for GPUs runs on, as "cuda:1"; the current one of the calling thread by default.
         kv_events: have `Engine.kv_events` tell which blocks of tokens the prefix cache keeps, for a router.
-        report: called with a line when steps are timed, and with what an engine takes of a GPU's memory before it does.
+        progress: called with a line when steps are timed, and with what an engine takes of a GPU's memory before it
+            does.
 
     Returns:
         The engine, ready to generate.
@@ -50,8 +51,8 @@ def load(
         EngineError: anything that could stop the engine from running here: what was expected, what was found, and what
             to do.
     """
-    opened = open_directory(Path(directory), deep_check, gpu_number(device), report)
-    ladder = make_ladder(opened.session, nodes, opened.identity, report)
+    opened = open_directory(Path(directory), deep_check, gpu_number(device), progress)
+    ladder = make_ladder(opened.session, nodes, opened.identity, progress)
     return Engine(
         opened.session,
         opened.text,

@@ -36,7 +36,7 @@ def machine() -> dict[str, Any]:
     return {"providers": onnxruntime.get_available_providers()}
 
 
-def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: OnProgress) -> Session:
+def open_session(directory: Path, manifest: Manifest, gpu: int | None, progress: OnProgress) -> Session:
     """Open the programs; they map the weights file. Raises EngineError for what ONNX Runtime does not take."""
     refuse_gpu(gpu)
     spec = manifest.spec

@@ -32,13 +32,13 @@ class Opened(NamedTuple):
     identity: str
 
 
-def open_directory(directory: Path, deep_check: bool, gpu: int | None, report: OnProgress) -> Opened:
+def open_directory(directory: Path, deep_check: bool, gpu: int | None, progress: OnProgress) -> Opened:
     """Open what `build` wrote; deep_check: hash the weights file too; others: see `load`. Raises EngineError and
     InputError."""
     while True:
         before = _identity(directory)
         try:
-            opened = _open(directory, deep_check, gpu, report)
+            opened = _open(directory, deep_check, gpu, progress)
         except EngineError:
             if _identity(directory) == before:
                 raise
@@ -57,13 +57,13 @@ def _identity(directory: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _open(directory: Path, deep_check: bool, gpu: int | None, report: OnProgress) -> Opened:
+def _open(directory: Path, deep_check: bool, gpu: int | None, progress: OnProgress) -> Opened:
     """Read, check and open what is there now. Raises EngineError."""
     manifest = read_manifest(directory)
     check_files(directory, manifest, deep_check)
     runner = _runner(manifest)
     check_machine(manifest, runner.machine())
-    session = _open_session(runner, directory, manifest, gpu, report)
+    session = _open_session(runner, directory, manifest, gpu, progress)
     special = manifest.about.get("special_tokens", {})
     text = EngineTokenizer.load(directory, special) if TOKENIZER in manifest.files else None
     identity = manifest.files[manifest.spec.step.file]["sha256"]
@@ -80,7 +80,7 @@ def _about(directory: Path, manifest: Manifest) -> tuple[SamplingParams | None, 
 
 
 def _open_session(
-    runner: ModuleType, directory: Path, manifest: Manifest, gpu: int | None, report: OnProgress
+    runner: ModuleType, directory: Path, manifest: Manifest, gpu: int | None, progress: OnProgress
 ) -> Session:
     """The runner's session. Raises EngineError where its buffers do not fit in memory, or a program does not load."""
     spec = manifest.spec
@@ -90,7 +90,7 @@ def _open_session(
     if spec.device == "cpu" and filled > (available := available_memory()):
         raise _too_large(needed, f"{available / GIGABYTE:.2f} available")
     try:
-        return runner.open_session(directory, manifest, gpu, report)
+        return runner.open_session(directory, manifest, gpu, progress)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
             raise _too_large(needed, one_line(error)) from None

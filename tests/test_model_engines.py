@@ -42,7 +42,7 @@ def builds(monkeypatch):
     asked = []
     monkeypatch.setattr(model_engines, "_is_whole", lambda directory: (directory / "manifest.json").is_file())
 
-    def build(name, directory, options, report):
+    def build(name, directory, options, progress):
         asked.append((name, dict(options)))
         time.sleep(0.05)
         directory.mkdir()
@@ -255,16 +255,16 @@ def test_a_model_generates_what_its_engine_does(own_cache, tmp_path, capsys):
     folder = save_model(tmp_path / "tiny", tokenizer=True, num_hidden_layers=1)
     given = {"backend": "onnx", "dtype": "float32", "drafter": "none", "max_seq_len": 64, "prefill_chunk": 16}
     said = []
-    with specstep.load(folder, build=given, report=said.append) as built:
+    with specstep.load(folder, build=given, progress=said.append) as built:
         expected = built.generate([5, 6, 7], 20).token_ids
     assert any("builds its engine, once" in line for line in said)
     assert any("comparing the traced model with transformers" in line for line in said)
     said.clear()
     [kept] = kept_engines()
-    with specstep.load(folder, build=given, report=said.append) as again:
+    with specstep.load(folder, build=given, progress=said.append) as again:
         assert again.generate([5, 6, 7], 20).token_ids == expected
     assert not any("engine" in line for line in said)
     (kept.directory / "weights.safetensors").write_bytes(b"cut off")
-    with specstep.load(folder, build=given, report=said.append) as mended:
+    with specstep.load(folder, build=given, progress=said.append) as mended:
         assert mended.generate([5, 6, 7], 20).token_ids == expected
     assert any("builds its engine, once" in line for line in said)

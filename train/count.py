@@ -38,7 +38,7 @@ def count(
     model: str | None = None,
     top: int = 8,
     min_count: int = 3,
-    report: OnProgress = silent,
+    progress: OnProgress = silent,
 ) -> Path:
     """Count data directories and JSON-lines files (see `data/corpus.py`) into a file of tables -> its path. Raises
     InputError for data that cannot be counted and BuildError for a model or an output that cannot be used.
@@ -51,22 +51,22 @@ def count(
             raise InputError(f"{name}: expected 1 to {most}, got {value}")
     tokenizer, vocabulary, about = None, None, {}
     if model is not None:
-        report(f"loading the tokenizer of {model}")
+        progress(f"loading the tokenizer of {model}")
         tokenizer, vocabulary = load_tokenizer(model)
         about = {"model": Path(model).name} | ({"tokenizer": tokenizer_hash(tokenizer)} if tokenizer else {})
     counts = Counts(vocabulary or MOST_IDS)
-    for text in with_progress(read(data, tokenizer, vocabulary or MOST_IDS), counts, report):
+    for text in with_progress(read(data, tokenizer, vocabulary or MOST_IDS), counts, progress):
         counts.add(text)
     if not counts.tokens:
         raise InputError(f"data: expected sequences of at least two tokens, got none in {', '.join(data)}")
-    report(f"counted {counts.tokens:,} tokens of {counts.sequences:,} sequences")
+    progress(f"counted {counts.tokens:,} tokens of {counts.sequences:,} sequences")
     tensors = make_tables(counts, top, min_count)
     sizes = {kind: len(tensors[name]) for kind, name in (("bigrams", "bigram.tokens"), ("trigrams", "trigram.pairs"))}
     about |= {name: str(value) for name, value in (sizes | {"top": top, "min_count": min_count}).items()}
     about |= {"data": ", ".join(Path(file).name for file in data), "sequences": str(counts.sequences)}
     about |= {"tokens": str(counts.tokens)} | ({"vocab_size": str(vocabulary)} if vocabulary else {})
     size = save_tables(Path(output), tensors, about)
-    report(f"{output}: rows for {sizes['bigrams']:,} tokens and {sizes['trigrams']:,} pairs, {size / 1e6:.1f} MB")
+    progress(f"{output}: rows for {sizes['bigrams']:,} tokens and {sizes['trigrams']:,} pairs, {size / 1e6:.1f} MB")
     return Path(output)
 
 
@@ -76,16 +76,16 @@ def count_learned(
     *,
     model: str,
     learned_rows: int,
-    report: OnProgress = silent,
+    progress: OnProgress = silent,
 ) -> Path:
     """Have a table of `kernels/ngram/learned.py` learn the same data, as if an engine had written it -> the path of the
     file for `load(learned=)`. Raises InputError, and EngineError where the file cannot be written."""
     if not 1 <= learned_rows <= MOST_LEARNED_ROWS:
         raise InputError(f"learned_rows: expected 1 to {MOST_LEARNED_ROWS}, as the engine has, got {learned_rows}")
-    report(f"loading the tokenizer of {model}")
+    progress(f"loading the tokenizer of {model}")
     tokenizer, vocabulary = load_tokenizer(model)
     table, counts = torch.zeros(learned_rows + 1, WAYS, dtype=torch.int64), Tally()
-    for text in with_progress(read(data, tokenizer, vocabulary), counts, report):
+    for text in with_progress(read(data, tokenizer, vocabulary), counts, progress):
         history = torch.tensor([text.tokens])
         for start in range(max(text.prompt, 1), len(text.tokens), STEP):
             moved = min(STEP, len(text.tokens) - start)
@@ -95,7 +95,9 @@ def count_learned(
         raise InputError(f"data: expected sequences of at least two tokens, got none in {', '.join(data)}")
     path = Path(output)
     write_table(path, table.numpy(), header(vocabulary, tokenizer.get_vocab() if tokenizer else None))
-    report(f"{path}: {int((table > 0).sum()):,} of {table[:-1].numel():,} entries learned of {counts.tokens:,} tokens")
+    progress(
+        f"{path}: {int((table > 0).sum()):,} of {table[:-1].numel():,} entries learned of {counts.tokens:,} tokens"
+    )
     return path
 
 
@@ -107,14 +109,14 @@ class Tally:
     tokens: int = 0
 
 
-def with_progress(texts: Iterable[Text], counts: "Counts | Tally", report: OnProgress) -> Iterable[Text]:
+def with_progress(texts: Iterable[Text], counts: "Counts | Tally", progress: OnProgress) -> Iterable[Text]:
     """The same texts, with a line now and then about how far it is."""
     reported = time.monotonic()
     for text in texts:
         yield text
         if time.monotonic() - reported > REPORT_EVERY:
             reported = time.monotonic()
-            report(f"counting: {counts.sequences:,} sequences, {counts.tokens:,} tokens")
+            progress(f"counting: {counts.sequences:,} sequences, {counts.tokens:,} tokens")
 
 
 class Counts:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from specstep.progress import OnProgress
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StaticCache
 
@@ -12,7 +13,6 @@ from .clock import Deadline, wait
 
 NEW_TOKENS, WARM = 40, 8  # of a run, and those of them that are not timed: the first ones compile and capture
 CHUNK = 512  # prompt tokens of a prefill
-Report = Callable[[str], None]
 
 
 def generate(model: PreTrainedModel, batch: int, tokens: int) -> float:
@@ -57,7 +57,7 @@ COMPILED = ("generate, compiled", "torch.compile")
 
 
 def measure_peers(
-    model: PreTrainedModel, batches: list[int], lengths: list[int], deadline: Deadline, report: Report
+    model: PreTrainedModel, batches: list[int], lengths: list[int], deadline: Deadline, progress: OnProgress
 ) -> Iterator[dict[str, Any]]:
     """A dict for each peer, number of rows and of tokens in their caches. One that fails says so in `error`."""
     for tokens in lengths:
@@ -65,7 +65,7 @@ def measure_peers(
             for name, run in PEERS.items():
                 if deadline.passed():
                     return
-                report(f"{name}, {batch} rows of {tokens} tokens")
+                progress(f"{name}, {batch} rows of {tokens} tokens")
                 cell = {"peer": name, "batch": batch, "cache": tokens}
                 try:
                     yield cell | {"token_ms": run(model, batch, tokens)}

@@ -29,7 +29,7 @@ def takes_part(contender: Contender) -> bool:
 
 
 def ask_batches(
-    workers: Sequence[Worker], questions: Sequence[Question], new_tokens: int, repeats: int, report: Report
+    workers: Sequence[Worker], questions: Sequence[Question], new_tokens: int, repeats: int, progress: Report
 ) -> list[Batch]:
     """As many questions at once as there are rows, engine after engine, `repeats` times after a warm-up."""
     alive, found = list(workers), []
@@ -37,13 +37,13 @@ def ask_batches(
         prompts = [questions[row % len(questions)].tokens for row in range(rows)]
         speeds: dict[str, list[float]] = {}
         for repeat in range(-1, repeats):
-            report(f"{rows} rows, repeat {repeat + 1} of {repeats}")
+            progress(f"{rows} rows, repeat {repeat + 1} of {repeats}")
             for worker in list(alive):
                 sleep(SETTLE_S)
                 try:
                     speed = _tokens_s(worker, prompts, new_tokens)
                 except WorkerFailed as error:
-                    report(f"warning: left out: {error}")
+                    progress(f"warning: left out: {error}")
                     alive.remove(worker)
                     continue
                 if repeat >= 0:

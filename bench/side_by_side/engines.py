@@ -1,11 +1,11 @@
 """What `make bench` compares: a table of engines, and what runs them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-Report = Callable[[str], None]
+from specstep.progress import OnProgress
 
 
 class Skip(Exception):
@@ -79,7 +79,7 @@ class Family(Protocol):
     def version(self) -> str:
         """Raises Skip where it is not installed."""
 
-    def prepare(self, contender: Contender, settings: Settings, report: Report) -> Path:
+    def prepare(self, contender: Contender, settings: Settings, progress: OnProgress) -> Path:
         """What the runner loads: an engine directory or a file, made unless it is there. Raises Skip."""
 
     def Runner(self, contender: Contender, path: Path, settings: Settings) -> Runner: ...

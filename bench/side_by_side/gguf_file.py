@@ -20,7 +20,7 @@ GROUP = 32  # weights of a block in both low precisions
 FINE = (GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q6_K)  # what a 4-bit file keeps for its head
 
 
-def convert(source: Path, precision: str, target: Path, report: Report) -> None:
+def convert(source: Path, precision: str, target: Path, progress: Report) -> None:
     """Write a GGUF file with its matrices in a precision of TYPES, vectors in float32.
 
     A matrix that the source holds in Q8_0 or Q6_K stays in Q8_0 in a file of q4_0: that is the head, which llama.cpp's
@@ -34,7 +34,7 @@ def convert(source: Path, precision: str, target: Path, report: Report) -> None:
     _copy_metadata(reader, writer, file_type)
     for index, tensor in enumerate(reader.tensors):
         if index % 50 == 0:
-            report(f"{target.name}: tensor {index + 1} of {len(reader.tensors)}")
+            progress(f"{target.name}: tensor {index + 1} of {len(reader.tensors)}")
         its_kind = _kind(tensor, kind)
         values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
         writer.add_tensor(tensor.name, quantize(values, its_kind), raw_dtype=its_kind)
@@ -63,7 +63,7 @@ def _copy_metadata(reader: GGUFReader, writer: GGUFWriter, file_type: LlamaFileT
     writer.add_file_type(file_type)
 
 
-def converted(precision: str, settings: Settings, report: Report) -> Path:
+def converted(precision: str, settings: Settings, progress: Report) -> Path:
     """The settings' model in a precision, written unless it is there; the file itself where nothing is converted.
     Raises Skip for a model that is no GGUF file."""
     source = gguf_file(settings.model)
@@ -75,5 +75,5 @@ def converted(precision: str, settings: Settings, report: Report) -> Path:
     target = settings.folder / f"{source.stem}-{stamp}.{precision}.gguf"
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
-        convert(source, precision, target, report)
+        convert(source, precision, target, progress)
     return target

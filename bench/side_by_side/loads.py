@@ -95,7 +95,7 @@ def measure_loads(
     questions: Sequence[Question],
     new_tokens: int,
     repeats: int,
-    report: Report,
+    progress: Report,
 ) -> tuple[list[Load], dict[str, float]]:
     """Each load on each server, in turns, `repeats` times after a warm-up -> the loads, and tokens/s of `generate`, one
     prompt after the other, without a server."""
@@ -108,7 +108,7 @@ def measure_loads(
         for clients in CLIENTS:
             runs: dict[str, list[tuple[float, list[Streamed]]]] = {name: [] for name in servers}
             for repeat in range(-1, repeats):
-                report(f"{clients} clients, repeat {repeat + 1} of {repeats}")
+                progress(f"{clients} clients, repeat {repeat + 1} of {repeats}")
                 for name, server in servers.items():
                     time.sleep(SETTLE_S)
                     one = asyncio.run(_load(server, clients, questions, new_tokens))

@@ -32,15 +32,15 @@ def sources_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def prepare(contender: Contender, settings: Settings, report: Report) -> Path:
+def prepare(contender: Contender, settings: Settings, progress: Report) -> Path:
     """Build the engine, unless one of these sources and options is there. Raises Skip."""
     if contender.drafts == LEARNED and not settings.lessons:
         raise Skip("it has nothing to learn from: give --lessons N")
     options = {**contender.options, "max_seq_len": settings.slots, "max_batch": settings.rows}
-    return built(settings, options, report)
+    return built(settings, options, progress)
 
 
-def built(settings: Settings, options: dict[str, Any], report: Report) -> Path:
+def built(settings: Settings, options: dict[str, Any], progress: Report) -> Path:
     """The directory of an engine with these build options. Raises Skip for one that these sources do not build."""
     key = repr((sources_digest(), settings.model, sorted(options.items())))
     named = "-".join(f"{value}" for _, value in sorted(options.items()))
@@ -51,7 +51,7 @@ def built(settings: Settings, options: dict[str, Any], report: Report) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             specstep.build(
-                settings.model, folder, report=lambda message: report(f"{folder.name}: {message}"), **options
+                settings.model, folder, progress=lambda message: progress(f"{folder.name}: {message}"), **options
             )
         except specstep.BuildError as error:
             raise Skip(str(error)) from None

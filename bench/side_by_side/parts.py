@@ -34,14 +34,14 @@ Found = tuple[str, dict[str, Any], Callable[[Path], None]]  # the table, the JSO
 Part = Callable[[Namespace, Settings, Sequence[Question], Report], Found | None]
 
 
-def run(given: Namespace, report: Report, known: Mapping[str, Part]) -> None:
+def run(given: Namespace, progress: Report, known: Mapping[str, Part]) -> None:
     """Measure the parts of `known` that were asked for and write what they found. Raises InputError."""
     tokenizer, _ = load_tokenizer(given.model)
     if tokenizer is None:
         raise InputError(f"model: expected one with a tokenizer, got {given.model} without")
     limit = given.lessons + (given.questions or (QUICK_QUESTIONS if given.quick else QUESTIONS))
     most = SLOTS - given.max_new_tokens - SCRATCH
-    questions = read_questions(given.prompts or OWN, tokenizer, limit, most, report)
+    questions = read_questions(given.prompts or OWN, tokenizer, limit, most, progress)
     lessons, questions = questions[: given.lessons], questions[given.lessons :]
     if given.lessons and not questions:
         raise InputError(f"lessons: expected fewer than the {len(lessons)} questions, got {given.lessons}")
@@ -52,19 +52,19 @@ def run(given: Namespace, report: Report, known: Mapping[str, Part]) -> None:
     parts = [name for name in known if name in given.only] or [*known][: 1 if given.only else None]
     conditions = _conditions(given, questions)
     for name in parts:
-        found = known[name](given, settings, questions, report)
+        found = known[name](given, settings, questions, progress)
         if found is not None:
             _write(given, name, conditions, *found)
 
 
-def engines_part(given: Namespace, settings: Settings, questions: Sequence[Question], report: Report) -> Found | None:
+def engines_part(given: Namespace, settings: Settings, questions: Sequence[Question], progress: Report) -> Found | None:
     """Every engine on single questions."""
     contenders = _chosen(given.only)
     with ExitStack() as stack:
-        workers = _start(contenders, settings, stack, report)
+        workers = _start(contenders, settings, stack, progress)
         if not workers:
             return None
-        found = ask_in_turns(workers, questions, given.max_new_tokens, given.repeats, report)
+        found = ask_in_turns(workers, questions, given.max_new_tokens, given.repeats, progress)
     rows = summarize(contenders, found)
     result = {
         "engines": [{"name": row.name} | asdict(row) for row in rows],
@@ -76,12 +76,12 @@ def engines_part(given: Namespace, settings: Settings, questions: Sequence[Quest
     return f"{table(rows)}\n{busy}", result, lambda file: draw_engines(file, rows, title)
 
 
-def batches_part(given: Namespace, settings: Settings, questions: Sequence[Question], report: Report) -> Found | None:
+def batches_part(given: Namespace, settings: Settings, questions: Sequence[Question], progress: Report) -> Found | None:
     """Several rows at once."""
     contenders = [contender for contender in _chosen(given.only) if batches.takes_part(contender)]
     with ExitStack() as stack:
-        workers = _start(contenders, replace(settings, rows=batches.ROWS[-1]), stack, report)
-        found = batches.ask_batches(workers, questions, given.max_new_tokens, given.repeats, report)
+        workers = _start(contenders, replace(settings, rows=batches.ROWS[-1]), stack, progress)
+        found = batches.ask_batches(workers, questions, given.max_new_tokens, given.repeats, progress)
     if not found:
         return None
     title = f"{given.model}, {given.threads} threads: tokens per second of all rows together"
@@ -89,22 +89,22 @@ def batches_part(given: Namespace, settings: Settings, questions: Sequence[Quest
     return batches.batches_table(found), result, lambda file: draw_batches(file, found, title)
 
 
-def steps_part(given: Namespace, settings: Settings, questions: Sequence[Question], report: Report) -> Found | None:
+def steps_part(given: Namespace, settings: Settings, questions: Sequence[Question], progress: Report) -> Found | None:
     """What a step of ours costs."""
     names = [name for name in given.only if name in OUR_WEIGHTS]
-    measured = measure_steps(settings, names or [*OUR_WEIGHTS], given.quick, report)
+    measured = measure_steps(settings, names or [*OUR_WEIGHTS], given.quick, progress)
     title = f"{given.model}, {given.threads} threads: time of a step"
     return steps_table(measured), measured, lambda file: draw_steps(file, measured["steps"], title)
 
 
-def serve_part(given: Namespace, settings: Settings, questions: Sequence[Question], report: Report) -> Found | None:
+def serve_part(given: Namespace, settings: Settings, questions: Sequence[Question], progress: Report) -> Found | None:
     """Servers with several clients."""
     chosen = [one for one in _chosen(given.only) if given.only or one.name in loads.TAKE_PART]
     settings = replace(settings, rows=loads.CLIENTS[-1])
-    ready = _prepared([one for one in chosen if batches.takes_part(one)], settings, report)
+    ready = _prepared([one for one in chosen if batches.takes_part(one)], settings, progress)
     if not ready:
         return None
-    found, alone = loads.measure_loads(ready, settings, questions, given.max_new_tokens, given.repeats, report)
+    found, alone = loads.measure_loads(ready, settings, questions, given.max_new_tokens, given.repeats, progress)
     title = f"{given.model}, {given.threads} threads: servers under load"
     result = {"loads": [asdict(load) for load in found], "generate_tokens_s": alone}
     return loads.loads_table(found, alone), result, lambda file: draw_loads(file, found, title)
@@ -127,31 +127,31 @@ def _chosen(only: Sequence[str]) -> list[Contender]:
     return chosen
 
 
-def _start(contenders: Sequence[Contender], settings: Settings, stack: ExitStack, report: Report) -> list[Worker]:
+def _start(contenders: Sequence[Contender], settings: Settings, stack: ExitStack, progress: Report) -> list[Worker]:
     """Prepare and load; what cannot run here is left out with a line."""
     workers = []
-    for contender, path in _prepared(contenders, settings, report):
-        report(f"loading {contender.name}")
+    for contender, path in _prepared(contenders, settings, progress):
+        progress(f"loading {contender.name}")
         try:
             worker = Worker(contender, path, settings)
         except WorkerFailed as error:
-            report(f"warning: left out: {error}")
+            progress(f"warning: left out: {error}")
             continue
         stack.callback(worker.close)
         workers.append(worker)
     return workers
 
 
-def _prepared(contenders: Sequence[Contender], settings: Settings, report: Report) -> list[tuple[Contender, Path]]:
+def _prepared(contenders: Sequence[Contender], settings: Settings, progress: Report) -> list[tuple[Contender, Path]]:
     """What each loads, made where it is not there: all of it, before anything is measured."""
     ready = []
     for contender in contenders:
         module = family(contender.family)
         try:
             module.version()
-            ready.append((contender, module.prepare(contender, settings, report)))
+            ready.append((contender, module.prepare(contender, settings, progress)))
         except Skip as reason:
-            report(f"warning: left out: {contender.name}: {reason}")
+            progress(f"warning: left out: {contender.name}: {reason}")
     return ready
 
 

@@ -45,12 +45,12 @@ def binary() -> Path:
     raise Skip(f"llama.cpp is not installed: {INSTALL}")
 
 
-def prepare(contender: Contender, settings: Settings, report: Report) -> Path:
+def prepare(contender: Contender, settings: Settings, progress: Report) -> Path:
     """The model as a GGUF file. Raises Skip."""
     binary()
     from .gguf_file import converted  # and with it transformers, which its process does without
 
-    return converted(contender.weights, settings, report)
+    return converted(contender.weights, settings, progress)
 
 
 class Runner:

@@ -19,11 +19,11 @@ def version() -> str:
         raise Skip(f"OpenVINO GenAI is not installed: {INSTALL}") from None
 
 
-def prepare(contender: Contender, settings: Settings, report: Report) -> Path:
+def prepare(contender: Contender, settings: Settings, progress: Report) -> Path:
     """The model as a GGUF file. Raises Skip."""
     from .gguf_file import converted  # and with it transformers, which its process does without
 
-    return converted(contender.weights, settings, report)
+    return converted(contender.weights, settings, progress)
 
 
 class Runner:

@@ -17,7 +17,7 @@ def version() -> str:
     return installed_version("transformers")
 
 
-def prepare(contender: Contender, settings: Settings, report: Report) -> Path:
+def prepare(contender: Contender, settings: Settings, progress: Report) -> Path:
     """It loads the model itself, by its name."""
     return Path(settings.model)
 

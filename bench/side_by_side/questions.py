@@ -20,7 +20,7 @@ class Question(NamedTuple):
     tokens: list[int]
 
 
-def read_questions(file: Path, tokenizer: Any, limit: int, most_tokens: int, report: Report) -> list[Question]:
+def read_questions(file: Path, tokenizer: Any, limit: int, most_tokens: int, progress: Report) -> list[Question]:
     """As many questions of a file of JSON lines as `limit` says, each category in turn. One that cannot be read, or is
     longer than `most_tokens`, is left out with a line. Raises InputError where none is left."""
     fitting = []
@@ -28,10 +28,10 @@ def read_questions(file: Path, tokenizer: Any, limit: int, most_tokens: int, rep
         try:
             question = Question(str(entry.id), entry.category, _tokens(entry, tokenizer))
         except InputError as error:
-            report(f"warning: left out: {error}")
+            progress(f"warning: left out: {error}")
             continue
         if len(question.tokens) > most_tokens:
-            report(f"warning: left out: {question.id}: {len(question.tokens)} tokens, at most {most_tokens} fit")
+            progress(f"warning: left out: {question.id}: {len(question.tokens)} tokens, at most {most_tokens} fit")
         else:
             fitting.append(question)
     if not fitting:

@@ -57,16 +57,16 @@ class Timed:
     weight_bytes: int
 
 
-def measure_steps(settings: Settings, weights: Sequence[str], quick: bool, report: Report) -> dict[str, Any]:
+def measure_steps(settings: Settings, weights: Sequence[str], quick: bool, progress: Report) -> dict[str, Any]:
     """Build what is not there and time steps of all engines in turn -> what goes into the JSON, `steps` among it."""
     torch.set_num_threads(settings.threads)
     memory = MemoryReads()
     nodes, lengths = ((0, 8), (128, LENGTH, 1536)) if quick else (NODES, LENGTHS)
-    engines = list(_engines(settings, weights, nodes, report))
-    steps = [step for length in lengths for step in _over_nodes(engines, length, memory, report)]
+    engines = list(_engines(settings, weights, nodes, progress))
+    steps = [step for length in lengths for step in _over_nodes(engines, length, memory, progress)]
     for timed in engines:
         if ROW_NODES in timed.nodes:
-            steps += _over_rows(timed, memory, report)
+            steps += _over_rows(timed, memory, progress)
     about = {timed.folder.name: read_manifest(timed.folder).about["build_s"] for timed in engines}
     load_s = [_first_token_s(engines[-1].folder) for _ in range(5)] if engines else []
     for timed in engines:
@@ -79,23 +79,23 @@ def measure_steps(settings: Settings, weights: Sequence[str], quick: bool, repor
     }
 
 
-def _engines(settings: Settings, weights: Sequence[str], nodes: tuple[int, ...], report: Report) -> Iterator[Timed]:
+def _engines(settings: Settings, weights: Sequence[str], nodes: tuple[int, ...], progress: Report) -> Iterator[Timed]:
     """Of each precision one that does not draft, and one whose steps verify any of the other numbers of nodes."""
     plain = {"drafter": "none", "max_batch": 1}
     drafting = {"drafter": "ngram", "nodes": nodes[-1], "max_batch": ROWS[-1]}
     for precision in weights:
         for options, counts in ((plain, (0,)), (drafting, nodes[1:])):
             options = options | {"weights": OUR_WEIGHTS[precision], "max_seq_len": settings.slots}
-            folder = built(settings, options, report)
+            folder = built(settings, options, progress)
             engine = specstep.load(folder, nodes="all", learning=False)
             stored = open_weights(folder / WEIGHTS, engine.spec).values()
             size = sum(tensor.numel() * tensor.element_size() for tensor in stored)
             yield Timed(precision, counts, folder, engine, size)
 
 
-def _over_nodes(engines: list[Timed], length: int, memory: MemoryReads, report: Report) -> list[Step]:
+def _over_nodes(engines: list[Timed], length: int, memory: MemoryReads, progress: Report) -> list[Step]:
     """Steps of single rows, one of each engine and number of nodes in turn."""
-    report(f"steps at {length} tokens")
+    progress(f"steps at {length} tokens")
     for timed in engines:
         _admit(timed, length)
     sizes = [(timed, nodes) for timed in engines for nodes in timed.nodes]
@@ -110,13 +110,13 @@ def _over_nodes(engines: list[Timed], length: int, memory: MemoryReads, report: 
     return [_median(timed, nodes, 1, length, taken, speed) for (timed, nodes), taken in zip(sizes, times, strict=True)]
 
 
-def _over_rows(timed: Timed, memory: MemoryReads, report: Report) -> list[Step]:
+def _over_rows(timed: Timed, memory: MemoryReads, progress: Report) -> list[Step]:
     """Steps of one engine as rows are added."""
     found = []
     for admitted in range(ROWS[-1]):
         _admit(timed, LENGTH)
         if admitted + 1 in ROWS:
-            report(f"steps of {admitted + 1} rows, {timed.weights}")
+            progress(f"steps of {admitted + 1} rows, {timed.weights}")
             times = []
             for done in range(STEPS):
                 _read(memory, timed, done)

@@ -34,48 +34,48 @@ class Measured:
 
 
 def ask_in_turns(
-    workers: Sequence[Worker], questions: Sequence[Question], new_tokens: int, repeats: int, report: Report
+    workers: Sequence[Worker], questions: Sequence[Question], new_tokens: int, repeats: int, progress: Report
 ) -> list[Measured]:
     """Every question to every engine, `repeats` times, after one that does not count. An engine that fails is left out
     from there on, with a line; the order is another for each question. An interrupt ends it with what it has."""
     alive: list[Worker] = list(workers)
     found: list[Measured] = []
     for worker in workers:
-        report(f"warming up {worker.contender.name}")
-        _ask(worker, questions[0], new_tokens, -1, alive, report)
+        progress(f"warming up {worker.contender.name}")
+        _ask(worker, questions[0], new_tokens, -1, alive, progress)
     started, rounds = (
         time.monotonic(),
         [(repeat, index) for repeat in range(repeats) for index in range(len(questions))],
     )
     try:
         for done, (repeat, index) in enumerate(rounds, 1):
-            found += _round(questions[index], repeat, index + repeat, new_tokens, alive, report)
+            found += _round(questions[index], repeat, index + repeat, new_tokens, alive, progress)
             left = (time.monotonic() - started) / done * (len(rounds) - done)
-            report(f"repeat {repeat + 1} of {repeats}, question {index + 1} of {len(questions)}, {left:.0f} s to go")
+            progress(f"repeat {repeat + 1} of {repeats}, question {index + 1} of {len(questions)}, {left:.0f} s to go")
     except KeyboardInterrupt:
-        report(f"warning: interrupted: {len(found)} answers count, of whole rounds")
+        progress(f"warning: interrupted: {len(found)} answers count, of whole rounds")
     return [one for one in found if one.engine in {worker.contender.name for worker in alive}]
 
 
 def _round(
-    question: Question, repeat: int, turn: int, new_tokens: int, alive: list[Worker], report: Report
+    question: Question, repeat: int, turn: int, new_tokens: int, alive: list[Worker], progress: Report
 ) -> list[Measured]:
     """One question to all engines."""
     first, answers = turn % max(len(alive), 1), []
     for worker in [*alive[first:], *alive[:first]]:
         time.sleep(SETTLE_S)
-        answers.append(_ask(worker, question, new_tokens, repeat, alive, report))
+        answers.append(_ask(worker, question, new_tokens, repeat, alive, progress))
     return [answer for answer in answers if answer is not None]
 
 
 def _ask(
-    worker: Worker, question: Question, new_tokens: int, repeat: int, alive: list[Worker], report: Report
+    worker: Worker, question: Question, new_tokens: int, repeat: int, alive: list[Worker], progress: Report
 ) -> Measured | None:
     others, start = OtherWork(worker.pid), time.perf_counter()
     try:
         answer = worker.answer(question.tokens, new_tokens)
     except WorkerFailed as error:
-        report(f"warning: left out: {error}")
+        progress(f"warning: left out: {error}")
         alive.remove(worker)
         return None
     return _measured(worker.contender.name, question, repeat, answer, time.perf_counter() - start, others.cores())

@@ -10,12 +10,12 @@ from specstep.compile.locate import gguf_file
 from specstep.compile.precision import Form, choose_precision
 from specstep.compile.source import Source
 from specstep.kernels.linear.op import packed_embedding, packed_linear
+from specstep.progress import OnProgress
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .scores import Scores, joined, score
 
-Report = Callable[[str], None]
 Choice = Callable[[str, Tensor], Form]  # from a layer's name and its weight to what that becomes
 
 
@@ -41,7 +41,7 @@ def finer(source: Source, pattern: str) -> Choice:
     return lambda name, weight: (fine if re.search(pattern, name) else coarse)(name, weight)
 
 
-def measure(source: Source, choice: Choice, sequences: Sequence[list[int]], report: Report) -> Measured:
+def measure(source: Source, choice: Choice, sequences: Sequence[list[int]], progress: OnProgress) -> Measured:
     """Score every sequence with the layers that `choice` makes. Only layers that call `linear` are packed; a warning
     says what is not, as experts of a mixture."""
     packed = _pack(source.model, choice)
@@ -50,13 +50,13 @@ def measure(source: Source, choice: Choice, sequences: Sequence[list[int]], repo
     left = [one for address, one in held.items() if one.dim() > 1 and address not in {*packed, *looked_up}]
     if left:
         kept = sum(one.nbytes for one in left) / 1e6
-        report(f"warning: {len(left)} matrices of {kept:.1f} MB keep their dtype: they belong to no linear layer")
+        progress(f"warning: {len(left)} matrices of {kept:.1f} MB keep their dtype: they belong to no linear layer")
     size = sum(tensor.nbytes for tensor in {**held, **packed}.values())
     parts = []
     with torch.inference_mode(), _Packed(packed):
         for number, ids in enumerate(sequences):
             if number % 20 == 0:
-                report(f"sequence {number + 1} of {len(sequences)}")
+                progress(f"sequence {number + 1} of {len(sequences)}")
             logits = source.model(torch.tensor([ids]), use_cache=False).logits
             parts.append(score(logits[0], ids))
     return Measured(joined(parts), size)

@@ -38,7 +38,7 @@ class Forked:
             full = "No space left" in str(error)
             sender.send(("failed", "no space left on the device" if full else f"{type(error).__name__}: {lines[0]}"))
 
-    def join(self, report: OnProgress = silent) -> Any:
+    def join(self, progress: OnProgress = silent) -> Any:
         """Wait, and pass on what the function reports -> what it returned. Raises BuildError with what it raised."""
         kind, value = "line", None
         while kind == "line":
@@ -47,7 +47,7 @@ class Forked:
             except EOFError:
                 kind, value = "failed", "the compiling process died; is there enough memory?"
             if kind == "line":
-                report(value)
+                progress(value)
         self.process.join()
         if kind == "refused":
             raise BuildError(value)
@@ -56,10 +56,10 @@ class Forked:
         return value
 
 
-def run_forked(name: str, function: Callable[[OnProgress], Any], report: OnProgress) -> Any:
+def run_forked(name: str, function: Callable[[OnProgress], Any], progress: OnProgress) -> Any:
     """Run a function in a process of its own and wait -> what it returned. Raises BuildError."""
     child = Forked(name, function)
     try:
-        return child.join(report)
+        return child.join(progress)
     finally:
         child.process.terminate()

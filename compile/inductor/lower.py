@@ -48,17 +48,17 @@ GPU_CONFIG: dict[str, Any] = {
 FEW_LAUNCHES: dict[str, Any] = {"combo_kernels": True, "combo_kernels_pointwise_only": True}
 
 
-def lower(graphs: Graphs, directory: Path, report: OnProgress) -> Lowered:
+def lower(graphs: Graphs, directory: Path, progress: OnProgress) -> Lowered:
     """Write NAME.pt2 for each program, the weights file and, on a CPU, the library of our ops. Raises BuildError."""
     if graphs.gpu is None:
-        return _lower(graphs, directory, report, export_program, _compile)
+        return _lower(graphs, directory, progress, export_program, _compile)
     described = load_described_gpu()
 
     def lower_without(tell: OnProgress) -> Lowered:
         with described.lowers_without(graphs.gpu, _compile) as (export, compile_one):
             return _lower(graphs, directory, tell, export, compile_one)
 
-    lowered: Lowered = run_forked("engine", lower_without, report)  # that process can use a real GPU no more
+    lowered: Lowered = run_forked("engine", lower_without, progress)  # that process can use a real GPU no more
     return lowered
 
 
@@ -71,23 +71,23 @@ def load_described_gpu() -> ModuleType:
     return described
 
 
-def _lower(graphs: Graphs, directory: Path, report: OnProgress, export: Export, compile_one: Compile) -> Lowered:
+def _lower(graphs: Graphs, directory: Path, progress: OnProgress, export: Export, compile_one: Compile) -> Lowered:
     check_torch(graphs.spec.device)
     if graphs.spec.device == "cpu" and not has_library():
         _check_without_library(graphs.spec.config["weights"])
     exported, programs = {}, {}
     for name, program in graphs.programs.items():
-        report(f"tracing {name}")
+        progress(f"tracing {name}")
         exported[name] = export(program, graphs.spec)
-    report(f"compiling {' and '.join(f'{name} ({len(e.graph.nodes)} nodes)' for name, e in exported.items())}")
+    progress(f"compiling {' and '.join(f'{name} ({len(e.graph.nodes)} nodes)' for name, e in exported.items())}")
     stages = stage_shares(exported["step"])  # before its weights are packed
     device = graphs.spec.device
     packed = compile_programs(exported, directory, device, graphs.precision, compile_one)
 
     inexact = _drafts_may_change(device, exported.values())
     if inexact and device == "cpu":
-        report(f"warning: drafts may change a text: {'; '.join(inexact)}")
-    report("writing weights")
+        progress(f"warning: drafts may change a text: {'; '.join(inexact)}")
+    progress("writing weights")
     if device == "cpu" and has_library():
         shutil.copyfile(build_library(), directory / LIBRARY_NAME)  # with the mode of a new file
     wanted = {name: constant_names(directory / f"{name}.pt2", device) for name in exported}
@@ -198,7 +198,7 @@ def compile_programs(
 
 
 def _compiles(program: ExportedProgram, path: Path, config: dict[str, Any]) -> Callable[[Any], None]:
-    def compile_it(report: OnProgress) -> None:
+    def compile_it(progress: OnProgress) -> None:
         settings = signed(config, program)
         with _lean(), layers_once(program, settings) as with_layers:
             _compile(program, path, with_layers)

@@ -62,17 +62,17 @@ class FunctionalProgram(FlatProgram):
         return tuple(NEXT + name if name in self.inputs else name for name in names)
 
 
-def lower(graphs: Graphs, directory: Path, report: OnProgress) -> Lowered:
+def lower(graphs: Graphs, directory: Path, progress: OnProgress) -> Lowered:
     """Write NAME.onnx for each program and the weights file."""
     exported, models, programs = {}, {}, {}
     for name, program in graphs.programs.items():
-        report(f"tracing {name}")
+        progress(f"tracing {name}")
         functional = FunctionalProgram(program)
         exported[name] = export_program(functional, graphs.spec)
-        report(f"translating {name} ({len(exported[name].graph.nodes)} nodes)")
+        progress(f"translating {name} ({len(exported[name].graph.nodes)} nodes)")
         models[name] = to_onnx(exported[name], functional)
         programs[name] = ProgramSpec(f"{name}.onnx", functional.inputs, functional.output_names)
-    report("writing weights")
+    progress("writing weights")
     write_models(models, directory)
     versions = {name: version(name) for name in ("onnx", "onnxscript")}
     described = {name: {"opset": OPSET, "tensors": _describe(model)} for name, model in models.items()}

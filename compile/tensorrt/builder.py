@@ -39,7 +39,7 @@ class BuiltPlan:
 
 
 def build_plan(
-    path: Path, target: Target, plugins: Counter[str], profiles: Sequence[Profile], report: OnProgress
+    path: Path, target: Target, plugins: Counter[str], profiles: Sequence[Profile], progress: OnProgress
 ) -> BuiltPlan:
     """Build the plan of an ONNX file whose weights lie beside it. `plugins`: how many of each it must have, none where
     the target has no plugins. Raises BuildError."""
@@ -56,7 +56,7 @@ def build_plan(
         if found != plugins:
             raise BuildError(f"{path.stem}: plugins: expected {dict(plugins)}, got {dict(found)} in the parsed network")
         config = _builder_config(trt, builder, target)
-        config.progress_monitor = _monitor(trt, path.stem, report)
+        config.progress_monitor = _monitor(trt, path.stem, progress)
         for profile in profiles:
             _add_profile(builder, network, config, profile)
         with timing_cache(trt, config, target):
@@ -120,13 +120,13 @@ def _logger(trt: Any) -> Any:
     return Logger()
 
 
-def _monitor(trt: Any, name: str, report: OnProgress) -> Any:
+def _monitor(trt: Any, name: str, progress: OnProgress) -> Any:
     """Reports each phase of a build that has no phase above it."""
 
     class Monitor(trt.IProgressMonitor):
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             if parent_phase is None:
-                report(f"{name}: {phase_name}")
+                progress(f"{name}: {phase_name}")
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             return True

@@ -21,7 +21,7 @@ from .graph import fix_sizes, load_graph, use_plugins, without_functions
 SHORT = 64  # prompt tokens of a call up to which the prefill has a profile of its own
 
 
-def lower(graphs: Graphs, directory: Path, report: OnProgress) -> Lowered:
+def lower(graphs: Graphs, directory: Path, progress: OnProgress) -> Lowered:
     """Write NAME.plan for each program, weights included."""
     spec = graphs.spec
     if spec.recurrent:  # TensorRT for RTX 1.2 ends the process over the ONNX functions of our ops
@@ -33,13 +33,15 @@ def lower(graphs: Graphs, directory: Path, report: OnProgress) -> Lowered:
     version = f"{target.backend} {load_library(target.backend).__version__}"
     programs, plans = {}, {}
     with tempfile.TemporaryDirectory(prefix="onnx-", dir=directory) as work:
-        lowered = lower_to_onnx(graphs, Path(work), report)
+        lowered = lower_to_onnx(graphs, Path(work), progress)
         for name, program in lowered.programs.items():
-            plan, shapes = _plan(Path(work) / program.file, spec, target, report)
+            plan, shapes = _plan(Path(work) / program.file, spec, target, progress)
             (directory / f"{name}.plan").write_bytes(plan.data)
             programs[name] = replace(program, file=f"{name}.plan")
             plans[name] = describe_plan(plan, shapes)
-            report(f"{name}: {plan.layers} layers, {sum(plan.plugins.values())} plugins, built in {plan.seconds:.0f} s")
+            progress(
+                f"{name}: {plan.layers} layers, {sum(plan.plugins.values())} plugins, built in {plan.seconds:.0f} s"
+            )
     library = {target.backend: version.split()[1]}
     capabilities = [f"{capability // 10}.{capability % 10}" for capability in target.capabilities]
     details = {"plans": plans, "compute_capability": capabilities}
@@ -73,7 +75,7 @@ def _device_capability(message: str) -> int:
         raise BuildError(f"{message}: expected an NVIDIA GPU here, got none ({error})") from None
 
 
-def _plan(path: Path, spec: EngineSpec, target: Target, report: OnProgress) -> tuple[BuiltPlan, list[Profile]]:
+def _plan(path: Path, spec: EngineSpec, target: Target, progress: OnProgress) -> tuple[BuiltPlan, list[Profile]]:
     """The plan of an ONNX file. Caches are bound whole: TensorRT takes no view of a part of a larger buffer. A step
     verifies all nodes, for our plugins' kernels are compiled for one number of them."""
     model = load_graph(path)
@@ -83,7 +85,7 @@ def _plan(path: Path, spec: EngineSpec, target: Target, report: OnProgress) -> t
     plugins = use_plugins(model) if target.plugins else Counter[str]()
     path.write_bytes(without_functions(model, path.parent).SerializeToString())
     profiles = prefill_profiles(spec.prefill_chunk) if path.stem == "prefill" else step_profiles(spec.max_batch)
-    return build_plan(path, target, plugins, profiles, report), profiles
+    return build_plan(path, target, plugins, profiles, progress), profiles
 
 
 def prefill_profiles(chunk: int) -> list[Profile]:

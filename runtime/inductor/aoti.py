@@ -48,7 +48,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: OnProgress) -> Session:
+def open_session(directory: Path, manifest: Manifest, gpu: int | None, progress: OnProgress) -> Session:
     """Load the programs, lend them the mapped weights. Raises EngineError for what does not load here."""
     if manifest.spec.device == "cpu":
         refuse_gpu(gpu)
@@ -56,7 +56,7 @@ def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: O
     if gpu is not None and gpu >= torch.cuda.device_count():
         raise InputError(f"device: expected one of the {torch.cuda.device_count()} GPUs here, got cuda:{gpu}")
     with torch.cuda.device(torch.cuda.current_device() if gpu is None else gpu):
-        report(plan_memory(manifest, torch.cuda.mem_get_info()[0], f"cuda:{torch.cuda.current_device()}"))
+        progress(plan_memory(manifest, torch.cuda.mem_get_info()[0], f"cuda:{torch.cuda.current_device()}"))
         return _open_session(directory, manifest)
 
 

@@ -166,7 +166,7 @@ class Ladder:
             drafts.source.take(before, accepted)
 
 
-def make_ladder(session: Session, nodes: int | str, identity: str, report: OnProgress) -> Ladder:
+def make_ladder(session: Session, nodes: int | str, identity: str, progress: OnProgress) -> Ladder:
     """The ladder that a user asks for (see `load`) over an idle session. Raises InputError."""
     most, least = session.spec.nodes, [0] if session.any_nodes else []
     if nodes == "auto":
@@ -174,7 +174,7 @@ def make_ladder(session: Session, nodes: int | str, identity: str, report: OnPro
         if fixed:
             return Ladder(sorted({*least, most}))
         rungs = rungs_up_to(most)
-        return Ladder(rungs, *kept_or_measured(session, rungs, identity, report))
+        return Ladder(rungs, *kept_or_measured(session, rungs, identity, progress))
     if nodes == "all":
         return Ladder(sorted({*least, most}))
     if not isinstance(nodes, int) or isinstance(nodes, bool) or not 0 <= nodes <= most:

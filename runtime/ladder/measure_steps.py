@@ -24,7 +24,7 @@ ROUNDS = 8  # most times that each size is measured
 
 
 def kept_or_measured(
-    session: Session, rungs: Sequence[int], identity: str, report: OnProgress
+    session: Session, rungs: Sequence[int], identity: str, progress: OnProgress
 ) -> tuple[StepTimes, Path]:
     """The times of an idle session's steps on this machine, and where they are kept. They are measured where none are
     kept that fit. identity: what tells engines apart."""
@@ -35,7 +35,7 @@ def kept_or_measured(
             return times, path
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         pass  # nothing is kept, or nothing of use
-    report("measuring steps on this machine, once")
+    progress("measuring steps on this machine, once")
     times = measure(session, rungs)
     keep_times(times, path)
     return times, path

@@ -39,7 +39,7 @@ def machine() -> dict[str, Any]:
     return {"libraries": libraries}
 
 
-def open_session(directory: Path, manifest: Manifest, gpu: int | None, report: OnProgress) -> Session:
+def open_session(directory: Path, manifest: Manifest, gpu: int | None, progress: OnProgress) -> Session:
     """Load both plans. Raises EngineError where there is no GPU, or one that the plans were not built for."""
     refuse_gpu(gpu)
     spec, built_for = manifest.spec, manifest.about["compute_capability"]

@@ -217,7 +217,7 @@ def test_the_file_itself_is_not_converted(tmp_path):
 def test_an_engine_of_other_sources_or_options_is_built_anew(tmp_path, monkeypatch):
     builds = []
 
-    def build(model, folder, report, **options):
+    def build(model, folder, progress, **options):
         folder.mkdir(exist_ok=True)
         builds.append(options)
 

@@ -19,15 +19,15 @@ from tokenizers import pre_tokenizers
 STAGES = """
 import sys, time
 from specstep.commands.progress import Progress
-with Progress() as report:
-    report("loading the model")
-    report("warning: the model is odd")
-    report("compiling " + "a long name, " * 30)
+with Progress() as progress:
+    progress("loading the model")
+    progress("warning: the model is odd")
+    progress("compiling " + "a long name, " * 30)
     {wait}
-    report("engine written")
+    progress("engine written")
 print("done")
 """
-FAILS = STAGES.replace('report("engine written")', 'raise SystemExit("specstep: it failed")')
+FAILS = STAGES.replace('progress("engine written")', 'raise SystemExit("specstep: it failed")')
 SILENT = """
 import sys
 from specstep.compile.source import load_source

@@ -92,7 +92,7 @@ def uncompiled(tmp_path, monkeypatch):
     model_folder = save_model(tmp_path / "model", tokenizer=True, num_hidden_layers=1)
     built = []
 
-    def build(model, folder, report, **options):
+    def build(model, folder, progress, **options):
         folder.mkdir()
         built.append(options)
 

@@ -19,7 +19,7 @@ def build_library(*arguments):
     raise native.CompilerError("compiler: g++ failed\\nwith a page of reasons")
 
 native.build_library = build_library
-specstep.build(sys.argv[1], sys.argv[2], report=print, drafter="ngram", dtype=sys.argv[3], weights=sys.argv[4],
+specstep.build(sys.argv[1], sys.argv[2], progress=print, drafter="ngram", dtype=sys.argv[3], weights=sys.argv[4],
                max_seq_len=96, prefill_chunk=32)
 """
 

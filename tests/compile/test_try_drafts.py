@@ -105,6 +105,6 @@ def test_a_build_reports_it_ahead_of_the_compile(tmp_path, monkeypatch):
             tmp_path / "engine",
             drafter="ngram",
             max_seq_len=64,
-            report=said.append,
+            progress=said.append,
         )
     assert said[-1].startswith("drafts: ")

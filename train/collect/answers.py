@@ -76,11 +76,11 @@ class Answers:
 
     def _load(self) -> Engine:
         if self.options.engine is None and not (self._folder / MANIFEST).is_file():
-            report, asked = self.progress.report, self.options
-            report(f"building an engine for the greedy answers in {self._folder}; it can be deleted afterwards")
+            progress, asked = self.progress.tell, self.options
+            progress(f"building an engine for the greedy answers in {self._folder}; it can be deleted afterwards")
             rows = rows_that_fit(self.source, asked.max_length, MOST_ROWS[asked.device])
             build(
-                self.source.name, self._folder, report=report, device=asked.device, dtype=asked.dtype or "bfloat16",
+                self.source.name, self._folder, progress=progress, device=asked.device, dtype=asked.dtype or "bfloat16",
                 max_batch=rows, max_seq_len=asked.max_length,
             )  # fmt: skip
         engine = load(self._folder)

@@ -11,8 +11,8 @@ REPORT_EVERY = 2.0  # seconds
 class CollectProgress:
     """A line now and then about how far it is."""
 
-    def __init__(self, writer: DataWriter, report: OnProgress):
-        self.writer, self.report = writer, report
+    def __init__(self, writer: DataWriter, progress: OnProgress):
+        self.writer, self.tell = writer, progress
         self._generated, self._since = 0, time.monotonic()
 
     def tick(self, tokens: int) -> None:
@@ -21,5 +21,5 @@ class CollectProgress:
         passed = time.monotonic() - self._since
         if passed > REPORT_EVERY:
             speed = f"; generating {self._generated / passed:.0f} tokens/s" if self._generated else ""
-            self.report(f"{self.writer.tokens:,} tokens collected{speed}")
+            self.tell(f"{self.writer.tokens:,} tokens collected{speed}")
             self._generated, self._since = 0, time.monotonic()

@@ -32,19 +32,19 @@ QUESTION = 16  # tokens that a question of the model's own has at least
 SHORT = 64  # tokens of a short sequence: no more prompts are drawn than may be needed
 
 
-def collect(model: str, output: str | Path, options: CollectOptions, report: OnProgress = silent) -> Path:
+def collect(model: str, output: str | Path, options: CollectOptions, progress: OnProgress = silent) -> Path:
     """Collect what a model writes, and dialogues as they are, into a data directory (see `data/reader.py`) -> its path.
     Goes on where an earlier run ended. Raises InputError and BuildError."""
     output = Path(output)
-    report(f"loading {model}")
+    progress(f"loading {model}")
     source = load_source(model, options.dtype or quick_dtype(options.device), options.device)
     most = options.most_tokens
     with DataWriter(output, describe(source, options.hidden_states)) as writer:
-        progress = CollectProgress(writer, report)
+        counted = CollectProgress(writer, progress)
         # Another seed for each run: no run repeats another.
-        answers = Answers(source, output / "engine", options, options.seed + writer.sequences, progress)
+        answers = Answers(source, output / "engine", options, options.seed + writer.sequences, counted)
         fresh = Fresh(writer, options.max_length)
-        texts = fresh(texts_of(source, options, writer.sequences, progress))
+        texts = fresh(texts_of(source, options, writer.sequences, counted))
         while most is None or writer.tokens < most:
             count = ROUND if most is None else min(ROUND, 1 + (most - writer.tokens) // SHORT)
             part = list(itertools.islice(texts, count))
@@ -52,12 +52,12 @@ def collect(model: str, output: str | Path, options: CollectOptions, report: OnP
                 break
             for example in with_states(source, answers(part), writer.manifest.hidden_layers):
                 writer.add(*example)
-                progress.tick(0)
+                counted.tick(0)
                 if most is not None and writer.tokens >= most:
                     break
-    report(f"{output}: {writer.tokens:,} tokens in {writer.sequences:,} sequences")
+    progress(f"{output}: {writer.tokens:,} tokens in {writer.sequences:,} sequences")
     if fresh.left_out:
-        report(f"{fresh.left_out:,} prompts left out: there already, or too long")
+        progress(f"{fresh.left_out:,} prompts left out: there already, or too long")
     return output
 
 

@@ -32,7 +32,7 @@ FIT_BATCHES = 64  # for the linear start
 
 
 def train_drafter(
-    model: str, data: Sequence[str], output: str | Path, *, report: OnProgress = silent, **given: Any
+    model: str, data: Sequence[str], output: str | Path, *, progress: OnProgress = silent, **given: Any
 ) -> Path:
     """Train a head and write it -> its folder, for `build --drafter FOLDER`. A run that was interrupted goes on from
     its last checkpoint. given: fields of `TrainOptions`. Raises InputError and BuildError."""
@@ -42,30 +42,30 @@ def train_drafter(
     except OSError as error:
         raise InputError(f"output: expected a folder that can be written, got {output}: {error.strerror}") from None
     torch.manual_seed(options.seed)
-    report(f"loading {model}")
+    progress(f"loading {model}")
     target = load_source(model, options.dtype or quick_dtype(options.device), options.device)
     check_logits(target)
     sources = [open_data(file, target) for file in data]
     start = head_to_go_on_from(options.start, target) if options.start else None
     layers = layers_of(sources, target, start.config.feature_layers if start else None)
     training = Training(target, sources, layers, options, start)
-    report(
+    progress(
         f"{training.tokens:,} tokens in {training.sequences:,} sequences, {len(training.held)} batches held out; "
         f"draft vocabulary of {len(training.vocabulary):,}: {training.coverage:.1%} of what the target wrote"
     )
     run = dataclasses.asdict(options) | {"model": Path(model).name, "tokens": training.tokens, "layers": list(layers)}
     checkpoint = Checkpoint(output, run)
-    training.run(checkpoint, report)
+    training.run(checkpoint, progress)
     save_eagle3(output, training.head, target)
     try:
         write_history(output / "history.jsonl", training.history)
         plot_training(output / "history.png", training.history, options.batch * options.width)
     except ImportError:
-        report("no picture of the training: that needs `pip install specstep[plot]`")
+        progress("no picture of the training: that needs `pip install specstep[plot]`")
     except OSError as error:
-        report(f"no history of the training: {error}")
+        progress(f"no history of the training: {error}")
     checkpoint.remove()
-    report(f"head written to {output}")
+    progress(f"head written to {output}")
     return output
 
 
@@ -169,14 +169,14 @@ class Training:
     def tokens(self) -> int:
         return int(sum(source.lengths.sum() for source in self.sources))
 
-    def run(self, checkpoint: Checkpoint, report: OnProgress) -> None:
+    def run(self, checkpoint: Checkpoint, progress: OnProgress) -> None:
         """Train to the end, from the checkpoint if there is one. Raises InputError for a loss that is no number."""
         optimizer = Optimizer(self.head, self.options.learning_rate, self.steps)
         step = checkpoint.restore(self.head, optimizer, self.history)
         if step:
-            report(f"going on after {step} of {self.steps} steps")
+            progress(f"going on after {step} of {self.steps} steps")
         else:
-            self._start(report)
+            self._start(progress)
         every, started, spoken, first = max(1, self.steps // self.options.evaluations), time.monotonic(), 0.0, step
         while step < self.steps:
             epoch, index = divmod(step, self.steps // self.options.epochs)
@@ -190,20 +190,20 @@ class Training:
                 spoken = time.monotonic()
                 speed = (step - first) / (spoken - started)
                 tokens = speed * self.options.batch * self.options.width
-                report(
+                progress(
                     f"step {step} of {self.steps}, loss {loss:.3f}, {tokens:,.0f} tokens/s, "
                     f"{(self.steps - step) / speed / 60:.0f} minutes to go"
                 )
             if step % every == 0 or step == self.steps:
-                self._evaluate(step, report)
+                self._evaluate(step, progress)
                 checkpoint.save(self.head, optimizer, self.history, step)
 
-    def _start(self, report: OnProgress) -> None:
+    def _start(self, progress: OnProgress) -> None:
         if not self._fitted:
             batches = self._batches(self._learned)
-            report("fitting the linear start")
+            progress("fitting the linear start")
             fit_features(self.head, (batches[index] for index in range(min(FIT_BATCHES, len(batches)))))
-        self._evaluate(0, report)
+        self._evaluate(0, progress)
 
     def _update(self, batches: Batches, index: int, optimizer: Optimizer, step: int) -> float:
         sums = self._sums(batches, index)
@@ -220,7 +220,7 @@ class Training:
         return value
 
     @torch.no_grad()
-    def _evaluate(self, step: int, report: OnProgress) -> None:
+    def _evaluate(self, step: int, progress: OnProgress) -> None:
         """Measure on what was held out, and say it: top-1 accuracy a per level promises 1 + a0 + a0*a1 + ... tokens of
         a chain."""
         sums = torch.stack([self._sums(self.held, index) for index in range(len(self.held))]).sum(0)
@@ -230,7 +230,7 @@ class Training:
         shown = "; ".join(
             f"{name} {' '.join(f'{x:.3f}' for x in xs)}" for name, xs in (("top 1", top1), ("top 4", top4))
         )
-        report(f"held out after {step} steps, by level: {shown}; a chain would yield {chain:.2f} tokens per step")
+        progress(f"held out after {step} steps, by level: {shown}; a chain would yield {chain:.2f} tokens per step")
 
     def _sums(self, batches: Batches, index: int) -> Tensor:
         device, batch, target_rows = self.target.model.device.type, batches[index], self._target_rows

@@ -45,17 +45,22 @@ def largest(drafter: str, deepest: int | None) -> DrafterSetup:
 
 
 def try_drafter(
-    source: Source, config: EngineConfig, drafter: str, prompts: Sequence[Any], max_new_tokens: int, report: OnProgress
+    source: Source,
+    config: EngineConfig,
+    drafter: str,
+    prompts: Sequence[Any],
+    max_new_tokens: int,
+    progress: OnProgress,
 ) -> Drafted:
     """Answer the prompts with plain modules, which need no build, and see what is accepted of the largest tree. Raises
     BuildError and InputError."""
     name = label(drafter)
-    report(f"drafter {name}: putting it together")
+    progress(f"drafter {name}: putting it together")
     scorer, _ = scorers(source, dataclasses.replace(config, drafter=drafter))
     tree = largest(drafter, scorer.most_depth)
     settings = dataclasses.asdict(tree) | {"backend": "inductor", "max_batch": config.max_batch}
     graphs = assemble(source, dataclasses.replace(config, **settings), scorer)
-    settle_readings(source, graphs, config.build_device, report)
+    settle_readings(source, graphs, config.build_device, progress)
     step = graphs.step.module
     assert isinstance(step, SpeculativeStep)
     with run_plain(source, graphs) as engine, _timed(step.drafter) as drafts:
@@ -69,12 +74,12 @@ def try_drafter(
             done += request.finish_reason is not None
             if time.monotonic() - reported > REPORT_EVERY:
                 reported = time.monotonic()
-                report(f"drafter {name}: {done} of {len(requests)} prompts answered")
+                progress(f"drafter {name}: {done} of {len(requests)} prompts answered")
     each = sorted((Acceptance.of([request]).tokens_per_step, place) for place, request in enumerate(requests))
     easy = [requests[place] for _, place in each[len(each) * 2 // 3 :]]
     length = sum(len(request.prompt) + len(request.tokens) / 2 for request in requests) / len(requests)
     drafted = Acceptance.of(requests)
-    report(f"drafter {name}: {drafted.tokens_per_step:.2f} tokens per step with {tree.nodes} nodes")
+    progress(f"drafter {name}: {drafted.tokens_per_step:.2f} tokens per step with {tree.nodes} nodes")
     levels = costly_levels(scorer, tree.depth)
     return Drafted(drafter, tree.depth, levels, drafted, Acceptance.of(easy), length, statistics.median(drafts))
 
@@ -101,17 +106,17 @@ def costly_levels(scorer: Scorer, depth: int) -> int:
     return min(scorer.levels, depth) if isinstance(scorer, Merged) and len(neural) == 2 else depth
 
 
-def time_steps(engine: Engine, length: float, report: OnProgress) -> Steps:
+def time_steps(engine: Engine, length: float, progress: OnProgress) -> Steps:
     """Time the steps of an idle engine by rows and nodes, for rows of this length; what the drafter takes of them is
     left out where ops cannot be timed (`draft_shares`)."""
     session, spec = engine.session, engine.spec
-    report("timing steps by rows and nodes")
+    progress("timing steps by rows and nodes")
     begin = time.perf_counter(), time.process_time(), busy_seconds()
     times = measure(session, rungs_up_to(spec.nodes), STEPS_S)
     took, own, all_of_them = time.perf_counter() - begin[0], time.process_time() - begin[1], busy_seconds() - begin[2]
     others = (all_of_them - own) / (took * (os.cpu_count() or 1))
     if others > DISTURBED:
-        report(
+        progress(
             f"warning: other programs took {others:.0%} of the processor while steps were timed: long steps, those of "
             "many nodes, seem too slow; tune again when they are done"
         )
@@ -141,7 +146,9 @@ def beside(steps: Steps, plain: Steps) -> Steps:
     return dataclasses.replace(steps, draft=draft)
 
 
-def draft_shares(session: Session, sizes: Sequence[int], length: float, report: OnProgress) -> dict[int, float] | None:
+def draft_shares(
+    session: Session, sizes: Sequence[int], length: float, progress: OnProgress
+) -> dict[int, float] | None:
     """Rows -> the share of a step in which an idle session drafts, one that verifies nothing; None where ops cannot be
     timed."""
     if not isinstance(session, TorchSession) or session.spec.device != "cpu":
@@ -149,7 +156,7 @@ def draft_shares(session: Session, sizes: Sequence[int], length: float, report: 
     shares = {}
     tokens = max(1, min(int(length), session.spec.max_seq_len - 2))
     for rows in sizes:
-        report(f"timing the drafter at {rows} row{'s' * (rows > 1)}")
+        progress(f"timing the drafter at {rows} row{'s' * (rows > 1)}")
         try:
             found = profile(session, tokens, rows, 0, PROFILED)
         except EngineError:

@@ -50,7 +50,7 @@ def tune(
     *,
     drafters: Sequence[str] = (),
     max_new_tokens: int = 128,
-    report: OnProgress = silent,
+    progress: OnProgress = silent,
     **options: Any,
 ) -> dict[str, Any]:
     """Measure, choose, and keep the choices for `build` -> "choices" (options of `build`, and why, for engines of 1, 2,
@@ -62,15 +62,15 @@ def tune(
     options = {"max_batch": ROWS} | options
     config = make_config(options)
     _check(config, prompts)
-    report(f"loading {model}")
+    progress(f"loading {model}")
     source = load_source(model, config.dtype, config.device, config.adapter)
     names = list(dict.fromkeys([*candidates(source), *map(absolute, drafters)]))
-    drafted = [try_drafter(source, config, name, prompts, max_new_tokens, report) for name in names]
+    drafted = [try_drafter(source, config, name, prompts, max_new_tokens, progress) for name in names]
     with tempfile.TemporaryDirectory(prefix="specstep-tune-") as folder:
-        steps = Bench(model, options, Path(folder), report).measure(drafted)
+        steps = Bench(model, options, Path(folder), progress).measure(drafted)
     result = summary(drafted, steps)
     try:
-        report(f"kept in {save_tuned(source, config, result['choices'], result['drafters'])}")
+        progress(f"kept in {save_tuned(source, config, result['choices'], result['drafters'])}")
     except OSError as error:
         raise BuildError(f"tune: the choice ({result['choices'][0]['because']}) could not be kept: {error}") from None
     return result
@@ -104,8 +104,8 @@ def absolute(drafter: str) -> str:
 class Bench:
     """Builds engines of a model and times their steps."""
 
-    def __init__(self, model: str, options: dict[str, Any], folder: Path, report: OnProgress):
-        self.model, self.options, self.folder, self.report = model, options, folder, report
+    def __init__(self, model: str, options: dict[str, Any], folder: Path, progress: OnProgress):
+        self.model, self.options, self.folder, self.progress = model, options, folder, progress
         self._plain: Steps | None = None
 
     def measure(self, drafted: Sequence[Drafted]) -> dict[str, Steps]:
@@ -123,25 +123,25 @@ class Bench:
             limits = {name: limit(each, known).mean for name, each in left.items()}
             most = max(limits, key=lambda name: limits[name])
             if limits[most] * CLOSE < max(expected.values()):
-                self.report(f"no engine for {', '.join(map(label, left))}: none could be faster")
+                self.progress(f"no engine for {', '.join(map(label, left))}: none could be faster")
                 return found
             candidate = left[most]
 
     def _steps(self, drafted: Drafted) -> Steps:
         with self._build(largest(drafted.drafter, drafted.depth)) as engine:
-            steps = time_steps(engine, drafted.length, self.report)
-            shares = draft_shares(engine.session, list(steps.seconds), drafted.length, self.report)
+            steps = time_steps(engine, drafted.length, self.progress)
+            shares = draft_shares(engine.session, list(steps.seconds), drafted.length, self.progress)
         if shares is not None:
             return with_drafts(steps, shares)
         if self._plain is None:
             with self._build(PLAIN) as engine:
-                self._plain = time_steps(engine, drafted.length, self.report)
+                self._plain = time_steps(engine, drafted.length, self.progress)
         return beside(steps, self._plain)
 
     def _build(self, choice: DrafterSetup) -> Engine:
-        self.report(f"building an engine with drafter {label(choice.drafter)}")
+        self.progress(f"building an engine with drafter {label(choice.drafter)}")
         folder = self.folder / "engine"
-        build(self.model, folder, report=self.report, **(self.options | dataclasses.asdict(choice)))
+        build(self.model, folder, progress=self.progress, **(self.options | dataclasses.asdict(choice)))
         engine = load(folder, nodes="all", learning=False)  # what it maps stays when the directory goes
         shutil.rmtree(folder)
         return engine

@@ -103,7 +103,7 @@ def test_nothing_is_left_of_our_architectures(architecture):
 def test_an_engine_says_what_is_left(tmp_path):
     model, lines = str(save_model(tmp_path / "model", "Llama")), []
     specstep.build(
-        model, str(tmp_path / "engine"), drafter="none", dtype="float16", max_seq_len=64, report=lines.append
+        model, str(tmp_path / "engine"), drafter="none", dtype="float16", max_seq_len=64, progress=lines.append
     )
     said = describe(read_manifest(tmp_path / "engine"))
     assert any(line.startswith("warning: drafts may change a text: aten.linear in ") for line in lines)

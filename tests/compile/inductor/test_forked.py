@@ -10,28 +10,28 @@ from specstep.compile.inductor.forked import run_forked
 def test_a_result_and_the_lines_before_it():
     said = []
 
-    def function(report):
-        report("first")
-        report("second")
+    def function(progress):
+        progress("first")
+        progress("second")
         return os.getpid()
 
     assert run_forked("engine", function, said.append) != os.getpid()
     assert said == ["first", "second"]
 
 
-def refuse(report):
+def refuse(progress):
     raise specstep.BuildError("drafter: expected another")
 
 
-def fail(report):
+def fail(progress):
     raise KeyError("lost\nand more")
 
 
-def fill_disk(report):
+def fill_disk(progress):
     raise OSError("write: No space left on device")
 
 
-def die(report):
+def die(progress):
     os._exit(1)
 
 

@@ -79,7 +79,7 @@ def expected(passes: int, own_layers: int, own_passes: int, compacted: bool, ran
 @pytest.mark.usefixtures("compiler")
 def test_engine_of_a_plan_for_two_gpus(model: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    folder = build(str(model), tmp_path / "engine", drafter="ngram", report=lines.append, **OPTIONS)
+    folder = build(str(model), tmp_path / "engine", drafter="ngram", progress=lines.append, **OPTIONS)
     step, prefill = plan_of(folder, "step"), plan_of(folder, "prefill")
     assert step["plugins"] == expected(1, 0, 0, True)
     # The last layer's attention is nobody's: its output is not read.

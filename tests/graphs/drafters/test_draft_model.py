@@ -119,7 +119,13 @@ def test_a_sampled_row_accepts_what_the_same_tokenizer_would(twin):
 def test_inspect_says_what_is_in_common(twin, tmp_path, capsys):
     target, lines, options = str(twin / "target"), [], {"dtype": "float32", "max_seq_len": 96}
     specstep.build(
-        target, tmp_path / "engine", drafter=str(twin / "twin"), nodes=1, backend="onnx", report=lines.append, **options
+        target,
+        tmp_path / "engine",
+        drafter=str(twin / "twin"),
+        nodes=1,
+        backend="onnx",
+        progress=lines.append,
+        **options,
     )
     said = "258 of 286 tokens in common with the target, 100% of those of a sample text"
     assert f"vocabulary: {said}" in lines

@@ -59,7 +59,7 @@ def data(tmp_path_factory):
 
 def test_a_head_learns_and_is_exact(target, data, tmp_path):
     said = []
-    head = train_drafter(str(target), [data], tmp_path / "head", report=said.append, **GIVEN | {"epochs": 8})
+    head = train_drafter(str(target), [data], tmp_path / "head", progress=said.append, **GIVEN | {"epochs": 8})
     history = [json.loads(line) for line in (head / "history.jsonl").read_text().splitlines()]
     assert history[-1]["top1"][0] > 0.5 > history[0]["top1"][1] and history[-1]["chain"] > history[0]["chain"] + 0.3
     assert (head / "history.png").read_bytes()[:4] == b"\x89PNG" and not (head / "checkpoint.pt").exists()
@@ -114,7 +114,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(target, data, tmp_path
         with pytest.raises(KeyboardInterrupt):
             train_drafter(str(target), [data], tmp_path / "parts", **GIVEN)
     said = []
-    train_drafter(str(target), [data], tmp_path / "parts", report=said.append, **GIVEN)
+    train_drafter(str(target), [data], tmp_path / "parts", progress=said.append, **GIVEN)
     assert any("going on after" in line for line in said)
     one, other = (load_file(folder / "model.safetensors") for folder in (whole, tmp_path / "parts"))
     assert all(torch.equal(one[name], other[name]) for name in one)
