@@ -10,12 +10,12 @@ from specstep.runtime.asked.request import Request
 from specstep.runtime.engine import Engine
 from specstep.runtime.ladder.ladder import Ladder, make_ladder
 from specstep.runtime.open_directory import open_directory
-from specstep.runtime.rows import Rows, Taken
+from specstep.runtime.rows import Rows, TakenRequest
 from specstep.runtime.session import Session
 from specstep.runtime.submission import Caller, Submission
 
 STEPS = 8  # of a turn: in the first one caches are full of the others' weights, and what is run by few is slower
-Asked = Sequence[tuple[str, dict[str, float]]]  # prompts, each with its sampling
+AskedPrompts = Sequence[tuple[str, dict[str, float]]]  # prompts, each with its sampling
 
 
 class Contender:
@@ -27,7 +27,7 @@ class Contender:
         self._ladder = make_ladder(opened.session, nodes, opened.identity, progress)
         self.engine = Engine(opened.session, opened.text, learning=False, ladder=self._ladder)
 
-    def answers(self, asked: Asked, rows: int, most: int, ladder: Ladder | None = None) -> "Answers":
+    def answers(self, asked: AskedPrompts, rows: int, most: int, ladder: Ladder | None = None) -> "Answers":
         """What is to be done: prompts, how many at a time, the tokens of each answer. ladder: in place of its own."""
         chat = self.engine.has_chat_template
         requests = [
@@ -67,7 +67,7 @@ class Answers:
         self._told.cancel()
         self._rows.release_ended()
 
-    def _take_next(self) -> Taken | None:
+    def _take_next(self) -> TakenRequest | None:
         if not self._waiting or len(self._rows.running) == self._most:
             return None
         return self._rows.take(self._caller, self._waiting.popleft())

@@ -17,7 +17,7 @@ from .learning_options import add_learning_options, given_learning
 from .nodes_option import add_nodes_option, given_nodes
 from .progress import Progress
 from .prompts import BOM, LINES, Entry, make_requests, read_prompts
-from .sampling_options import Asked, add_sampling_options, given_sampling
+from .sampling_options import GivenSampling, add_sampling_options, given_sampling
 from .stats import speed, verified
 from .terminal import say
 
@@ -102,7 +102,7 @@ def _generate(
     entries: list[Entry],
     options: argparse.Namespace,
     arguments: dict[str, Any] | None,
-    sampling: Asked,
+    sampling: GivenSampling,
 ) -> int:
     """Print what an engine writes -> exit status: 2 where a prompt could not be answered."""
     sampling.tell(engine)

@@ -10,7 +10,7 @@ SMALL = 0.01  # share of a step: what stays below it everywhere has no line of i
 LABEL = 50  # columns
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A line of the table: what it is about, and its parts in each profile."""
 
     label: str
@@ -30,10 +30,12 @@ class Row(NamedTuple):
         known = [[part.read for part in parts if part.read is not None] for parts in self.parts]
         return [sum(read) if len(read) == len(parts) else None for read, parts in zip(known, self.parts, strict=True)]
 
-    def split(self, label: "Callable[[Part], str]") -> "list[Row]":
+    def split(self, label: "Callable[[Part], str]") -> "list[TableRow]":
         """A row for each label of its parts, what takes longest anywhere first."""
         labels = dict.fromkeys(label(part) for parts in self.parts for part in parts)
-        rows = [Row(name, [[part for part in parts if label(part) == name] for parts in self.parts]) for name in labels]
+        rows = [
+            TableRow(name, [[part for part in parts if label(part) == name] for parts in self.parts]) for name in labels
+        ]
         return sorted(rows, key=lambda row: -max(row.seconds))
 
 
@@ -54,29 +56,29 @@ def summary(profile: "Profile") -> str:
     )
 
 
-def stage_rows(profiles: "Sequence[Profile]") -> list[Row]:
+def stage_rows(profiles: "Sequence[Profile]") -> list[TableRow]:
     """The stages of a step that there are, in their order."""
     order = list(profiles[0].stages())
     return sorted(_whole(profiles).split(lambda part: part.stage), key=lambda row: order.index(row.label))
 
 
-def op_rows(profiles: "Sequence[Profile]") -> tuple[list[tuple[Row, list[Row]]], int]:
+def op_rows(profiles: "Sequence[Profile]") -> tuple[list[tuple[TableRow, list[TableRow]]], int]:
     """Each op with its places, where it has several; small ones are left out -> and how many ops were."""
     ops = _whole(profiles).split(lambda part: part.op)
     large = [op for op in ops if _is_large(op, profiles)]
     return [(op, _places(op, profiles)) for op in large], len(ops) - len(large)
 
 
-def _whole(profiles: "Sequence[Profile]") -> Row:
-    return Row("", [list(profile.parts) for profile in profiles])
+def _whole(profiles: "Sequence[Profile]") -> TableRow:
+    return TableRow("", [list(profile.parts) for profile in profiles])
 
 
-def _places(op: Row, profiles: "Sequence[Profile]") -> list[Row]:
+def _places(op: TableRow, profiles: "Sequence[Profile]") -> list[TableRow]:
     places = op.split(lambda part: f"{part.stage} {part.place}".rstrip())
     return [place for place in places if len(places) > 1 and _is_large(place, profiles)]
 
 
-def _is_large(row: Row, profiles: "Sequence[Profile]") -> bool:
+def _is_large(row: TableRow, profiles: "Sequence[Profile]") -> bool:
     return any(each >= SMALL * profile.recorded_s for each, profile in zip(row.seconds, profiles, strict=True))
 
 
@@ -95,7 +97,7 @@ def _table(profiles: "Sequence[Profile]") -> Iterator[str]:
         yield f"and {_count(left_out, 'op')} below {SMALL:.0%}"
 
 
-def _cells(row: Row, profiles: "Sequence[Profile]", speed: bool = True) -> str:
+def _cells(row: TableRow, profiles: "Sequence[Profile]", speed: bool = True) -> str:
     cells = []
     for seconds, read, profile in zip(row.seconds, row.read, profiles, strict=True):
         reached = f"{read / seconds / 1e9:.1f}" if speed and read is not None and seconds else ""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from .profile_page import Row, op_rows, stage_rows, summary
+from .profile_page import TableRow, op_rows, stage_rows, summary
 from .tree_svg import COLOURS, STYLE
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _panel(profiles: "Sequence[Profile]", index: int, scale: float, y: int) -> t
     return lines, y
 
 
-def _bar(row: Row, profile: "Profile", index: int, scale: float, y: int) -> list[str]:
+def _bar(row: TableRow, profile: "Profile", index: int, scale: float, y: int) -> list[str]:
     lines, x, seconds, read = [], float(LEFT), row.seconds[index], row.read[index]
     for stage in row.split(lambda part: part.stage):
         lines.append(_rect(x, y, stage.seconds[index] * scale, stage.label))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
 from ..runtime.text.messages import check_messages
-from .sampling_options import NOTHING, Asked, check_own
+from .sampling_options import NO_SAMPLING, GivenSampling, check_own
 from .terminal import complain
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def make_requests(
     chat: bool,
     ignore_eos: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    sampling: Asked = NOTHING,
+    sampling: GivenSampling = NO_SAMPLING,
     forced_acceptance: bool = False,
 ) -> list[tuple[Entry, list["Request"]]]:
     """Each usable prompt with the requests of its choices; what is wrong with the others goes to standard error, a line

@@ -30,7 +30,7 @@ CHOICES = {
 }
 
 
-class Asked(NamedTuple):
+class GivenSampling(NamedTuple):
     """What the options say: whether to start from what the model recommends, and the fields that they set."""
 
     model: bool = False
@@ -50,7 +50,7 @@ class Asked(NamedTuple):
             say(f"greedy; the model recommends {engine.recommended}: --sampling model takes it", file=sys.stderr)
 
 
-NOTHING = Asked()
+NO_SAMPLING = GivenSampling()
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, choices: bool) -> None:
@@ -74,7 +74,7 @@ def add_sampling_options(parser: argparse.ArgumentParser, choices: bool) -> None
     one.add_argument("--grammar", metavar="FILE", help="what this grammar produces: GBNF, or Lark with a rule `start`")
 
 
-def given_sampling(options: argparse.Namespace) -> Asked:
+def given_sampling(options: argparse.Namespace) -> GivenSampling:
     """What the options say, checked. Raises InputError."""
     names = [name.replace("-", "_") for name in (*NUMBERS, *CHOICES, "stop")]
     fields = {name: getattr(options, name) for name in names if getattr(options, name, None) is not None}
@@ -84,7 +84,7 @@ def given_sampling(options: argparse.Namespace) -> Asked:
     if structured:
         fields["structured"] = structured
     SamplingParams.of(fields)
-    return Asked(options.sampling == "model", fields)
+    return GivenSampling(options.sampling == "model", fields)
 
 
 def _structured(options: argparse.Namespace) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from .source import Source, quantized_file
 
 
 @dataclass(frozen=True)
-class Graphs:
+class Assembled:
     """The programs of an engine before they are lowered."""
 
     prefill: "FlatProgram"  # a chunk of a prompt into the caches
@@ -84,7 +84,7 @@ class FlatProgram(nn.Module):
         return tuple(out.clone() if any(out is tensor for tensor in tensors) else out for out in named)
 
 
-def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None) -> Graphs:
+def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None) -> Assembled:
     """Put the graphs together, with the drafter that the config names or with a scorer that was handed in. Raises
     BuildError for what does not fit."""
     cut = _cut(target, config)
@@ -110,7 +110,7 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     declared = row_state(1, 1, 1) | model.states | drafter.scorer.state(drafter.shape)
     in_place = {name for name, tensor in declared.items() if tensor.in_place}
     flat = {name: _flat(modules[name], program, spec, in_place) for name, program in spec.programs.items()}
-    return Graphs(flat["prefill"], flat["step"], flat.get("plain"), spec, precision, config.gpu, cut)
+    return Assembled(flat["prefill"], flat["step"], flat.get("plain"), spec, precision, config.gpu, cut)
 
 
 def _cut(target: Source, config: EngineConfig) -> Cut | None:

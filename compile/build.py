@@ -11,7 +11,7 @@ from ..backends import BACKENDS
 from ..graphs.drafters.drafter import Drafter
 from ..progress import OnProgress, silent
 from ..runtime.inductor.aoti import machine
-from .assemble import Graphs, assemble
+from .assemble import Assembled, assemble
 from .checkpoint import note_tokens
 from .config import BuildOptions, EngineConfig, given_scorer, make_config
 from .conversations import special_tokens, tools_of
@@ -106,13 +106,13 @@ def _widened(model: str, config: EngineConfig) -> dict[str, list[str]]:
     return widened_tensors(file) if file and keeps else {}
 
 
-def _in_common(graphs: Graphs) -> list[str]:
+def _in_common(graphs: Assembled) -> list[str]:
     drafter = graphs.step.get_submodule("module.drafter")
     assert isinstance(drafter, Drafter)
     return said_in_common(drafter)
 
 
-def _about(source: Source, graphs: Graphs, lowered: Lowered) -> dict[str, Any]:
+def _about(source: Source, graphs: Assembled, lowered: Lowered) -> dict[str, Any]:
     """What the manifest says of an engine for people, and of its model: the special tokens of the chat template, and
     the sampling that is recommended."""
     versions = {name: version(name) for name in ("specstep", "transformers")}

@@ -21,9 +21,9 @@ from ..graphs.lightning_attention import exact_rates
 from ..graphs.linear_attention import as_kept, takes_no_state
 from ..graphs.target import CausalLM
 from ..kernels.tree_layout.op import tree_layout
-from .assemble import Graphs
+from .assemble import Assembled
 from .raised import RaisedTo
-from .routing import Taken, given, in_turn, mixtures, noted, of_paths
+from .routing import TokenExperts, given, in_turn, mixtures, noted, of_paths
 
 TOLERANCE = 5e-4  # of the logits' norm; rounding is 1e-6 to 1e-5, a wrong window or scale 1e-2 and more
 ROUNDINGS, MOST = 4.0, 5e-3  # what is allowed at most: so many times transformers' own rounding, and so much
@@ -108,7 +108,7 @@ class GivenCache:
         return self.get_seq_length(layer_idx) + query_length, 0
 
 
-def check_faithful(graphs: Graphs) -> None:
+def check_faithful(graphs: Assembled) -> None:
     """Compare the logits of the target, and of a draft model, with transformers' own: a tree of two branches from an
     empty cache, and a chain behind so many given keys and values that a sliding window is passed.
 
@@ -205,7 +205,7 @@ def _as_kept(model: CausalLM, states: States) -> States:
 
 
 def _compare(
-    model: CausalLM, got: Tensor, expected: Tensor, tokens: Tensor, before: Sequence[Any], taken: Sequence[Taken]
+    model: CausalLM, got: Tensor, expected: Tensor, tokens: Tensor, before: Sequence[Any], taken: Sequence[TokenExperts]
 ) -> Compared:
     """Logits of ours and transformers' of tokens. before: what a `GivenCache` starts with."""
     error = _error(got, expected)
@@ -244,14 +244,14 @@ def _length(model: CausalLM, length: int) -> Tensor:
 
 
 def _transformers_logits(
-    model: CausalLM, tokens: Tensor, cache: GivenCache, taken: Sequence[Taken] = ()
-) -> tuple[Tensor, list[Taken]]:
+    model: CausalLM, tokens: Tensor, cache: GivenCache, taken: Sequence[TokenExperts] = ()
+) -> tuple[Tensor, list[TokenExperts]]:
     """The logits, and the experts that the tokens take: those that are given, see `routing`, or their own. Code that
     takes a state for a single token alone is given one token after the other."""
     if not cache.states or not takes_no_state(model.model):
         with given(model, taken):
             return _transformers_pass(model, tokens, cache)
-    logits, own = list[Tensor](), list[list[Taken]]()
+    logits, own = list[Tensor](), list[list[TokenExperts]]()
     for token in range(tokens.shape[1]):
         one = slice(token, token + 1)
         with given(model, [layer.at(one) for layer in taken]):
@@ -262,7 +262,7 @@ def _transformers_logits(
     return torch.cat(logits, 1), in_turn(own)
 
 
-def _transformers_pass(model: CausalLM, tokens: Tensor, cache: GivenCache) -> tuple[Tensor, list[Taken]]:
+def _transformers_pass(model: CausalLM, tokens: Tensor, cache: GivenCache) -> tuple[Tensor, list[TokenExperts]]:
     """One forward pass, see `_transformers_logits`."""
     module: Any = model.model
     module.set_attn_implementation("eager")
@@ -277,7 +277,9 @@ def _transformers_pass(model: CausalLM, tokens: Tensor, cache: GivenCache) -> tu
         module.set_experts_implementation(EXPERTS_NAME)
 
 
-def _engine_logits(model: CausalLM, tokens: Tensor, where: Pass, caches: list[Layer], taken: Sequence[Taken]) -> Tensor:
+def _engine_logits(
+    model: CausalLM, tokens: Tensor, where: Pass, caches: list[Layer], taken: Sequence[TokenExperts]
+) -> Tensor:
     with given(model, taken):
         keys, values = [layer.keys for layer in caches], [layer.values for layer in caches]
         logits: Tensor = model(tokens, where, keys, values)[0]

@@ -12,7 +12,7 @@ from ..runtime.asked.sampling_params import SamplingParams
 from ..runtime.engine import Engine
 from ..runtime.inductor.torch_session import Program, TorchSession
 from ..runtime.text.tokenizer import EngineTokenizer
-from .assemble import FlatProgram, Graphs, assemble
+from .assemble import Assembled, FlatProgram, assemble
 from .config import BuildOptions, given_scorer, make_config
 from .conversations import chat_template, special_tokens, tools_of
 from .drafters.validate import check_traceable
@@ -60,12 +60,12 @@ def eager(model: str, *, prefix_cache_bytes: int = 0, **options: Unpack[BuildOpt
     return _engine(source, graphs, _eager, prefix_cache_bytes)
 
 
-def run_plain(source: Source, graphs: Graphs) -> Engine:
+def run_plain(source: Source, graphs: Assembled) -> Engine:
     """Run assembled graphs as `eager` does, unchecked."""
     return _engine(source, graphs, _eager, 0)
 
 
-def _assembled(model: str, options: BuildOptions) -> tuple[Source, Graphs]:
+def _assembled(model: str, options: BuildOptions) -> tuple[Source, Assembled]:
     """A model, and its graphs with a drafter, checked against transformers."""
     config = make_config(options)
     if config.backend != "inductor":
@@ -88,7 +88,9 @@ def _assembled(model: str, options: BuildOptions) -> tuple[Source, Graphs]:
     return source, graphs
 
 
-def _engine(source: Source, graphs: Graphs, lower: Callable[[FlatProgram], Program], prefix_cache_bytes: int) -> Engine:
+def _engine(
+    source: Source, graphs: Assembled, lower: Callable[[FlatProgram], Program], prefix_cache_bytes: int
+) -> Engine:
     """Lower the programs and put a session behind them."""
     session = TorchSession(graphs.spec, *map(lower, graphs.programs.values()))
     recommended = SamplingParams(**source.sampling) if source.sampling else None

@@ -17,7 +17,7 @@ from .kept_groups import KeptGroups
 from .source import kept_weights
 
 
-class Form(NamedTuple):
+class WeightForm(NamedTuple):
     """What a weight becomes. kind: its name; weights of one kind can be packed as one, output after output. make: packs
     a weight [..., N, K] of that kind."""
 
@@ -26,7 +26,7 @@ class Form(NamedTuple):
 
 
 FP8, FP8_SCALES = "fp8", "fp8 scales"  # kinds
-Precision = Callable[[Tensor], Form]  # from a weight [..., N, K] to what it becomes
+Precision = Callable[[Tensor], WeightForm]  # from a weight [..., N, K] to what it becomes
 
 
 def choose_precision(
@@ -45,52 +45,52 @@ def choose_precision(
     if config.weights == "int8":
         return _int8
 
-    def four_bits(weight: Tensor) -> Form:
+    def four_bits(weight: Tensor) -> WeightForm:
         return _int8(weight) if weight.shape[-2] == vocab_size else _int4(weight)
 
     if config.weights == "int4":
         return four_bits
     held = functools.cache(lambda file: KeptGroups(kept_weights(file)))  # read when the first weight is packed
 
-    def auto(weight: Tensor) -> Form:
+    def auto(weight: Tensor) -> WeightForm:
         found = _as_in_files([held(file) for file in files], weight)
         return found or (four_bits if weight.data_ptr() in drafting else plain)(weight)
 
     return auto
 
 
-def plain(weight: Tensor) -> Form:
+def plain(weight: Tensor) -> WeightForm:
     """Keep the dtype."""
-    return Form(str(weight.dtype).removeprefix("torch."), pack)
+    return WeightForm(str(weight.dtype).removeprefix("torch."), pack)
 
 
-def _int8(weight: Tensor) -> Form:
+def _int8(weight: Tensor) -> WeightForm:
     return _quantized(weight, "int8", quantize_int8)
 
 
-def _int4(weight: Tensor) -> Form:
+def _int4(weight: Tensor) -> WeightForm:
     return _quantized(weight, "int4", quantize_int4)
 
 
-def _fp8(weight: Tensor) -> Form:
+def _fp8(weight: Tensor) -> WeightForm:
     if weight.dim() != 2 or weight.dtype != torch.bfloat16 or any(size % MULTIPLE for size in weight.shape):
         return plain(weight)
-    return Form(FP8, lambda weight: quantize(weight)[0])
+    return WeightForm(FP8, lambda weight: quantize(weight)[0])
 
 
-def fp8_scales() -> Form:
+def fp8_scales() -> WeightForm:
     """The scales of a weight that becomes FP8."""
-    return Form(FP8_SCALES, lambda weight: quantize(weight)[1])
+    return WeightForm(FP8_SCALES, lambda weight: quantize(weight)[1])
 
 
-def _quantized(weight: Tensor, kind: str, quantize: Callable[[Tensor], Groups]) -> Form:
+def _quantized(weight: Tensor, kind: str, quantize: Callable[[Tensor], Groups]) -> WeightForm:
     if weight.dtype != torch.bfloat16:
         return plain(weight)
-    return Form(kind, lambda weight: pack_groups(quantize(weight)))
+    return WeightForm(kind, lambda weight: pack_groups(quantize(weight)))
 
 
-def _as_in_files(files: list[KeptGroups], weight: Tensor) -> Form | None:
+def _as_in_files(files: list[KeptGroups], weight: Tensor) -> WeightForm | None:
     for file in files:
         if kind := file.kind(weight):
-            return Form(kind, lambda weight, file=file: pack_groups(file.groups(weight)))  # type: ignore[misc]
+            return WeightForm(kind, lambda weight, file=file: pack_groups(file.groups(weight)))  # type: ignore[misc]
     return None

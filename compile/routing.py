@@ -14,14 +14,14 @@ from torch import Tensor, nn
 TURNED = 0.05  # of a layer's tokens that rounding may turn to other experts: chosen, not measured
 
 
-class Taken(NamedTuple):
+class TokenExperts(NamedTuple):
     """What one layer's tokens take: experts [T, top_k] int64, and their weights of that shape."""
 
     experts: Tensor
     weights: Tensor
 
-    def at(self, tokens: Any) -> "Taken":
-        return Taken(self.experts[tokens], self.weights[tokens])
+    def at(self, tokens: Any) -> "TokenExperts":
+        return TokenExperts(self.experts[tokens], self.weights[tokens])
 
 
 def mixtures(model: nn.Module) -> list[nn.Module]:
@@ -30,20 +30,20 @@ def mixtures(model: nn.Module) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def noted(model: nn.Module) -> Iterator[list[Taken]]:
+def noted(model: nn.Module) -> Iterator[list[TokenExperts]]:
     """Within it, what the tokens of each mixture take is added to the list, in the order of the calls."""
-    taken: list[Taken] = []
+    taken: list[TokenExperts] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _, experts, weights = (*args, *kwargs.values())
-        taken.append(Taken(experts, weights))
+        taken.append(TokenExperts(experts, weights))
 
     with _ahead(model, note):
         yield taken
 
 
 @contextlib.contextmanager
-def given(model: nn.Module, taken: Sequence[Taken]) -> Iterator[None]:
+def given(model: nn.Module, taken: Sequence[TokenExperts]) -> Iterator[None]:
     """Within it, a token that rounding turned takes the experts that are given for its mixture, call by call. Where
     more tokens of a layer take others than rounding explains, they keep their own."""
     coming = iter(taken)
@@ -72,12 +72,12 @@ def _ahead(model: nn.Module, hook: Any) -> Iterator[None]:
             handle.remove()
 
 
-def in_turn(passes: Sequence[Sequence[Taken]]) -> list[Taken]:
+def in_turn(passes: Sequence[Sequence[TokenExperts]]) -> list[TokenExperts]:
     """What tokens take that were given to a model in several passes, one after the other."""
-    return [Taken(*map(torch.cat, zip(*layers, strict=True))) for layers in zip(*passes, strict=True)]
+    return [TokenExperts(*map(torch.cat, zip(*layers, strict=True))) for layers in zip(*passes, strict=True)]
 
 
-def of_paths(paths: Sequence[Sequence[int]], taken: Sequence[Sequence[Taken]], count: int) -> list[Taken]:
+def of_paths(paths: Sequence[Sequence[int]], taken: Sequence[Sequence[TokenExperts]], count: int) -> list[TokenExperts]:
     """What `count` tokens take, from passes over some of them each: paths, their places."""
     whole = []
     for layers in zip(*taken, strict=True):
@@ -85,5 +85,5 @@ def of_paths(paths: Sequence[Sequence[int]], taken: Sequence[Sequence[Taken]], c
         for path, layer in zip(paths, layers, strict=True):
             if len(layer.experts) == len(path):
                 experts[torch.tensor(path)], weights[torch.tensor(path)] = layer
-        whole.append(Taken(experts, weights))
+        whole.append(TokenExperts(experts, weights))
     return whole

@@ -9,12 +9,12 @@ from ..graphs.drafters.merged import parts
 from ..graphs.kept import UnsupportedModel
 from ..graphs.step import SpeculativeStep
 from ..progress import OnProgress
-from .assemble import Graphs
+from .assemble import Assembled
 from .source import Source
 from .try_drafts import accepted_drafts, tokens_per_step
 
 
-def settle_readings(source: Source, graphs: Graphs, device: str, progress: OnProgress) -> None:
+def settle_readings(source: Source, graphs: Assembled, device: str, progress: OnProgress) -> None:
     """Decide in which way each drafter is read whose publisher leaves it open, by what is accepted of its drafts of a
     short text, and report that in one line each. A second way must be plainly better: it is the rarer one."""
     step = graphs.step.module

@@ -4,7 +4,14 @@ import time
 
 from ..progress import OnProgress
 
-STAGES = ("loading", "comparing", "tracing", "compiling", "translating", "writing")  # as messages of a build begin
+BUILD_STAGES = (
+    "loading",
+    "comparing",
+    "tracing",
+    "compiling",
+    "translating",
+    "writing",
+)  # as messages of a build begin
 # What is usually left, by the stage that begins, as a multiple of what went before. Most of a build's time is Python's
 # and depends on the machine alone.
 LEFT = {"tracing": 8.0, "compiling": 1.4}
@@ -17,7 +24,7 @@ class StageTimes:
     first's."""
 
     def __init__(self, progress: OnProgress):
-        self._report, self._stage = progress, STAGES[0]
+        self._report, self._stage = progress, BUILD_STAGES[0]
         self._started = self._since = time.perf_counter()
         self.seconds: dict[str, float] = {}
 
@@ -25,13 +32,13 @@ class StageTimes:
         """Pass a message on."""
         stage = message.partition(" ")[0]
         left = 0.0
-        if stage in STAGES:
+        if stage in BUILD_STAGES:
             begins = stage != self._stage
             self.end(stage)
             left = LEFT.get(stage, 0.0) * begins * (self._since - self._started)
         self._report(f"{message}, about {left:.0f} s left" if left >= LEAST_LEFT else message)
 
-    def end(self, following: str = STAGES[-1]) -> dict[str, float]:
+    def end(self, following: str = BUILD_STAGES[-1]) -> dict[str, float]:
         """Close the stage -> `seconds`."""
         now = time.perf_counter()
         spent = self.seconds.get(self._stage, 0.0) + now - self._since

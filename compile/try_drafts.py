@@ -14,14 +14,14 @@ from ..report import RUNNING
 from ..runtime.engine_file import EngineSpec, TensorSpec
 from ..runtime.inductor.torch_session import TorchSession
 from ..runtime.manifest_rules import capacity_for
-from .assemble import Graphs
+from .assemble import Assembled
 from .source import Source
 
 QUESTION = "Explain in a few sentences why the sky is blue, then list three facts about light."
 STEPS, SECONDS = 24, 10.0  # at most
 
 
-def try_drafts(source: Source, graphs: Graphs, device: str, progress: OnProgress) -> None:
+def try_drafts(source: Source, graphs: Assembled, device: str, progress: OnProgress) -> None:
     """Continue a short text with the plain modules, which lie on `device`, and report the tokens per step in one line.
     A second line warns of a neural drafter none of whose drafts is accepted."""
     step = graphs.step.module
@@ -37,7 +37,7 @@ def try_drafts(source: Source, graphs: Graphs, device: str, progress: OnProgress
         )
 
 
-def accepted_drafts(source: Source, graphs: Graphs, device: str) -> list[int]:
+def accepted_drafts(source: Source, graphs: Assembled, device: str) -> list[int]:
     """What is accepted of the drafts of a short text, step after step."""
     prompt = _prompt(source.tokenizer, graphs.spec)
     longest = min(graphs.spec.max_seq_len, len(prompt) + STEPS * (1 + graphs.spec.config["depth"]))
@@ -49,7 +49,7 @@ def tokens_per_step(accepted: Sequence[int]) -> float:
     return 1 + sum(accepted) / len(accepted)
 
 
-def _accepted(prompt: list[int], graphs: Graphs, spec: EngineSpec) -> list[int]:
+def _accepted(prompt: list[int], graphs: Assembled, spec: EngineSpec) -> list[int]:
     """The number of drafted tokens that the target agreed with, step after step."""
     accepted: list[int] = []
     deadline = time.monotonic() + SECONDS

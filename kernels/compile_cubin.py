@@ -39,7 +39,7 @@ MODELS = (
 
 
 @dataclass(frozen=True)
-class Usage:
+class KernelUsage:
     """What a kernel takes on one architecture, and its machine code."""
 
     name: str  # of the case
@@ -101,11 +101,11 @@ def _ngram_case() -> Case:
     return Case("ngram matches=4 entries=8", ngram_kernel, pointers, constants, aligned_strides=False)
 
 
-def compile_case(case: Case, arch: int) -> Usage:
+def compile_case(case: Case, arch: int) -> KernelUsage:
     """Compile one case for one architecture, e.g. 90 for sm_90, and measure it."""
     compiled = compile_kernel(case, arch)
     registers, stack = _resources(compiled.asm["cubin"])
-    return Usage(case.name, arch, registers, stack, compiled.metadata.shared, compiled.asm["cubin"])
+    return KernelUsage(case.name, arch, registers, stack, compiled.metadata.shared, compiled.asm["cubin"])
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
@@ -123,7 +123,7 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def table(usages: Sequence[Usage]) -> str:
+def table(usages: Sequence[KernelUsage]) -> str:
     """A Markdown table."""
     lines = ["| kernel | target | registers | stack bytes | shared bytes |", "|---|---|---|---|---|"]
     lines += [f"| {u.name} | sm_{u.arch} | {u.registers} | {u.stack} | {u.shared} |" for u in usages]

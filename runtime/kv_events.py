@@ -28,7 +28,7 @@ class KeptBlock(NamedTuple):
     tokens: tuple[int, ...]
 
 
-class Batch(NamedTuple):
+class CacheChange(NamedTuple):
     """What changed at once. number: counted from 1; time: in seconds since 1970; removed: hashes; stored: parents
     first."""
 
@@ -46,7 +46,7 @@ class KVEvents:
         self.run = secrets.token_hex(8)  # numbers of batches are those of one process
         self._most, self._size = most_blocks, 0
         self._lock = threading.Lock()  # of what follows
-        self._log: deque[Batch] = deque()
+        self._log: deque[CacheChange] = deque()
         self._last = 0  # number of the last batch
         self._kept: dict[int, KeptBlock] = {}  # by the cache's numbers; a block comes after those that it follows
 
@@ -67,7 +67,7 @@ class KVEvents:
             self._kept.update(added)
             self._write(stored=tuple(added.values()))
 
-    def since(self, number: int) -> list[Batch] | None:
+    def since(self, number: int) -> list[CacheChange] | None:
         """The batches after one, in order; None where the log does not have all of them."""
         with self._lock:
             missing = self._last - number
@@ -83,7 +83,7 @@ class KVEvents:
     def _write(self, removed: tuple[int, ...] = (), stored: tuple[KeptBlock, ...] = ()) -> None:
         """Add a batch to the log. The lock is held."""
         self._last += 1
-        self._log.append(Batch(self._last, time.time(), removed, stored))
+        self._log.append(CacheChange(self._last, time.time(), removed, stored))
         self._size += len(removed) + len(stored)
         while self._size > self._most and len(self._log) > 1:
             gone = self._log.popleft()

@@ -16,15 +16,15 @@ from itertools import count
 from ..errors import InputError
 from .kv_events import KVEvents
 from .manifest_fields import DTYPE_BYTES
-from .row_states import Block, RowStates
+from .row_states import RowStates, TokenBlock
 from .session import Session
 
 BLOCK = 32
 
-Key = tuple[int | str, tuple[int, ...]]  # the number of the block before, or the scope of a first one; its tokens
+BlockKey = tuple[int | str, tuple[int, ...]]  # the number of the block before, or the scope of a first one; its tokens
 
 
-Chain = list[tuple[Key, Block]]  # the blocks that a row's tokens begin with, in order
+Chain = list[tuple[BlockKey, TokenBlock]]  # the blocks that a row's tokens begin with, in order
 
 
 class PrefixCache:
@@ -52,9 +52,9 @@ class PrefixCache:
             session.chunk_end = self._end_of_block
         session.make_store(self.most_blocks * BLOCK)
         self._free = deque(range(self.most_blocks))
-        self._blocks: dict[Key, Block] = {}
+        self._blocks: dict[BlockKey, TokenBlock] = {}
         # By number, which is quicker to hash: the least recently used first, a block after those that follow it.
-        self._recent: OrderedDict[int, Key] = OrderedDict()
+        self._recent: OrderedDict[int, BlockKey] = OrderedDict()
         self._numbers = count()
 
     def _places(self, budget: int) -> int:
@@ -119,7 +119,7 @@ class PrefixCache:
             raise
         for index, place in enumerate(places, first):
             before = found[-1][1].number if found else scope
-            found.append(((before, _tokens(tokens, index)), Block(next(self._numbers), place)))
+            found.append(((before, _tokens(tokens, index)), TokenBlock(next(self._numbers), place)))
         self._blocks.update(found[first:])
         self._recent.update((block.number, key) for key, block in found[first:])
         self._touch(found)

@@ -11,10 +11,10 @@ from ..errors import InputError
 from .manifest_fields import DTYPE_BYTES
 from .session import Session
 
-Keyed = TypeVar("Keyed", bound=tuple[Any, "Block"])
+Keyed = TypeVar("Keyed", bound=tuple[Any, "TokenBlock"])
 
 
-class Block(NamedTuple):
+class TokenBlock(NamedTuple):
     """One block of tokens. number: given once; place: where it lies in the store, in blocks."""
 
     number: int
@@ -48,7 +48,7 @@ class RowStates:
         with_state = [index for index, (_, block) in enumerate(blocks, 1) if block.number in self._kept]
         return list(blocks[: max(with_state, default=0)])
 
-    def keep(self, row: int, block: Block) -> None:
+    def keep(self, row: int, block: TokenBlock) -> None:
         """Keep a row's state, which is that at the end of the block."""
         if block.number not in self._kept:
             if len(self._kept) == self.most:
@@ -56,12 +56,12 @@ class RowStates:
             self._kept[block.number] = {name: self.session.numpy(name, row) for name in self.session.spec.recurrent}
         self._kept.move_to_end(block.number)
 
-    def recall(self, row: int, block: Block) -> None:
+    def recall(self, row: int, block: TokenBlock) -> None:
         """Give a row the state that was kept with a block."""
         self._kept.move_to_end(block.number)
         for name, values in self._kept[block.number].items():
             self.session.set(name, row, values)
 
-    def forget(self, block: Block) -> None:
+    def forget(self, block: TokenBlock) -> None:
         """Drop what was kept with a block, if anything was."""
         self._kept.pop(block.number, None)

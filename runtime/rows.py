@@ -17,7 +17,7 @@ from .session import Launched, LostRowError, Session, rows_for
 from .submission import Caller
 
 
-class Taken:
+class TakenRequest:
     """A request that was taken off the queue, and its output: the worker's own copy, ahead of what was read."""
 
     def __init__(self, caller: Caller, request: Request, drafts: RowDrafts):
@@ -40,11 +40,11 @@ class Taken:
         self.caller.events.put(error)
 
 
-class Step(NamedTuple):
+class BegunStep(NamedTuple):
     """A step that was begun, and for whom."""
 
     launched: Launched  # as the session began it
-    running: dict[int, Taken]  # requests by row
+    running: dict[int, TakenRequest]  # requests by row
     length: float  # mean tokens in their caches
     begin: float  # when, seconds of perf_counter
     captured: bool  # the first of its size, which takes longer
@@ -57,13 +57,13 @@ class Rows:
         """prefill_per_step: most prompt tokens of a turn while others decode. prefixes: keeps what was served. ladder:
         says how many nodes a step verifies."""
         self.session, self.prefill_per_step, self.prefixes, self.ladder = session, prefill_per_step, prefixes, ladder
-        self.running: dict[int, Taken] = {}
-        self.filling: Taken | None = None
-        self._next: Step | None = None  # a step that was begun before the last one was read
+        self.running: dict[int, TakenRequest] = {}
+        self.filling: TakenRequest | None = None
+        self._next: BegunStep | None = None  # a step that was begun before the last one was read
         self._read = 0.0  # when the last step was read
 
     @property
-    def taken(self) -> list[Taken]:
+    def taken(self) -> list[TakenRequest]:
         """All requests that were taken off the queue and have not ended."""
         return [*self.running.values(), *([self.filling] if self.filling else [])]
 
@@ -87,12 +87,12 @@ class Rows:
                 self.session.release(self.filling.row)
             self.filling = None
 
-    def take(self, caller: Caller, request: Request) -> Taken:
+    def take(self, caller: Caller, request: Request) -> TakenRequest:
         """Make a request the one whose prompt is prefilled next; none may be `filling`."""
-        self.filling = Taken(caller, request, self.ladder.row(request.temperature))
+        self.filling = TakenRequest(caller, request, self.ladder.row(request.temperature))
         return self.filling
 
-    def prefill(self, take_next: Callable[[], Taken | None]) -> None:
+    def prefill(self, take_next: Callable[[], TakenRequest | None]) -> None:
         """Prefill prompts, one after the other, as far as the coming step may wait for them. If that fails, it fails
         for the one alone, unless its row is lost. take_next: takes the next request of the queue by `take`, if one
         waits."""
@@ -123,7 +123,7 @@ class Rows:
                 taken.prefilled = time.perf_counter()
                 self.running[row], self.filling = taken, None
 
-    def _begin(self, taken: Taken) -> int:
+    def _begin(self, taken: TakenRequest) -> int:
         """Give a request a row, with what is kept of its prompt -> the row."""
         asked = taken.request
         row = taken.row = self.session.begin(asked.prompt, asked.limit, asked.stop_ids, asked.controls)
@@ -131,7 +131,7 @@ class Rows:
             taken.cached = self.prefixes.recall(row, asked.prefix_scope, asked.prompt)
         return row
 
-    def _keep(self, taken: Taken) -> None:
+    def _keep(self, taken: TakenRequest) -> None:
         """Keep what a request has in its row, for others that begin like it."""
         if self.prefixes is not None and taken.row is not None:
             asked, count = taken.request, self.session.processed(taken.row) + 1
@@ -168,7 +168,7 @@ class Rows:
             return
         self._hand_out(step, reports)
 
-    def _begin_step(self, ahead: bool = False) -> Step | None:
+    def _begin_step(self, ahead: bool = False) -> BegunStep | None:
         """Begin a step, if anybody is left for one. ahead: whether the last one's report was not read yet."""
         self._fit()
         if not self.running:
@@ -180,9 +180,9 @@ class Rows:
             return None
         captured, begin = self.session.captured, time.perf_counter()
         launched = self.session.begin_step(nodes, draft)
-        return Step(launched, dict(self.running), length, begin, self.session.captured > captured)
+        return BegunStep(launched, dict(self.running), length, begin, self.session.captured > captured)
 
-    def _may_overlap(self, step: Step, awaited: bool) -> bool:
+    def _may_overlap(self, step: BegunStep, awaited: bool) -> bool:
         """Whether the next step may begin before this one is read. Not if a prompt fills or waits for a free row, fewer
         rows would do, a drafter owes a catch-up, a mask needs the tokens, or what drafts has changed."""
         if (
@@ -197,7 +197,7 @@ class Rows:
             for taken in self.running.values()
         )
 
-    def _hand_out(self, step: Step, reports: dict[int, RowReport]) -> None:
+    def _hand_out(self, step: BegunStep, reports: dict[int, RowReport]) -> None:
         """Learn from a step, and tell those who wait for its tokens."""
         launched, now = step.launched, time.perf_counter()
         if not step.captured:

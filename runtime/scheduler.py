@@ -20,7 +20,7 @@ from .asked.request import Request
 from .kv_events import KVEvents
 from .ladder.ladder import Ladder
 from .prefix_cache import BLOCK, PrefixCache
-from .rows import Rows, Taken
+from .rows import Rows, TakenRequest
 from .session import Session
 from .submission import Caller, Submission
 
@@ -198,7 +198,7 @@ class Scheduler:
             self._fail(EngineError(f"rows: expected all of them free, got {got}; release them"))
         return True
 
-    def _take(self, rows: Rows) -> Taken | None:
+    def _take(self, rows: Rows) -> TakenRequest | None:
         """Take the next request in turn off the queue, to be prefilled, if one waits."""
         with self._lock:
             while self._callers and not self._closed:

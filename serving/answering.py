@@ -19,7 +19,7 @@ from .api_error import BROKEN, error_body
 from .bridge import Answer, Grown
 from .drafts import Drafts
 from .errors import closing
-from .forms import Form, Json
+from .forms import AnswerForm, Json
 from .metrics import Metrics
 from .places import Places
 from .served import Served
@@ -32,7 +32,7 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 @dataclass
-class Call:
+class ServedCall:
     """One call: its answer, and what is to be done when it ends."""
 
     served: Served  # model and queue
@@ -114,7 +114,7 @@ class Call:
         return {"reasoning_tokens": sum(reasoning_tokens(text, thinks, answer) for answer in answers)}
 
 
-async def whole(call: Call, receive: Receive, body: Callable[[list[str]], Json]) -> Response:
+async def whole(call: ServedCall, receive: Receive, body: Callable[[list[str]], Json]) -> Response:
     """The answer as one object. body: makes it of the choices' texts."""
     texts = [""] * len(call.answer.requests)
     with call.running(receive):
@@ -128,7 +128,7 @@ async def whole(call: Call, receive: Receive, body: Callable[[list[str]], Json])
         return Response(dumped(body(texts)), media_type="application/json")
 
 
-def listed(call: Call, form: Form, texts: Sequence[str]) -> Json:
+def listed(call: ServedCall, form: AnswerForm, texts: Sequence[str]) -> Json:
     """The object of a chat or of completions, with its choices."""
     choices = [
         form.whole(index, text, request.logprobs, request.finish_reason or "")
@@ -140,7 +140,7 @@ def listed(call: Call, form: Form, texts: Sequence[str]) -> Json:
 class EventStream(Response):
     """An answer as server-sent events, in a form that a subclass gives them."""
 
-    def __init__(self, call: Call):
+    def __init__(self, call: ServedCall):
         self.call = call
         super().__init__(None, 200, HEADERS, "text/event-stream")
 
@@ -195,7 +195,7 @@ class EventStream(Response):
 class ChunkStream(EventStream):
     """Chunks of what each choice grew by, then `[DONE]`."""
 
-    def __init__(self, call: Call, form: Form):
+    def __init__(self, call: ServedCall, form: AnswerForm):
         self._form, tokenizer = form, call.served.engine.text
         asked = call.include_drafts and tokenizer is not None
         self._drafts = [Drafts(tokenizer) for _ in call.answer.requests] if asked and tokenizer else []

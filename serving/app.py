@@ -13,12 +13,12 @@ from ..errors import InputError
 from ..runtime.calls.formats import HERMES
 from ..runtime.engine import Engine
 from ..runtime.kv_events import KVEvents
-from .answering import Call, ChunkStream, listed, whole
+from .answering import ChunkStream, ServedCall, listed, whole
 from .api_error import ApiError
 from .bridge import Answer
 from .errors import add_handlers
-from .fields import Asked, ChatRequest, CompletionRequest, TokenizeRequest
-from .forms import ChatForm, CompletionForm, Form
+from .fields import ChatRequest, CommonFields, CompletionRequest, TokenizeRequest
+from .forms import AnswerForm, ChatForm, CompletionForm
 from .guard import Guard
 from .kv_stream import KVEventStream
 from .metrics import Metrics
@@ -89,7 +89,7 @@ def _add_answers(app: FastAPI, served: Mapping[str, Served], metrics: Metrics, o
             form = ChatForm(one.token_text, bool(body.logprobs), ready.reading)
             answer = Answer(one.engine, ready.requests, places.give_back, one.shown_text if ready.reading else None)
         interval = options.stream_interval_ms / 1e3
-        call = Call(one, answer, places, form.prefix, metrics, ready.firsts, interval, reading=ready.reading)
+        call = ServedCall(one, answer, places, form.prefix, metrics, ready.firsts, interval, reading=ready.reading)
         return await _answered(body, call, form, request)
 
     @app.post("/v1/completions", responses=ANSWERS | COMPLETION, response_model=None)
@@ -102,7 +102,7 @@ def _add_answers(app: FastAPI, served: Mapping[str, Served], metrics: Metrics, o
             ready = await asyncio.to_thread(prepare_completion, one, body, request.state.prefix_scope)
             form = CompletionForm(one.token_text, body.logprobs, ready.echoed)
             answer = Answer(one.engine, ready.requests, places.give_back)
-        call = Call(one, answer, places, form.prefix, metrics, ready.firsts, options.stream_interval_ms / 1e3)
+        call = ServedCall(one, answer, places, form.prefix, metrics, ready.firsts, options.stream_interval_ms / 1e3)
         return await _answered(body, call, form, request)
 
 
@@ -121,7 +121,7 @@ def _add_responses(app: FastAPI, served: Mapping[str, Served], metrics: Metrics,
                 ready = await asyncio.to_thread(prepare_chat, one, chat, request.state.prefix_scope)
                 answer = Answer(one.engine, ready.requests, places.give_back, one.shown_text if ready.reading else None)
         interval = options.stream_interval_ms / 1e3
-        call = Call(one, answer, places, PREFIX, metrics, ready.firsts, interval, reading=ready.reading)
+        call = ServedCall(one, answer, places, PREFIX, metrics, ready.firsts, interval, reading=ready.reading)
         output = Output((ready.reading or Reading(None, None, HERMES)).reader())
         told = StatelessResponse(call, body, output)
         return ResponseStream(told) if body.stream else await whole(call, request.receive, told.whole)
@@ -206,7 +206,7 @@ def _events(one: Served) -> KVEvents:
     return one.engine.kv_events
 
 
-async def _answered(body: Asked, call: Call, form: Form, request: Request) -> Response:
+async def _answered(body: CommonFields, call: ServedCall, form: AnswerForm, request: Request) -> Response:
     """Streamed or whole, as the body asks."""
     if not body.stream:
         return await whole(call, request.receive, lambda texts: listed(call, form, texts))

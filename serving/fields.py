@@ -86,7 +86,7 @@ class StreamOptions(Fields):
     include_obfuscation: Literal[False] | None = None
 
 
-class Asked(Fields):
+class CommonFields(Fields):
     """What chat and completions have in common. What is left out, or null, is what the model recommends, or else what
     OpenAI's API takes: temperature 1."""
 
@@ -205,7 +205,7 @@ class Prediction(Fields):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class ChatRequest(Asked):
+class ChatRequest(CommonFields):
     """POST /v1/chat/completions."""
 
     messages: Messages = Field(description="the conversation")
@@ -226,7 +226,7 @@ class ChatRequest(Asked):
         return self.chat_template_kwargs or {}
 
 
-class CompletionRequest(Asked):
+class CompletionRequest(CommonFields):
     """POST /v1/completions."""
 
     prompt: (

@@ -13,7 +13,7 @@ from .tools.conversation import Reading
 Json = dict[str, Any]
 
 
-class Form(Protocol):
+class AnswerForm(Protocol):
     """How choices look. An instance belongs to one call: it may count what it wrote."""
 
     prefix: str  # of the id

@@ -14,7 +14,7 @@ CLEARED = {"type": "AllBlocksCleared"}
 MEDIUM = "GPU"
 
 
-class Told(NamedTuple):
+class EventBatch(NamedTuple):
     """A batch. number: of the log's last batch that a reader has with it; None in the midst of a snapshot."""
 
     time: float
@@ -30,7 +30,7 @@ class Follower:
         """number: of the last batch that the reader has, None for one who has nothing."""
         self._log, self._number = log, number
 
-    def new(self) -> Iterator[Told]:
+    def new(self) -> Iterator[EventBatch]:
         """What the reader does not have yet."""
         batches = None if self._number is None else self._log.since(self._number)
         if batches is None:
@@ -41,15 +41,15 @@ class Follower:
             self._number, events = batch.number, []
             if batch.removed:
                 events.append({"type": "BlockRemoved", "block_hashes": list(batch.removed), "medium": MEDIUM})
-            yield Told(batch.time, [*events, *_stored(batch.stored)], batch.number)
+            yield EventBatch(batch.time, [*events, *_stored(batch.stored)], batch.number)
 
 
-def _snapshot(number: int, kept: list[KeptBlock]) -> Iterator[Told]:
+def _snapshot(number: int, kept: list[KeptBlock]) -> Iterator[EventBatch]:
     """All that is kept. Only the last batch has a number: a reader who is cut off ahead of it begins anew."""
     now, told = time.time(), [CLEARED]
     for start in range(0, max(len(kept), 1), PIECE):
         last = start + PIECE >= len(kept)
-        yield Told(now, [*told, *_stored(kept[start : start + PIECE])], number if last else None)
+        yield EventBatch(now, [*told, *_stored(kept[start : start + PIECE])], number if last else None)
         told = []
 
 

@@ -12,7 +12,7 @@ from ..errors import EngineError
 from ..runtime.kv_events import KVEvents
 from .answering import HEADERS, event
 from .connection import ENDLESS
-from .kv_batches import INTERVAL, Follower, Told
+from .kv_batches import INTERVAL, EventBatch, Follower
 from .served import Served
 
 AT_REST = 15.0  # seconds after which a stream says that it is still there, for proxies
@@ -56,7 +56,7 @@ class KVEventStream(Response):
                 return
             await asyncio.wait([gone], timeout=INTERVAL)
 
-    def _event(self, told: Told) -> bytes:
+    def _event(self, told: EventBatch) -> bytes:
         head = b"" if told.number is None else f"id: {self._run}-{told.number}\n".encode()
         return head + event({"ts": told.time, "events": told.events})
 

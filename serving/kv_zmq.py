@@ -8,7 +8,7 @@ from itertools import count
 
 from ..errors import InputError, needs_extra
 from ..runtime.kv_events import KVEvents
-from .kv_batches import INTERVAL, Follower, Told
+from .kv_batches import INTERVAL, EventBatch, Follower
 
 MOST_WAITING = 10_000  # messages to a subscriber who does not take them; it misses those after
 SUBSCRIBED = b"\x01"  # what a message of a new subscriber begins with
@@ -34,7 +34,7 @@ def published(log: KVEvents, endpoint: str, topic: str = "") -> Iterator[None]:
 
     numbers, ended = count(), threading.Event()
 
-    def message(told: Told) -> list[bytes]:
+    def message(told: EventBatch) -> list[bytes]:
         events = [list(event.values()) for event in told.events]  # the type first, then vLLM's order
         return [topic.encode(), next(numbers).to_bytes(8, "big"), msgpack.packb([told.time, events, 0])]
 

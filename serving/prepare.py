@@ -9,7 +9,7 @@ from ..runtime.asked.request import Request
 from ..runtime.asked.sampling_params import SamplingParams
 from .api_error import ApiError
 from .field_errors import too_long
-from .fields import Asked, ChatRequest, CompletionRequest
+from .fields import ChatRequest, CommonFields, CompletionRequest
 from .served import Served
 from .structured import names_as_sent, structured_of
 from .tools.asked import tools_of
@@ -34,7 +34,7 @@ class Prepared:
     reading: Reading | None = None  # how answers are read that may have reasoning or calls
 
 
-def choices(body: Asked) -> int:
+def choices(body: CommonFields) -> int:
     """How many requests a call makes. Raises ApiError for fields that do not go together."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options: expected stream true beside it", param="stream_options")
@@ -121,7 +121,7 @@ def text_tokens(served: Served, text: str, parse_special: bool | None, around: b
 
 def _requests(
     served: Served,
-    body: Asked,
+    body: CommonFields,
     tokens: list[int],
     most: int | None,
     logprobs: int | None,
@@ -144,7 +144,9 @@ def _requests(
         return served.engine.requests(tokens, most, **options)
 
 
-def _sampling(served: Served, body: Asked, logprobs: int | None, structured: dict[str, Any] | None) -> SamplingParams:
+def _sampling(
+    served: Served, body: CommonFields, logprobs: int | None, structured: dict[str, Any] | None
+) -> SamplingParams:
     """What was asked for over what the model recommends, or over OpenAI's defaults. Raises InputError."""
     recommended = served.engine.recommended
     fields: dict[str, Any] = {"temperature": 1.0} if recommended is None else recommended.changed

@@ -135,7 +135,7 @@ class Answered(BaseModel):
     usage: dict[str, Any] | None
 
 
-class Model(BaseModel):
+class ListedModel(BaseModel):
     """A model that can be asked."""
 
     id: str
@@ -149,7 +149,7 @@ class Models(BaseModel):
     """All of them."""
 
     object: str
-    data: list[Model]
+    data: list[ListedModel]
 
 
 class TokenIds(BaseModel):
@@ -181,7 +181,7 @@ CHAT: Responses = {200: {"model": ChatCompletion, "description": "The answer", "
 COMPLETION: Responses = {200: {"model": Completion, "description": "The continuations", "content": STREAM}}
 RESPONSE: Responses = {200: {"model": Answered, "description": "The answer", "content": STREAM}}
 MODELS: Responses = BASE | {200: {"model": Models}}
-MODEL: Responses = MODELS | {200: {"model": Model}} | _errors(e404="No such model")
+MODEL: Responses = MODELS | {200: {"model": ListedModel}} | _errors(e404="No such model")
 BATCH = {"data": {"type": "string", "description": "JSON: a batch of vLLM's, {ts, events}"}, "id": {"type": "string"}}
 BATCHES = {"text/event-stream": {"schema": {"type": "object", "required": ["data"], "properties": BATCH}}}
 KV_EVENTS: Responses = (

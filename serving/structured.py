@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import InputError
-from .fields import Asked
+from .fields import CommonFields
 
 
-def structured_of(body: Asked) -> dict[str, Any] | None:
+def structured_of(body: CommonFields) -> dict[str, Any] | None:
     """What the output must be, as `SamplingParams.structured` takes it. Raises InputError for more than one, and for a
     form that is not known."""
     asked = {name: make(getattr(body, name)) for name, make in _FORMS.items() if getattr(body, name) is not None}
@@ -20,7 +20,7 @@ def structured_of(body: Asked) -> dict[str, Any] | None:
 
 
 @contextmanager
-def names_as_sent(body: Asked) -> Iterator[None]:
+def names_as_sent(body: CommonFields) -> Iterator[None]:
     """Within it, errors of the engine about structured output name the field that the client sent."""
     try:
         yield

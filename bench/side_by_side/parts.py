@@ -21,7 +21,7 @@ from .page import show
 from .pictures import draw_batches, draw_engines, draw_loads, draw_steps
 from .questions import OWN, Question, read_questions
 from .steps import measure_steps, steps_table
-from .summary import Row, summarize, table
+from .summary import SummaryRow, summarize, table
 from .turns import ask_in_turns
 from .worker import Worker, WorkerFailed
 
@@ -204,7 +204,7 @@ def _in_words(conditions: dict[str, Any]) -> str:
     )
 
 
-def _cores(rows: Sequence[Row]) -> str:
+def _cores(rows: Sequence[SummaryRow]) -> str:
     """What other work took from the least and from the most disturbed engine."""
     taken = [row.other_cores for row in rows]
     return f"{min(taken):.2f} to {max(taken):.2f}"

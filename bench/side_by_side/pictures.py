@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 
 from .batches import Batch
 from .loads import Load
-from .summary import Row, baseline
+from .summary import SummaryRow, baseline
 
 OURS, PEER, INK, FAINT = "#2f6fb0", "#a4a9af", "#2b2f33", "#dfe2e6"
 PRECISIONS = {"bf16": "#2f6fb0", "int8": "#d07a2d", "int4": "#3f9160", "auto": "#8a5fb5"}
 DASHES = (0, (4, 3))
 
 
-def draw_engines(file: Path, rows: Sequence[Row], title: str) -> None:
+def draw_engines(file: Path, rows: Sequence[SummaryRow], title: str) -> None:
     """Horizontal bars, the fastest at the top. Plain decoding is paler; a thin line spans the single repeats."""
     ordered, base = sorted(rows, key=lambda row: row.tokens_s), baseline(rows)
     longest = max(row.fastest for row in rows)
@@ -144,7 +144,7 @@ def _apart(heights: Sequence[float], gap: float) -> list[float]:
     return [placed[index] for index in range(len(heights))]
 
 
-def _speed(row: Row, base: Row) -> str:
+def _speed(row: SummaryRow, base: SummaryRow) -> str:
     return f"{row.tokens_s:.0f}   {row.tokens_s / base.tokens_s:.2f}×"
 
 

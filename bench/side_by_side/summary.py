@@ -13,7 +13,7 @@ BASELINES = ("llama.cpp bf16", "llama.cpp the file", "transformers bf16")
 
 
 @dataclass(frozen=True)
-class Row:
+class SummaryRow:
     """One engine's line. tokens_s: while it decodes; whole_s: prompt included; prompt_s: prompt tokens a second.
 
     Each is tokens over seconds of all questions, a question's seconds the median of its repeats. slowest, fastest:
@@ -36,7 +36,7 @@ class Row:
         return self.contender.name
 
 
-def summarize(contenders: Sequence[Contender], found: Sequence[Measured]) -> list[Row]:
+def summarize(contenders: Sequence[Contender], found: Sequence[Measured]) -> list[SummaryRow]:
     """A row for each engine that answered, in the order of the table."""
     groups = {c.name: [one for one in found if one.engine == c.name] for c in contenders}
     return [_row(c, groups[c.name], _plain(c, groups)) for c in contenders if groups[c.name]]
@@ -47,7 +47,7 @@ def changed(expected: Mapping[Any, Any], got: Mapping[Any, Any]) -> list[Any]:
     return [question for question, text in got.items() if expected[question] != text]
 
 
-def baseline(rows: Sequence[Row]) -> Row:
+def baseline(rows: Sequence[SummaryRow]) -> SummaryRow:
     """What the others are compared with."""
     named = {row.name: row for row in rows}
     return next((named[name] for name in BASELINES if name in named), rows[0])
@@ -60,11 +60,11 @@ def _plain(contender: Contender, groups: dict[str, list[Measured]]) -> list[Meas
     return groups.get(Contender(contender.family, contender.weights, "none").name)
 
 
-def _row(contender: Contender, answers: list[Measured], plain: list[Measured] | None) -> Row:
+def _row(contender: Contender, answers: list[Measured], plain: list[Measured] | None) -> SummaryRow:
     repeats = sorted({one.repeat for one in answers})
     speeds = [_speed([one for one in answers if one.repeat == repeat]) for repeat in repeats]
     steps = [one.steps for one in answers]
-    return Row(
+    return SummaryRow(
         contender,
         _speed(answers),
         min(speeds),
@@ -97,7 +97,7 @@ def _over(answers: Sequence[Measured], counted: str, seconds: str) -> float:
     return float(amount / max(taken, 1e-9))
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[SummaryRow]) -> str:
     """As Markdown."""
     base = baseline(rows)
     speeds = {row.name: row.tokens_s for row in rows}

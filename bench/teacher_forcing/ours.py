@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from specstep.compile.config import EngineConfig
 from specstep.compile.locate import gguf_file
-from specstep.compile.precision import Form, choose_precision
+from specstep.compile.precision import WeightForm, choose_precision
 from specstep.compile.source import Source
 from specstep.kernels.linear.op import packed_embedding, packed_linear
 from specstep.progress import OnProgress
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from .scores import Scores, joined, score
 
-Choice = Callable[[str, Tensor], Form]  # from a layer's name and its weight to what that becomes
+FormOf = Callable[[str, Tensor], WeightForm]  # from a layer's name and its weight to what that becomes
 
 
 class Measured(NamedTuple):
@@ -26,7 +26,7 @@ class Measured(NamedTuple):
     size: int
 
 
-def as_built(source: Source, dtype: str, weights: str) -> Choice:
+def as_built(source: Source, dtype: str, weights: str) -> FormOf:
     """What a build with these options makes of a layer."""
     config = EngineConfig(drafter="none", dtype=dtype, weights=weights)
     file = gguf_file(source.name)
@@ -35,13 +35,13 @@ def as_built(source: Source, dtype: str, weights: str) -> Choice:
     return lambda name, weight: precision(weight)
 
 
-def finer(source: Source, pattern: str) -> Choice:
+def finer(source: Source, pattern: str) -> FormOf:
     """int4, but int8 for the layers in whose names a regular expression is found."""
     coarse, fine = (as_built(source, "bfloat16", weights) for weights in ("int4", "int8"))
     return lambda name, weight: (fine if re.search(pattern, name) else coarse)(name, weight)
 
 
-def measure(source: Source, choice: Choice, sequences: Sequence[list[int]], progress: OnProgress) -> Measured:
+def measure(source: Source, choice: FormOf, sequences: Sequence[list[int]], progress: OnProgress) -> Measured:
     """Score every sequence with the layers that `choice` makes. Only layers that call `linear` are packed; a warning
     says what is not, as experts of a mixture."""
     packed = _pack(source.model, choice)
@@ -62,7 +62,7 @@ def measure(source: Source, choice: Choice, sequences: Sequence[list[int]], prog
     return Measured(joined(parts), size)
 
 
-def _pack(model: nn.Module, choice: Choice) -> dict[int, Tensor]:
+def _pack(model: nn.Module, choice: FormOf) -> dict[int, Tensor]:
     """Packed weights by the address of the plain one. As in a build, an embedding is packed where it is a head's, too,
     or becomes int8."""
     packed: dict[int, Tensor] = {}

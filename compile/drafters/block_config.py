@@ -15,7 +15,7 @@ may ask for is refused by its name.
 
 from typing import Any
 
-from .block_fields import DFLASH_FIELDS, Bigrams, Corrected, Layers, Path, Read, Selected, ZLab, refused
+from .block_fields import DFLASH_FIELDS, Bigrams, Corrected, Layers, PathCorrection, Read, Selected, ZLab, refused
 
 SPECULATORS = ("dflash", "dflash2", "dspark")
 OTHERS = ("domino",)  # of the same family, not taken
@@ -86,10 +86,12 @@ class _SpecForgeDomino(ZLab):
     def says_shift(self) -> bool:
         return super().says_shift() or "shift_label" in self.own()
 
-    def correction(self, from_anchor: bool) -> Path:
+    def correction(self, from_anchor: bool) -> PathCorrection:
         own = self.own()
         inner, memory = (self.number(field, own.get(field), 1) for field in ("emb_dim", "gru_hidden_dim"))
-        return Path(inner, memory, self.number("pure_draft_prefix_len", own.get("pure_draft_prefix_len", 0), 0))
+        return PathCorrection(
+            inner, memory, self.number("pure_draft_prefix_len", own.get("pure_draft_prefix_len", 0), 0)
+        )
 
 
 class _DeepSpec(ZLab):

@@ -18,7 +18,7 @@ class Bigrams(NamedTuple):
     kind: str
 
 
-class Path(NamedTuple):
+class PathCorrection(NamedTuple):
     """A correction by the path, of Domino: sizes of its layers, and how many depths it leaves alone."""
 
     inner: int
@@ -34,7 +34,7 @@ class Selected(NamedTuple):
 
 
 Layers = tuple[tuple[int, ...], tuple[int, ...] | None]
-Corrected = Bigrams | Path | Selected | None
+Corrected = Bigrams | PathCorrection | Selected | None
 Read = tuple[BlockConfig, Corrected]
 
 

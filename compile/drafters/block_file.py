@@ -12,7 +12,7 @@ from ...graphs.drafters.correction import MARKOVS, Correction, Domino, Selector
 from ..config import EngineConfig
 from ..source import Source
 from .block_config import is_block_config, read_block_config
-from .block_fields import Corrected, Path, Selected
+from .block_fields import Corrected, PathCorrection, Selected
 from .eagle3_file import placed
 from .published import config_of, fill, linear, read_tensors
 
@@ -61,7 +61,7 @@ def _own_name(name: str) -> str:
 def _correction(said: Corrected, tensors: dict[str, Tensor], draft_tokens: int, size: int) -> Correction | None:
     if said is None:
         return None
-    if isinstance(said, Path):
+    if isinstance(said, PathCorrection):
         return Domino(draft_tokens, said.inner, said.memory, size, said.skipped)
     if isinstance(said, Selected):
         rows = tensors.get(CODEBOOK, torch.empty(draft_tokens, 0)).shape[0]

@@ -14,13 +14,13 @@ from torch.fx import Node
 from ..graph_edits import CONVERSIONS, insert_call
 
 aten = torch.ops.aten
-Parts = dict[Node, Node]  # from complex numbers [...] to their parts [..., 2]
+RealImaginary = dict[Node, Node]  # from complex numbers [...] to their parts [..., 2]
 
 
 def split_complex(exported: ExportedProgram) -> None:
     """Replace complex tensors by their parts, in place, where all that is done with them is known: products, and what
     makes and moves factors of a rotation."""
-    graph, parts = exported.graph_module.graph, Parts()
+    graph, parts = exported.graph_module.graph, RealImaginary()
     calls = [node for node in graph.nodes if node.op == "call_function"]
     concerned = [node for node in calls if _is_complex(node) or any(map(_is_complex, node.all_input_nodes))]
     if not all(_known(node) for node in concerned):
@@ -53,14 +53,14 @@ def _is_complex(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and value.is_complex()
 
 
-def _polar(node: Node, parts: Parts) -> Node:
+def _polar(node: Node, parts: RealImaginary) -> Node:
     size, angle = node.args
     functions = [insert_call(node, function, (angle,)) for function in (aten.cos.default, aten.sin.default)]
     both = [insert_call(node, aten.mul.Tensor, (size, function)) for function in functions]
     return insert_call(node, aten.stack.default, (both, -1))
 
 
-def _product(node: Node, parts: Parts) -> Node:
+def _product(node: Node, parts: RealImaginary) -> Node:
     first, second = node.args
     if not isinstance(second, Node):
         return insert_call(node, aten.mul.Tensor, (parts[first], second))  # type: ignore[index]
@@ -75,16 +75,16 @@ def _part(place: Node, both: Node, index: int) -> Node:
     return insert_call(place, aten.select.int, (both, -1, index))
 
 
-def _unsqueeze(node: Node, parts: Parts) -> Node:
+def _unsqueeze(node: Node, parts: RealImaginary) -> Node:
     x, dim = node.args
     return insert_call(node, aten.unsqueeze.default, (parts[x], dim if dim >= 0 else dim - 1))  # type: ignore[index, operator]
 
 
-def _same(node: Node, parts: Parts) -> Node:
+def _same(node: Node, parts: RealImaginary) -> Node:
     return parts[node.args[0]]  # type: ignore[index]
 
 
-_RULES: dict[Any, Callable[[Node, Parts], Node | None]] = {
+_RULES: dict[Any, Callable[[Node, RealImaginary], Node | None]] = {
     aten.polar.default: _polar,
     aten.view_as_complex.default: lambda node, parts: node.args[0],  # type: ignore[dict-item, return-value]
     aten.view_as_real.default: _same,

@@ -13,8 +13,8 @@ from torch.fx import Node
 from ...kernels.fp8_linear.op import fp8_linear
 from ...kernels.kv_write.op import kv_write
 from ..graph_edits import insert_call
-from ..precision import FP8, Form, Precision, fp8_scales
-from .packed_weights import Call, joined_layers, replace_layers
+from ..precision import FP8, Precision, WeightForm, fp8_scales
+from .packed_weights import OpCall, joined_layers, replace_layers
 from .stored_program import Packed, PackedTensors, StoredProgram
 
 MOST_COUNTED = 1024  # elements of a row, each compared with all: a million comparisons take a few microseconds
@@ -34,16 +34,18 @@ def join_layers(exported: Collection[ExportedProgram], precision: Precision) -> 
             if form.kind == FP8:
                 replace_layers(program, layers, form, partial(_fp8_linear, program, layers))
             elif len(layers) > 1:
-                replace_layers(program, layers, Form(form.kind, torch.clone), _linear)
+                replace_layers(program, layers, WeightForm(form.kind, torch.clone), _linear)
         program.drop_unused()
     return list(packed.made.values())
 
 
-def _linear(x: Node, weight: Node, bias: Any, columns: int) -> Call:
+def _linear(x: Node, weight: Node, bias: Any, columns: int) -> OpCall:
     return aten.linear.default, (x, weight, bias)
 
 
-def _fp8_linear(program: StoredProgram, layers: Sequence[Node], x: Node, weight: Node, bias: Any, columns: int) -> Call:
+def _fp8_linear(
+    program: StoredProgram, layers: Sequence[Node], x: Node, weight: Node, bias: Any, columns: int
+) -> OpCall:
     scales = program.packed([layer.args[1] for layer in layers], fp8_scales())
     return fp8_linear._opoverload, (x, weight, scales, bias)
 

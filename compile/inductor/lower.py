@@ -18,7 +18,7 @@ from ...errors import BuildError, needs_extra
 from ...kernels.native import LIBRARY_NAME, build_library, c_shims, detect_instruction_set, has_library, library_error
 from ...progress import OnProgress
 from ...runtime.inductor.aoti import machine
-from ..assemble import Graphs
+from ..assemble import Assembled
 from ..export import Compile, Export, export_program
 from ..lowered import Lowered
 from ..precision import Precision, plain
@@ -48,7 +48,7 @@ GPU_CONFIG: dict[str, Any] = {
 FEW_LAUNCHES: dict[str, Any] = {"combo_kernels": True, "combo_kernels_pointwise_only": True}
 
 
-def lower(graphs: Graphs, directory: Path, progress: OnProgress) -> Lowered:
+def lower(graphs: Assembled, directory: Path, progress: OnProgress) -> Lowered:
     """Write NAME.pt2 for each program, the weights file and, on a CPU, the library of our ops. Raises BuildError."""
     if graphs.gpu is None:
         return _lower(graphs, directory, progress, export_program, _compile)
@@ -71,7 +71,7 @@ def load_described_gpu() -> ModuleType:
     return described
 
 
-def _lower(graphs: Graphs, directory: Path, progress: OnProgress, export: Export, compile_one: Compile) -> Lowered:
+def _lower(graphs: Assembled, directory: Path, progress: OnProgress, export: Export, compile_one: Compile) -> Lowered:
     check_torch(graphs.spec.device)
     if graphs.spec.device == "cpu" and not has_library():
         _check_without_library(graphs.spec.config["weights"])

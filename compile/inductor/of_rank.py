@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch.export import ExportedProgram
 
 from ...errors import BuildError
-from ..assemble import FlatProgram, Graphs
+from ..assemble import Assembled, FlatProgram
 from ..export import Export
 from .kept_code import program_key
 from .rewrites import rewrite_for_cpu
@@ -13,7 +13,7 @@ from .stored_program import Packed
 
 
 def export_like(
-    first: Mapping[str, ExportedProgram], programs: Mapping[str, FlatProgram], graphs: Graphs, export: Export
+    first: Mapping[str, ExportedProgram], programs: Mapping[str, FlatProgram], graphs: Assembled, export: Export
 ) -> tuple[dict[str, ExportedProgram], list[Packed]]:
     """Trace and rewrite a rank's programs, whose weights are packed then -> them, and what was packed. first: those of
     the first rank, rewritten. Raises BuildError where a program of the first would compute something else."""

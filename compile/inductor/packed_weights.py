@@ -10,14 +10,14 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ...kernels.expert_linear.op import expert_linear
-from ...kernels.linear.groups import KINDS
+from ...kernels.linear.groups import GROUP_KINDS
 from ...kernels.linear.packing import OUTPUTS, STEPS
 from ...kernels.native import load_library
 from ..graph_edits import insert_call
-from ..precision import Form, Precision, plain
-from .stored_program import Key, Packed, PackedTensors, StoredProgram, as_is, turned
+from ..precision import Precision, WeightForm, plain
+from .stored_program import Packed, PackedTensors, StoredProgram, WeightKey, as_is, turned
 
-Call = tuple[Any, tuple[Any, ...]]  # an op and its arguments
+OpCall = tuple[Any, tuple[Any, ...]]  # an op and its arguments
 
 
 def pack_weights(exported: Collection[ExportedProgram], precision: Precision = plain) -> list[Packed]:
@@ -42,7 +42,7 @@ def pack_weights(exported: Collection[ExportedProgram], precision: Precision = p
         for layers in runs:
             replace_layers(program, layers, program.form(layers[0].args[1]), _packed_linear)
         for node in program.embeddings():
-            if program.key(node.args[0]) in held or program.form(node.args[0]).kind in KINDS:
+            if program.key(node.args[0]) in held or program.form(node.args[0]).kind in GROUP_KINDS:
                 _replace_embedding(program, node)
         for node in program.calls(expert_linear._opoverload):
             _replace_experts(program, node)
@@ -57,7 +57,7 @@ def joined_layers(programs: Sequence[StoredProgram], outputs: int = OUTPUTS) -> 
     weights that are joined have a multiple of them, but for the last."""
     linears = [_runs(program, outputs) for program in programs]
     embedded = {program.key(node.args[0]) for program in programs for node in program.embeddings()}
-    partners: dict[Key, set[Key]] = defaultdict(set)
+    partners: dict[WeightKey, set[WeightKey]] = defaultdict(set)
     for program, runs in zip(programs, linears, strict=True):
         for run in runs:
             for key in _weights(program, run):
@@ -73,7 +73,7 @@ def joined_layers(programs: Sequence[StoredProgram], outputs: int = OUTPUTS) -> 
     ]
 
 
-def _weights(program: StoredProgram, run: Sequence[Node]) -> Key:
+def _weights(program: StoredProgram, run: Sequence[Node]) -> WeightKey:
     return tuple(program.key(node.args[1]) for node in run)
 
 
@@ -108,18 +108,18 @@ def _columns(layer: Node) -> int:
     return int(layer.meta["val"].shape[-1])
 
 
-def _packed_linear(x: Node, weight: Node, bias: Any, columns: int) -> Call:
+def _packed_linear(x: Node, weight: Node, bias: Any, columns: int) -> OpCall:
     return torch.ops.specstep.packed_linear.default, (x, weight, bias, columns)
 
 
-def replace_layers(program: StoredProgram, layers: list[Node], form: Form, linear: Callable[..., Call]) -> None:
+def replace_layers(program: StoredProgram, layers: list[Node], form: WeightForm, linear: Callable[..., OpCall]) -> None:
     """One product for all layers, which read the same x, and a slice of it for each. form: what their weights become.
     linear: x, weight, bias and the number of outputs -> the call that gives them."""
     columns = [_columns(layer) for layer in layers]
     bias = _bias(layers[0])
     if len(layers) > 1 and bias is not None:
         biases = [_bias(layer) for layer in layers]
-        bias = program.packed(biases, Form(str(biases[0].meta["val"].dtype).removeprefix("torch."), torch.clone))
+        bias = program.packed(biases, WeightForm(str(biases[0].meta["val"].dtype).removeprefix("torch."), torch.clone))
     weight, axis = program.packed([layer.args[1] for layer in layers], form), layers[0].meta["val"].dim() - 1
     ends = list(accumulate(columns))
     with program.graph.inserting_before(layers[0]):

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from ...runtime.inductor.signature import Kind, Signature
+from ...runtime.inductor.signature import Signature, TensorKind
 
 
 def signed(config: dict[str, Any], program: ExportedProgram) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def signature_of(program: ExportedProgram) -> Signature:
     kinds = {node.name: node.meta.get("val") for node in program.graph.nodes}
     stored = {spec.target: spec.arg.name for spec in signature.input_specs if spec.target is not None}
     return Signature(
-        [Kind.of(kinds[name]) for name in signature.user_inputs],
-        [Kind.of(kinds[name]) for name in signature.user_outputs],
-        {name: Kind.of(kinds[place]) for name, place in stored.items()},
+        [TensorKind.of(kinds[name]) for name in signature.user_inputs],
+        [TensorKind.of(kinds[name]) for name in signature.user_outputs],
+        {name: TensorKind.of(kinds[place]) for name, place in stored.items()},
     )

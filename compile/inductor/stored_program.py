@@ -13,12 +13,12 @@ from torch.fx import Node
 
 from ...kernels.expert_linear.op import expert_linear
 from ..graph_edits import CONVERSIONS, drop_assertions
-from ..precision import Form, Precision, plain
+from ..precision import Precision, WeightForm, plain
 from ..writer import identity
 
 STORED = (InputKind.PARAMETER, InputKind.BUFFER)
 Turn = Callable[[Tensor], Tensor]  # from a stored tensor to a weight [..., N, K]
-Key = tuple[Any, ...]  # of a tensor, or of several that are packed together
+WeightKey = tuple[Any, ...]  # of a tensor, or of several that are packed together
 
 
 def as_is(weight: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def turned(weight: Tensor) -> Tensor:
 
 
 class Packed(NamedTuple):
-    """A packed weight, one of several layers perhaps. kind: what its elements are, as `Form` names it."""
+    """A packed weight, one of several layers perhaps. kind: what its elements are, as `WeightForm` names it."""
 
     name: str
     kind: str
@@ -42,17 +42,17 @@ class PackedTensors:
 
     def __init__(self, precision: Precision) -> None:
         self.precision = precision
-        self.forms: dict[Key, Form] = {}
-        self.made: dict[Key, Packed] = {}
+        self.forms: dict[WeightKey, WeightForm] = {}
+        self.made: dict[WeightKey, Packed] = {}
 
-    def form(self, weight: Tensor) -> Form:
+    def form(self, weight: Tensor) -> WeightForm:
         """What a weight [..., N, K] becomes."""
         key = identity(weight)
         if key not in self.forms:
             self.forms[key] = self.precision(weight)
         return self.forms[key]
 
-    def of(self, name: str, weights: Mapping[Key, Callable[[], Tensor]], form: Form) -> Packed:
+    def of(self, name: str, weights: Mapping[WeightKey, Callable[[], Tensor]], form: WeightForm) -> Packed:
         """These tensors, joined along their first dimension and brought to a form, under a name made from `name`."""
         key = (form.kind, *weights)
         if key not in self.made:
@@ -113,18 +113,18 @@ class StoredProgram:
     def _held(self, node: Any) -> Tensor:
         return self.exported.state_dict[self.stored[node]].detach()
 
-    def key(self, node: Any) -> Key:
+    def key(self, node: Any) -> WeightKey:
         return (*identity(self._held(node)), node.meta["val"].dtype)
 
-    def form(self, node: Any, turn: Turn = as_is) -> Form:
+    def form(self, node: Any, turn: Turn = as_is) -> WeightForm:
         """What a stored weight becomes once it is turned. One that the graph converts keeps what that gives: the model
         asks for its precision."""
         held, dtype = turn(self._held(node)), node.meta["val"].dtype
         kept = held.dtype != dtype or (held.dim() == 2 and len(held) in self.routed)
         form = plain(held.to(dtype)) if kept else self.packed_tensors.form(held)
-        return Form(form.kind, lambda weight: form.make(turn(weight)))
+        return WeightForm(form.kind, lambda weight: form.make(turn(weight)))
 
-    def packed(self, nodes: Sequence[Any], form: Form) -> Node:
+    def packed(self, nodes: Sequence[Any], form: WeightForm) -> Node:
         """The placeholder of these stored tensors in a form, joined. They are used no more."""
         self.replaced |= {self._placeholder(node) for node in nodes}
         tensors = {self.key(node): partial(self.tensor, node) for node in nodes}

@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 
 from ...progress import OnProgress
 from ...runtime.engine_file import LAYOUT, NEXT, SIZES, WEIGHTS, ProgramSpec, layout_of
-from ..assemble import FlatProgram, Graphs
+from ..assemble import Assembled, FlatProgram
 from ..export import export_program
 from ..lowered import Lowered
 from ..stages import stage_shares
@@ -62,7 +62,7 @@ class FunctionalProgram(FlatProgram):
         return tuple(NEXT + name if name in self.inputs else name for name in names)
 
 
-def lower(graphs: Graphs, directory: Path, progress: OnProgress) -> Lowered:
+def lower(graphs: Assembled, directory: Path, progress: OnProgress) -> Lowered:
     """Write NAME.onnx for each program and the weights file."""
     exported, models, programs = {}, {}, {}
     for name, program in graphs.programs.items():

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.linear.groups import GROUP, KINDS, Groups
+from ...kernels.linear.groups import GROUP, GROUP_KINDS, Groups
 
 
 class Rounded(NamedTuple):
@@ -18,7 +18,7 @@ class Rounded(NamedTuple):
 
 Weight = Groups | Rounded | Tensor  # [N, K]; a tensor is float32
 ROUNDING = 2**-8  # the half of bfloat16's last place, of a number
-E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # magnitudes of four bits
+E2M1_MAGNITUDES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # magnitudes of four bits
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
@@ -34,7 +34,7 @@ def unpack_halves(data: Tensor) -> Tensor:
 
 def four_bit_floats(codes: Tensor) -> Tensor:
     """Codes of E2M1, sign in the fourth bit -> float32."""
-    return torch.where(codes >= 8, -1.0, 1.0) * E2M1[(codes & 7).long()]
+    return torch.where(codes >= 8, -1.0, 1.0) * E2M1_MAGNITUDES[(codes & 7).long()]
 
 
 def four_bit_groups(kind: str, codes: Tensor, scales: Tensor) -> Weight:
@@ -45,7 +45,7 @@ def four_bit_groups(kind: str, codes: Tensor, scales: Tensor) -> Weight:
     the largest of their row by. Where it would move them more, the numbers are kept.
     """
     values = four_bit_floats(codes) * spread(scales, codes.shape[1])
-    size = KINDS[kind].scaled
+    size = GROUP_KINDS[kind].scaled
     if codes.shape[1] % GROUP or codes.shape[1] // scales.shape[1] != size:
         return values
     halves = (scales / 2).half()  # the kinds' numbers are doubled

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .normal import Weight, four_bit_groups, scaled, unpack_halves, unpack_words, with_least
 
-Parts = Mapping[str, Tensor]
+LayerTensors = Mapping[str, Tensor]
 Settings = Mapping[str, Any]
 AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # which of a word's eight is output 0, 1, ...
 
@@ -23,11 +23,11 @@ class Reader(NamedTuple):
     known to be of no use to a weight: scales of activations."""
 
     key: str
-    read: Callable[[Parts, Settings], Weight]
+    read: Callable[[LayerTensors, Settings], Weight]
     parts: tuple[str, ...]
 
 
-def awq(parts: Parts, settings: Settings) -> Weight:
+def awq(parts: LayerTensors, settings: Settings) -> Weight:
     """AutoAWQ's GEMM: qweight [K, N / 8], qzeros [G, N / 8] int32; scales [G, N]."""
     if settings.get("version", "gemm") != "gemm" or settings.get("bits", settings.get("w_bit", 4)) != 4:
         raise ValueError(f"version gemm of 4 bits, got {settings.get('version')} of {settings.get('bits')}")
@@ -38,7 +38,7 @@ def awq(parts: Parts, settings: Settings) -> Weight:
     return scaled(quants, parts["scales"].T, zeros, 4)
 
 
-def gptq(parts: Parts, settings: Settings) -> Weight:
+def gptq(parts: LayerTensors, settings: Settings) -> Weight:
     """qweight [K bits / 32, N], qzeros [G, N bits / 32] int32; scales [G, N]; g_idx [K], the group of each input."""
     bits = settings.get("bits", 4)
     if bits not in (2, 4, 8):
@@ -51,7 +51,7 @@ def gptq(parts: Parts, settings: Settings) -> Weight:
     return _of_groups(quants, parts["scales"].T, zeros, bits, parts.get("g_idx"))
 
 
-def compressed(parts: Parts, settings: Settings) -> Weight:
+def compressed(parts: LayerTensors, settings: Settings) -> Weight:
     """weight_packed [N, K bits / 32] int32, or weight of int8 or float8; weight_scale [N, G], [N, 1] or [1];
     weight_zero_point; weight_g_idx. settings: `weights` of the layer's group of the config."""
     scales, bits = parts["weight_scale"], settings["num_bits"]
@@ -74,7 +74,7 @@ def compressed(parts: Parts, settings: Settings) -> Weight:
     return _of_groups(quants, scales, zeros, bits, parts.get("weight_g_idx"))
 
 
-def float8(parts: Parts, settings: Settings) -> Weight:
+def float8(parts: LayerTensors, settings: Settings) -> Weight:
     """weight [N, K] of float8; weight_scale of the whole, of each output, or of blocks [N / b, K / c]."""
     if not parts["weight_scale"].is_floating_point():
         raise ValueError(f"weight_scale of floats, got {parts['weight_scale'].dtype}")
@@ -90,14 +90,14 @@ def float8(parts: Parts, settings: Settings) -> Weight:
     return weight * wide[: weight.shape[0], : weight.shape[1]]
 
 
-def modelopt(parts: Parts, settings: Settings) -> Weight:
+def modelopt(parts: LayerTensors, settings: Settings) -> Weight:
     """FP8: as `float8`. NVFP4: weight [N, K / 2] of two codes, weight_scale [N, K / 16] of float8, weight_scale_2."""
     if "weight_scale_2" in parts:
         return _four_bit_floats(parts["weight"], parts["weight_scale"], parts["weight_scale_2"].float())
     return float8(parts, settings)
 
 
-def mlx(parts: Parts, settings: Settings) -> Weight:
+def mlx(parts: LayerTensors, settings: Settings) -> Weight:
     """weight [N, K bits / 32] uint32; scales, biases [N, G]."""
     bits = settings["bits"]
     if bits not in (2, 4, 8) or settings.get("mode", "affine") != "affine":
@@ -105,7 +105,7 @@ def mlx(parts: Parts, settings: Settings) -> Weight:
     return with_least(unpack_words(parts["weight"].view(torch.int32), bits), parts["scales"], parts["biases"], bits)
 
 
-def four_bit_table(parts: Parts, settings: Settings) -> Weight:
+def four_bit_table(parts: LayerTensors, settings: Settings) -> Weight:
     """bitsandbytes' nf4 and fp4: weight [N K / 2, 1] of two codes, the upper half of a byte first; weight.absmax of
     each block, itself in eight bits where there is a nested one."""
     state = json.loads(bytes(next(value for name, value in parts.items() if "quant_state" in name).tolist()))
@@ -119,7 +119,7 @@ def four_bit_table(parts: Parts, settings: Settings) -> Weight:
     return (values * largest.float().repeat_interleave(state["blocksize"])[: len(values)]).reshape(state["shape"])
 
 
-def int8_rows(parts: Parts, settings: Settings) -> Weight:
+def int8_rows(parts: LayerTensors, settings: Settings) -> Weight:
     """bitsandbytes' LLM.int8: weight [N, K] int8; SCB [N], the largest of each output."""
     return parts["weight"].float() * (parts["SCB"].float() / 127).reshape(-1, 1)
 

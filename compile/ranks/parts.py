@@ -7,14 +7,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...graphs.parts import ExpertsOfParts, LinearOfParts
-from .plan import Plan, read_plan
-from .slices import Block, Slices
+from .plan import CutPlan, read_plan
+from .slices import OutputBlock, Slices
 
 
 class Cut(NamedTuple):
     """How a model was cut."""
 
-    plan: Plan
+    plan: CutPlan
     slices: Slices
 
 
@@ -41,7 +41,7 @@ def narrow_experts(experts: Any, parts: int, slices: Slices, name: str) -> list[
     narrow, shared = [], {id(each): each for each in (experts.config, *experts.parameters())}
     for part, weight in enumerate(down):
         one = copy.deepcopy(experts, dict(shared))  # with hooks of its own
-        one.gate_up_proj = _parameter(slices.rows_of(gate_up, [Block(gate_up.shape[1] // 2, parts, part)] * 2))
+        one.gate_up_proj = _parameter(slices.rows_of(gate_up, [OutputBlock(gate_up.shape[1] // 2, parts, part)] * 2))
         one.down_proj = _parameter(weight)
         narrow.append(one)
     return narrow

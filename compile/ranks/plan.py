@@ -12,7 +12,7 @@ ROWS = ("rowwise", "rowwise_split_input")  # whose inputs are cut
 COLUMNS = ("colwise", "colwise_gather_output")  # whose outputs are
 
 
-class Plan(NamedTuple):
+class CutPlan(NamedTuple):
     """Names of modules. rows, columns: linear layers whose inputs are cut, and whose outputs are; experts: mixtures,
     whose experts all have a share of their inner width in each part."""
 
@@ -21,13 +21,13 @@ class Plan(NamedTuple):
     experts: list[str]
 
 
-def read_plan(model: PreTrainedModel, field: str) -> Plan:
+def read_plan(model: PreTrainedModel, field: str) -> CutPlan:
     """The plan that transformers has for a model. field: the build option that asks for it, for errors. Raises
     BuildError where there is none."""
     patterns: dict[str, str] = getattr(model.config.get_text_config(), "base_model_tp_plan", None) or {}
     linears = [name for name, module in model.named_modules() if type(module) is nn.Linear]
     mixtures = [name for name, module in model.named_modules() if hasattr(module, "is_transposed")]
-    plan = Plan(
+    plan = CutPlan(
         [name for name in linears if _styled(patterns, name, ROWS)],
         [name for name in linears if _styled(patterns, name, COLUMNS)],
         [name for name in mixtures if _styled(patterns, name, ("moe_tp_experts",))],

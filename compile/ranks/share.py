@@ -16,9 +16,9 @@ from ...graphs.target import CausalLM
 from ...kernels.int8_rows import row_size
 from ...kernels.native import has_library
 from ...runtime.engine_file import EngineSpec, TensorSpec
-from ..assemble import FlatProgram, Graphs
+from ..assemble import Assembled, FlatProgram
 from .parts import Cut
-from .slices import Block
+from .slices import OutputBlock
 from .threads import on_ranks
 
 HEADS = {"num_heads", "num_attention_heads", "num_key_value_heads"}
@@ -26,7 +26,7 @@ TOKENS, SLOTS = 8, 64  # of the pass that is compared
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2}  # of the logits' norm; a wrong slice is off by 1 or so
 
 
-def share(graphs: Graphs) -> Graphs:
+def share(graphs: Assembled) -> Assembled:
     """Graphs whose target was cut into as many parts as there are ranks -> those of the first rank, and the programs of
     the `others`. Raises BuildError for what ranks cannot share."""
     ranks, cut, target = int(graphs.spec.config["ranks"]), graphs.cut, _target(graphs.step)
@@ -43,7 +43,7 @@ def share(graphs: Graphs) -> Graphs:
     _compare(target, graphs.spec, [_target(programs["step"]) for programs in every], spec, name)
     first, *others = every
     own = first["prefill"], first["step"], first.get("plain")
-    return Graphs(*own, spec, graphs.precision, cut=cut, others=tuple(others))
+    return Assembled(*own, spec, graphs.precision, cut=cut, others=tuple(others))
 
 
 def take_share(model: Any, cut: Cut, ranks: int, rank: int) -> None:
@@ -80,21 +80,21 @@ def _cut_columns(model: Any, name: str, cut: Cut, ranks: int, rank: int) -> None
     model.set_submodule(name, own)
 
 
-def _blocks(name: str, linear: Any, config: Any, ranks: int, rank: int) -> list[Block]:
+def _blocks(name: str, linear: Any, config: Any, ranks: int, rank: int) -> list[OutputBlock]:
     """What lies behind each other in the outputs of a linear layer, each of which every rank has a part of. Heads for
     keys and values that are fewer than ranks lie in several of them: with 2 heads and 4 ranks, two ranks have each."""
     size, kind = linear.weight.shape[0], name.rpartition(".")[2]
     if kind == "gate_up_proj":
-        return [Block(size // 2, ranks, rank)] * 2
+        return [OutputBlock(size // 2, ranks, rank)] * 2
     heads = min(_key_value_heads(config), ranks)
     key_value = heads, rank * heads // ranks
     if kind in ("k_proj", "v_proj"):
-        return [Block(size, *key_value)]
+        return [OutputBlock(size, *key_value)]
     if kind == "qkv_proj":
         queries, keys = config.num_attention_heads, _key_value_heads(config)
         head = size // (queries + 2 * keys)
-        return [Block(head * queries, ranks, rank), *[Block(head * keys, *key_value)] * 2]
-    return [Block(size, ranks, rank)]
+        return [OutputBlock(head * queries, ranks, rank), *[OutputBlock(head * keys, *key_value)] * 2]
+    return [OutputBlock(size, ranks, rank)]
 
 
 def _cut_head(model: Any, cut: Cut, ranks: int, rank: int) -> None:

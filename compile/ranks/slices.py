@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...errors import BuildError
-from ...kernels.linear.groups import KINDS
-from ..precision import Form, Precision
+from ...kernels.linear.groups import GROUP_KINDS
+from ..precision import Precision, WeightForm
 from ..writer import identity
 
 
@@ -21,7 +21,7 @@ class Slice(NamedTuple):
     start: int | None
 
 
-class Block(NamedTuple):
+class OutputBlock(NamedTuple):
     """Outputs of a layer that lie one after the other in so many equal parts, and the number of the part that is
     taken."""
 
@@ -47,7 +47,7 @@ class Slices:
             self.known[identity(view)] = Slice(view, weight, part * depth // parts)
         return cut
 
-    def rows_of(self, weight: Tensor, blocks: Sequence[Block]) -> Tensor:
+    def rows_of(self, weight: Tensor, blocks: Sequence[OutputBlock]) -> Tensor:
         """A part of the outputs of a weight [..., N, K], which lie in these blocks: that of each block, one after the
         other. A view where there is one block. Raises BuildError where a block has no such part."""
         if odd := [block for block in blocks if block.size % block.parts]:
@@ -68,20 +68,20 @@ class Slices:
     def precision(self, of_whole: Precision) -> Precision:
         """What each weight becomes, slices among them, where `of_whole` says what whole weights become."""
 
-        def form(weight: Tensor) -> Form:
+        def form(weight: Tensor) -> WeightForm:
             found = self.known.get(identity(weight))
             if found is None:
                 return of_whole(weight)
             whole = of_whole(found.whole)
-            if found.start is None or whole.kind not in KINDS:
+            if found.start is None or whole.kind not in GROUP_KINDS:
                 return whole
-            return Form(whole.kind, lambda given: self._cut_groups(given, whole, found))
+            return WeightForm(whole.kind, lambda given: self._cut_groups(given, whole, found))
 
         return form
 
-    def _cut_groups(self, given: Tensor, form: Form, cut: Slice) -> Tensor:
+    def _cut_groups(self, given: Tensor, form: WeightForm, cut: Slice) -> Tensor:
         """The packed groups of a slice along K. Raises BuildError where it begins or ends in a group."""
-        kind, depth = KINDS[form.kind], given.shape[-1]
+        kind, depth = GROUP_KINDS[form.kind], given.shape[-1]
         assert cut.start is not None and given.shape == cut.weight.shape
         if cut.start % kind.step or depth % kind.step:
             raise BuildError(

@@ -15,7 +15,7 @@ from ...runtime.tensorrt.library import check_parser, load_library
 from ...user_cache import cache_path, keep
 from .plugins import register
 
-Profile = dict[str, tuple[int, int, int]]  # dynamic dimension, as the ONNX file names it -> least, best and most
+ShapeProfile = dict[str, tuple[int, int, int]]  # dynamic dimension, as the ONNX file names it -> least, best and most
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class BuiltPlan:
 
 
 def build_plan(
-    path: Path, target: Target, plugins: Counter[str], profiles: Sequence[Profile], progress: OnProgress
+    path: Path, target: Target, plugins: Counter[str], profiles: Sequence[ShapeProfile], progress: OnProgress
 ) -> BuiltPlan:
     """Build the plan of an ONNX file whose weights lie beside it. `plugins`: how many of each it must have, none where
     the target has no plugins. Raises BuildError."""
@@ -147,7 +147,7 @@ def _builder_config(trt: Any, builder: Any, target: Target) -> Any:
     return config
 
 
-def _add_profile(builder: Any, network: Any, config: Any, sizes: Profile) -> None:
+def _add_profile(builder: Any, network: Any, config: Any, sizes: ShapeProfile) -> None:
     """Give the builder the shapes of all inputs that have a dynamic dimension."""
     profile = builder.create_optimization_profile()
     for tensor in (network.get_input(index) for index in range(network.num_inputs)):

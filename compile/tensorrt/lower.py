@@ -12,16 +12,16 @@ from ...progress import OnProgress
 from ...runtime.engine_file import EngineSpec
 from ...runtime.tensorrt.driver import DriverError, driver
 from ...runtime.tensorrt.library import load_library
-from ..assemble import Graphs
+from ..assemble import Assembled
 from ..lowered import Lowered
 from ..onnx.lower import lower as lower_to_onnx
-from .builder import BuiltPlan, Profile, Target, build_plan
+from .builder import BuiltPlan, ShapeProfile, Target, build_plan
 from .graph import fix_sizes, load_graph, use_plugins, without_functions
 
 SHORT = 64  # prompt tokens of a call up to which the prefill has a profile of its own
 
 
-def lower(graphs: Graphs, directory: Path, progress: OnProgress) -> Lowered:
+def lower(graphs: Assembled, directory: Path, progress: OnProgress) -> Lowered:
     """Write NAME.plan for each program, weights included."""
     spec = graphs.spec
     if spec.recurrent:  # TensorRT for RTX 1.2 ends the process over the ONNX functions of our ops
@@ -75,7 +75,7 @@ def _device_capability(message: str) -> int:
         raise BuildError(f"{message}: expected an NVIDIA GPU here, got none ({error})") from None
 
 
-def _plan(path: Path, spec: EngineSpec, target: Target, progress: OnProgress) -> tuple[BuiltPlan, list[Profile]]:
+def _plan(path: Path, spec: EngineSpec, target: Target, progress: OnProgress) -> tuple[BuiltPlan, list[ShapeProfile]]:
     """The plan of an ONNX file. Caches are bound whole: TensorRT takes no view of a part of a larger buffer. A step
     verifies all nodes, for our plugins' kernels are compiled for one number of them."""
     model = load_graph(path)
@@ -88,19 +88,19 @@ def _plan(path: Path, spec: EngineSpec, target: Target, progress: OnProgress) ->
     return build_plan(path, target, plugins, profiles, progress), profiles
 
 
-def prefill_profiles(chunk: int) -> list[Profile]:
+def prefill_profiles(chunk: int) -> list[ShapeProfile]:
     """Optimization profiles of a prefill: full chunks and, where chunks are long, short prompts."""
     if chunk <= SHORT:
         return [{"tokens": (2, chunk, chunk)}] if chunk > 2 else []
     return [{"tokens": (2, SHORT // 2, SHORT)}, {"tokens": (SHORT, chunk, chunk)}]
 
 
-def step_profiles(batch: int) -> list[Profile]:
+def step_profiles(batch: int) -> list[ShapeProfile]:
     """Optimization profiles of a step: one row, and up to all of them."""
     return [{"rows": (1, 1, 1)}, {"rows": (2, batch, batch)}] if batch > 1 else []
 
 
-def describe_plan(plan: BuiltPlan, profiles: list[Profile]) -> dict[str, Any]:
+def describe_plan(plan: BuiltPlan, profiles: list[ShapeProfile]) -> dict[str, Any]:
     """A plan's entry in the manifest."""
     return {
         "layers": plan.layers,

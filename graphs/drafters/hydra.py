@@ -23,7 +23,7 @@ from .recurrent import CatchingUp, RecurrentHead
 from .shared_noise import BestTokens
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """A linear layer and what is added to it, which a wide input reaches through another."""
 
     def __init__(self, width: int, size: int):
@@ -44,7 +44,7 @@ class HydraHeads(LevelHeads):
         super().__init__()
         self.count, self.embed = count, embed
         self.hydra_mlp = nn.ModuleList(
-            nn.ModuleList(Block(size if layer else (level + 2) * size, size) for layer in range(layers))
+            nn.ModuleList(ResidualBlock(size if layer else (level + 2) * size, size) for layer in range(layers))
             for level in range(count)
         )
         self.hydra_lm_head = nn.ModuleList(nn.Linear(size, vocabulary) for _ in range(count))

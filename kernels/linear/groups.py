@@ -13,10 +13,10 @@ from torch import Tensor
 GROUP = 32  # elements along K
 OUTPUTS = 16  # of a panel
 UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # of iq4_nl and iq4_xs
-E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled
+E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled
 
 
-class Kind(NamedTuple):
+class GroupKind(NamedTuple):
     """How weights of a kind lie."""
 
     planes: tuple[int, ...]  # bits of a quant, plane by plane: (4, 1) is five bits
@@ -51,29 +51,29 @@ class Kind(NamedTuple):
         return (self.bytes,) if self.cut == 1 else (self.cut, self.bytes // self.cut)
 
 
-KINDS = {
-    "int8": Kind((8,), 128),
-    "int4": Kind((4,), 8),
-    "int4_least": Kind((4,), least=True),
-    "int5": Kind((4, 1), 16),
-    "int5_least": Kind((4, 1), least=True),
-    "q2_k": Kind((2,), least=True, scaled=16, groups=8),
-    "q3_k": Kind((2, 1), 4, scaled=16, groups=8),
-    "q4_k": Kind((4,), least=True, groups=8),
-    "q5_k": Kind((4, 1), least=True, groups=8),
-    "q6_k": Kind((4, 2), 32, scaled=16, groups=8),
-    "iq4_nl": Kind((4,), values=UNEVEN, cut=16),
-    "iq4_xs": Kind((4,), values=UNEVEN, groups=8),
-    "mxfp4": Kind((4,), values=E2M1, cut=2),
-    "nvfp4": Kind((4,), values=E2M1, scaled=16, cut=2),
+GROUP_KINDS = {
+    "int8": GroupKind((8,), 128),
+    "int4": GroupKind((4,), 8),
+    "int4_least": GroupKind((4,), least=True),
+    "int5": GroupKind((4, 1), 16),
+    "int5_least": GroupKind((4, 1), least=True),
+    "q2_k": GroupKind((2,), least=True, scaled=16, groups=8),
+    "q3_k": GroupKind((2, 1), 4, scaled=16, groups=8),
+    "q4_k": GroupKind((4,), least=True, groups=8),
+    "q5_k": GroupKind((4, 1), least=True, groups=8),
+    "q6_k": GroupKind((4, 2), 32, scaled=16, groups=8),
+    "iq4_nl": GroupKind((4,), values=UNEVEN, cut=16),
+    "iq4_xs": GroupKind((4,), values=UNEVEN, groups=8),
+    "mxfp4": GroupKind((4,), values=E2M1_DOUBLED, cut=2),
+    "nvfp4": GroupKind((4,), values=E2M1_DOUBLED, scaled=16, cut=2),
 }
-LAST = {kind.shape[-1]: name for name, kind in KINDS.items()}  # they tell the kinds of packed weights apart
+LAST = {kind.shape[-1]: name for name, kind in GROUP_KINDS.items()}  # they tell the kinds of packed weights apart
 
 
 class Groups(NamedTuple):
     """A weight [..., N, K] in S steps along K."""
 
-    kind: str  # of KINDS
+    kind: str  # of GROUP_KINDS
     quants: Tensor  # uint8 [..., N, S, step]
     scales: Tensor  # float16 [..., N, S, step / scaled]; int8 where a step has factors
     least: Tensor | None = None  # like scales; None: the kind has no least values
@@ -95,7 +95,7 @@ class Groups(NamedTuple):
 
     def numbers(self) -> Tensor:
         """What the scales multiply: [..., N, S, step / scaled, scaled] float32."""
-        kind = KINDS[self.kind]
+        kind = GROUP_KINDS[self.kind]
         if kind.values is not None:
             wide = torch.tensor(kind.values, dtype=torch.float32)[self.quants.long()]
         else:
@@ -118,7 +118,7 @@ def pack_groups(groups: Groups) -> Tensor:
     A plane of w bits has w words of four bytes for each output: word i has the bits of the quants 4 i to 4 i + 3 in the
     lowest bits of its bytes, above them those of word i + w, and so on.
     """
-    kind = KINDS[groups.kind]
+    kind = GROUP_KINDS[groups.kind]
     of_groups = _in_panels(groups.quants).unflatten(-1, (kind.groups, GROUP))
     planes, low = [], 0
     for width in kind.planes:
@@ -135,7 +135,7 @@ def pack_groups(groups: Groups) -> Tensor:
 def unpack_groups(packed: Tensor, columns: int) -> Groups:
     """The groups [..., columns, ...] that were packed."""
     name = LAST[packed.shape[-1]]
-    kind = KINDS[name]
+    kind = GROUP_KINDS[name]
     flat = packed.flatten(-len(kind.shape))
     words = flat[..., : OUTPUTS * kind.step * kind.bits // 8].unflatten(-1, (kind.groups, kind.bits, OUTPUTS, 4))
     of_groups, quants, low = words.movedim(-2, -5), torch.zeros((), dtype=torch.uint8), 0

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .groups import KINDS, LAST, OUTPUTS, unpack_groups
+from .groups import GROUP_KINDS, LAST, OUTPUTS, unpack_groups
 
 STEPS = {torch.float32: 1, torch.bfloat16: 2}  # elements of K that lie together
 
@@ -29,7 +29,7 @@ def packed_shape(packed: Tensor, columns: int, depth: int) -> tuple[int, ...]:
         step = STEPS[packed.dtype]
         return (panels, -(-depth // step), OUTPUTS, *([step] if step > 1 else []))
     if packed.dtype == torch.uint8 and packed.shape[-1] in list(LAST):  # a list: it may be symbolic
-        kind = KINDS[LAST[int(packed.shape[-1])]]
+        kind = GROUP_KINDS[LAST[int(packed.shape[-1])]]
         return (panels, -(-depth // kind.step), *kind.shape)
     raise ValueError(
         f"packed weight: expected one of {list(STEPS)}, or uint8 with one of {list(LAST)} bytes last, got "

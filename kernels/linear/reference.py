@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .groups import GROUP, KINDS, Groups, unpack_groups
+from .groups import GROUP, GROUP_KINDS, Groups, unpack_groups
 from .packing import unpack
 
 CHUNK_BYTES = 8 * 1024  # of a panel, whose sum is made before it is added to the sum of others
@@ -47,7 +47,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 def _grouped(x: Tensor, weight: Groups) -> Tensor:
     """[..., N] float32: products of what shares a scale in integers, scales in their order, chunks of steps in
     theirs."""
-    kind = KINDS[weight.kind]
+    kind = GROUP_KINDS[weight.kind]
     x = torch.nn.functional.pad(x, (0, -x.shape[-1] % kind.step))
     quants, x_scales = quantize_rows(x)
     parts = quants.unflatten(-1, (-1, kind.scaled)).flatten(-3, -2).double()  # [..., P, scaled]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...report import SCORE_STEPS, DraftedTree
 
-Path = tuple[int, ...]  # tokens below the root
+TokenPath = tuple[int, ...]  # tokens below the root
 
 
 class Node(NamedTuple):
@@ -22,7 +22,7 @@ class Node(NamedTuple):
     after: int  # the drafted node that it is or comes behind, 0 for the root
     number: int  # of the nodes as they were found
     parent: int  # its parent's place in the tree
-    path: Path
+    path: TokenPath
     origin: int  # the drafted node that it is, 0 for a forced one
 
 
@@ -52,7 +52,7 @@ class FittedTree:
 
 def fitted_tree(
     drafted: DraftedTree,
-    mask_behind: Callable[[Path], NDArray[np.uint32]],
+    mask_behind: Callable[[TokenPath], NDArray[np.uint32]],
     leaves: Collection[int],
     nodes: int,
     depth: int,

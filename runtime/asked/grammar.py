@@ -20,7 +20,7 @@ from ...report import DraftedTree
 from ..text.channels import Channels
 from ..text.reasoning import Reasoning
 from ..text.tokenizer import EngineTokenizer
-from .fitted_tree import FittedTree, Path, fitted_tree
+from .fitted_tree import FittedTree, TokenPath, fitted_tree
 from .lark import BLANKS, channel_rules, literal, up_to
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class GrammarMasks:
             FittedTree(DraftedTree([], []), [], 0),
             dict[int, NDArray[np.uint32]](),
         )  # its nodes' masks, some
-        self._path: Path = ()  # where the matcher is, below the root
+        self._path: TokenPath = ()  # where the matcher is, below the root
 
     def __call__(self, output: Sequence[int], tree: DraftedTree) -> NDArray[np.int32]:
         """The output so far and the tree -> bits int32 [nodes, ceil(vocabulary / 32)]. Raises InputError where the
@@ -89,7 +89,7 @@ class GrammarMasks:
         self._read_up_to(output)
         known = self._known if self._fitted.begins(tree) else {}
         bits = np.zeros((len(tree.tokens), self._words), np.uint32)
-        paths: dict[int, Path] = {0: ()}  # of nodes that the grammar allows
+        paths: dict[int, TokenPath] = {0: ()}  # of nodes that the grammar allows
         ended = set[int]()  # nodes that end the output, and those below them, which will not be
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
             allowed = parent in paths and bool(bits[parent, token // 32] >> token % 32 & 1)
@@ -114,12 +114,12 @@ class GrammarMasks:
         self._move_to(())
         return self._fitted
 
-    def _mask_behind(self, written: int, path: Path) -> NDArray[np.uint32]:
+    def _mask_behind(self, written: int, path: TokenPath) -> NDArray[np.uint32]:
         """What may follow a path behind so many tokens. The matcher stays there."""
         self._move_to(path)
         return self._mask(written + len(path))
 
-    def _move_to(self, path: Path) -> None:
+    def _move_to(self, path: TokenPath) -> None:
         """Move the matcher from where it is below the root to another path that the grammar allows."""
         shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(self._path, path, strict=False)))
         if shared < len(self._path):

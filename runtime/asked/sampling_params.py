@@ -92,14 +92,14 @@ class SamplingParams:
 
 
 SamplingArgument = SamplingParams | Mapping[str, Any] | Literal["model"]  # what `sampling` may be, for one prompt
-Check = Callable[[str, Any], Any]  # a field's name and value -> the value as it is kept; raises InputError
+FieldReader = Callable[[str, Any], Any]  # a field's name and value -> the value as it is kept; raises InputError
 
 
 def _refuse(name: str, expected: str, value: Any) -> InputError:
     return InputError(f"{name}: expected {expected}, got {value!r:.60}")
 
 
-def _number(low: float, high: float, expected: str = "", above: bool = False, zero: bool = False) -> Check:
+def _number(low: float, high: float, expected: str = "", above: bool = False, zero: bool = False) -> FieldReader:
     """A number from low to high, without `low` itself where `above`, or 0 where `zero`. NaN is in no range."""
     expected = expected or (f"a number above {low} and up to {high}" if above else f"a number from {low} to {high}")
 
@@ -112,7 +112,7 @@ def _number(low: float, high: float, expected: str = "", above: bool = False, ze
     return check
 
 
-def _integer(low: int, high: int | None = None, expected: str = "") -> Check:
+def _integer(low: int, high: int | None = None, expected: str = "") -> FieldReader:
     expected = expected or (f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}")
 
     def check(name: str, value: Any) -> int:
@@ -127,11 +127,11 @@ def _integer(low: int, high: int | None = None, expected: str = "") -> Check:
     return check
 
 
-def _or_none(check: Check) -> Check:
+def _or_none(check: FieldReader) -> FieldReader:
     return lambda name, value: None if value is None else check(name, value)
 
 
-def _list_of(check: Check, expected: str) -> Check:
+def _list_of(check: FieldReader, expected: str) -> FieldReader:
     """A sequence or an array, kept as a tuple."""
 
     def each(name: str, values: Any) -> tuple[Any, ...]:
@@ -179,7 +179,7 @@ def _biases(name: str, value: Any) -> dict[int, float]:
 
 _ID = _integer(0)
 _TOKENS = _list_of(_ID, "token ids")
-_CHECKS: dict[str, Check] = {
+_CHECKS: dict[str, FieldReader] = {
     "temperature": _number(0.01, 100, "0 or a number from 0.01 to 100", zero=True),
     "top_k": _integer(-1, expected="-1 or 0 for all tokens, or an integer of at least 1"),
     "top_p": _number(0, 1, above=True),

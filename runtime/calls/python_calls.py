@@ -12,7 +12,7 @@ from ..text.tokenizer import EngineTokenizer
 from .tool import Tool
 from .written import WrittenCall
 
-AGAIN = '(", " call)*'
+MORE_CALLS = '(", " call)*'
 VALUES = r"""value: TEXT_VALUE | NUMBER | "True" | "False" | "None" | list | mapping
 list: "[" (value (", " value)*)? "]"
 mapping: "{" (pair (", " pair)*)? "}"
@@ -20,7 +20,7 @@ pair: TEXT_VALUE ": " value
 TEXT_VALUE: /"([^"\\\x00-\x1f]|\\["\\nrt])*"/
 INTEGER: /-?(0|[1-9][0-9]{0,17})/
 NUMBER: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?(e[+-]?[0-9]{1,2})?/"""
-KINDS = {
+TYPE_RULES = {
     "string": "TEXT_VALUE", "integer": "INTEGER", "number": "NUMBER", "boolean": '("True" | "False")',
     "null": '"None"', "array": "list", "object": "mapping",
 }  # fmt: skip
@@ -42,7 +42,7 @@ class PythonCalls:
     def rules(self, tools: Sequence[Tool], many: bool, tokenizer: EngineTokenizer) -> list[str]:
         """See `ToolFormat`."""
         rules = [
-            f"calls: call {AGAIN if many else ''} {literal(self.end, tokenizer)}",
+            f"calls: call {MORE_CALLS if many else ''} {literal(self.end, tokenizer)}",
             f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}",
             *VALUES.splitlines(),
         ]
@@ -89,7 +89,7 @@ def _value(schema: Any) -> str:
         return f"({' | '.join(json.dumps(_python(choice)) for choice in choices)})"
     kind = schema.get("type")
     kinds = kind if isinstance(kind, list) else [kind]
-    return f"({' | '.join(KINDS.get(each, 'value') for each in kinds)})"
+    return f"({' | '.join(TYPE_RULES.get(each, 'value') for each in kinds)})"
 
 
 def _python(value: Any) -> str:

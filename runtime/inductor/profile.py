@@ -18,7 +18,7 @@ from ...errors import EngineError
 from ...kernels.recording import RecordedCall, can_record, record
 from ..engine_file import REBUILD
 from .aoti import LoadedProgram
-from .step_parts import STAGES, Part, step_parts, weight_bytes
+from .step_parts import PROFILED_STAGES, Part, step_parts, weight_bytes
 from .torch_session import Program, TorchSession
 
 COLD = 2**26  # int64s of a read that no cache holds
@@ -41,7 +41,7 @@ class Profile:
 
     def stages(self) -> dict[str, float]:
         """Seconds of each stage."""
-        return {name: sum(part.seconds for part in self.parts if part.stage == name) for name in STAGES}
+        return {name: sum(part.seconds for part in self.parts if part.stage == name) for name in PROFILED_STAGES}
 
 
 class _Step(NamedTuple):

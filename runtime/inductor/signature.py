@@ -17,19 +17,19 @@ from ..engine_file import NEXT, REBUILD, EngineSpec, ProgramSpec
 KEY = "specstep"  # in the package's metadata
 
 
-class Kind(NamedTuple):
+class TensorKind(NamedTuple):
     """What a tensor is: its dtype, named as in torch, and its sizes, None where any will do."""
 
     dtype: str
     shape: Sequence[int | None]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Kind":
+    def of(cls, tensor: Tensor) -> "TensorKind":
         """That of a tensor; of a traced one, sizes that vary are None."""
         sizes = [size if isinstance(size, int) else None for size in tensor.shape]
         return cls(str(tensor.dtype).removeprefix("torch."), sizes)
 
-    def takes(self, other: "Kind") -> bool:
+    def takes(self, other: "TensorKind") -> bool:
         """Whether a tensor of another kind, whose sizes are known, is one of this kind."""
         return (
             self.dtype == other.dtype
@@ -44,9 +44,9 @@ class Kind(NamedTuple):
 class Signature(NamedTuple):
     """Inputs and outputs of a program in order, and its constants by its names of them."""
 
-    inputs: list[Kind]
-    outputs: list[Kind]
-    constants: dict[str, Kind]
+    inputs: list[TensorKind]
+    outputs: list[TensorKind]
+    constants: dict[str, TensorKind]
 
     def metadata(self) -> dict[str, str]:
         """The signature as metadata of a package."""
@@ -56,8 +56,8 @@ class Signature(NamedTuple):
     def read(cls, metadata: Mapping[str, str]) -> "Signature":
         """The signature in a package's metadata. Raises KeyError where there is none."""
         inputs, outputs, constants = json.loads(metadata[KEY])
-        named = {name: Kind(*kind) for name, kind in constants.items()}
-        return cls([Kind(*kind) for kind in inputs], [Kind(*kind) for kind in outputs], named)
+        named = {name: TensorKind(*kind) for name, kind in constants.items()}
+        return cls([TensorKind(*kind) for kind in inputs], [TensorKind(*kind) for kind in outputs], named)
 
 
 def check_tensors(path: Path, signature: Signature, spec: EngineSpec, program: ProgramSpec) -> None:
@@ -78,10 +78,10 @@ def check_tensors(path: Path, signature: Signature, spec: EngineSpec, program: P
 def check_weights(path: Path, signature: Signature, program: ProgramSpec, weights: Mapping[str, Tensor]) -> None:
     """Compare the weights file at `path` with what a program is lent of it. Raises EngineError."""
     expected = ((stored, signature.constants[name]) for name, stored in program.constants.items())
-    _compare(path, "weights", ((n, kind, Kind.of(weights[n]) if n in weights else None) for n, kind in expected))
+    _compare(path, "weights", ((n, kind, TensorKind.of(weights[n]) if n in weights else None) for n, kind in expected))
 
 
-def _compare(path: Path, side: str, kinds: Iterable[tuple[str, Kind, Kind | None]]) -> None:
+def _compare(path: Path, side: str, kinds: Iterable[tuple[str, TensorKind, TensorKind | None]]) -> None:
     """kinds: names, what the program expects, and what there is."""
     for name, expected, got in kinds:
         if got is None or not expected.takes(got):
@@ -91,10 +91,10 @@ def _compare(path: Path, side: str, kinds: Iterable[tuple[str, Kind, Kind | None
             )
 
 
-def _given(spec: EngineSpec, program: ProgramSpec) -> dict[str, Kind]:
+def _given(spec: EngineSpec, program: ProgramSpec) -> dict[str, TensorKind]:
     """What a session gives a program: each tensor with as many rows as it may have."""
     rows = 1 if program is spec.prefill else spec.max_batch
     sizes = {"tokens": (1, spec.prefill_chunk), "count": (1,), "nodes": (1 + spec.nodes,), "catch_up": (spec.catch_up,)}
-    given = {name: Kind("int64", shape) for name, shape in sizes.items()}
-    given |= {tensor.name: Kind(tensor.dtype, tensor.shape) for tensor in spec.shared}
-    return given | {t.name: Kind(t.dtype, (rows, *t.shape[1:])) for t in (*spec.state, *spec.caches)}
+    given = {name: TensorKind("int64", shape) for name, shape in sizes.items()}
+    given |= {tensor.name: TensorKind(tensor.dtype, tensor.shape) for tensor in spec.shared}
+    return given | {t.name: TensorKind(t.dtype, (rows, *t.shape[1:])) for t in (*spec.state, *spec.caches)}

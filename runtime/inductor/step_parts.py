@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...kernels.recording import RecordedCall
 
-STAGES = ("verify", "accept", "commit", "draft", "runtime")  # in the order of a step
+PROFILED_STAGES = ("verify", "accept", "commit", "draft", "runtime")  # in the order of a step
 COMPILED, HOST = "compiled code", "host"  # in place of an operator's name
 # They do not say how much of their inputs they read.
 READ_IN_PART = {"packed_embedding", "packed_expert_linear", "expert_linear_native", "ngram"}

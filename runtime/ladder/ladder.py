@@ -32,7 +32,7 @@ SPENT = 1 / 400  # share of the tokens per second that each of these may cost
 HOTTEST = 2.0  # temperature from which on rows are alike
 KEEN = 1.05  # the speed that is reached with scores, over what is expected without
 WORTH = 0.01  # share of a step that drafting less must save to be thought of
-AGAIN = 1024  # steps after which what seemed not to save that is tried: a busy moment may have hidden it
+RETRY_AFTER = 1024  # steps after which what seemed not to save that is tried: a busy moment may have hidden it
 CHECK_STEPS = 2048  # steps between two looks at whether the kept times are wrong
 
 
@@ -111,7 +111,7 @@ class Ladder:
         every now and then, for a step, another, so that what is expected of it stays true. seconds: of each rung."""
         most = (1 - WORTH) * seconds[WHOLE][0]
         for draft, its in seconds.items():
-            if draft != WHOLE and its[0] >= most and self._steps - self._last[draft] >= AGAIN:
+            if draft != WHOLE and its[0] >= most and self._steps - self._last[draft] >= RETRY_AFTER:
                 return draft, 1
         speed = {
             draft: max(map(truediv, self._tokens([each.expected[draft] for each in drafts]), its))

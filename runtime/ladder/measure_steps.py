@@ -71,7 +71,7 @@ def measure(session: Session, rungs: Sequence[int], budget: float = BUDGET_S) ->
     long = max(SHORT, min(1024, 3 * session.spec.max_seq_len // 4))
     found: dict[tuple[int, int, int], float] = {}
     saved: dict[str, dict[int, float]] = {draft: {} for draft in session.draft_kinds[1:]}
-    with _Rows(session) as rows:
+    with _IdleRows(session) as rows:
         rows.add(1, SHORT)
         session.step(rungs[-1])
         begin = time.perf_counter()
@@ -85,14 +85,14 @@ def measure(session: Session, rungs: Sequence[int], budget: float = BUDGET_S) ->
             found |= {(size, rung, SHORT): seconds for rung, seconds in times.items()}
             for draft, seconds in less.items():
                 saved[draft][size] = max(times[rungs[0]] - seconds, 0.0)
-    with _Rows(session) as rows:
+    with _IdleRows(session) as rows:
         rows.add(1, long)
         times, _ = _time_steps(session, ends, begin + budget)
         found |= {(1, rung, long): seconds for rung, seconds in times.items() if long > SHORT}
     return _fitted(found, rungs, sizes, long, saved)
 
 
-class _Rows:
+class _IdleRows:
     """Rows of a session to be timed. They end with their first token, and stand still: a step costs what it costs."""
 
     def __init__(self, session: Session):
@@ -109,7 +109,7 @@ class _Rows:
             self.session.resume(row, length - 1, [])
             self.session.fill(row, spec.prefill_chunk)
 
-    def __enter__(self) -> "_Rows":
+    def __enter__(self) -> "_IdleRows":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -19,7 +19,7 @@ from ...errors import EngineError
 
 PATIENCE = 5.0  # seconds that a process has to end by itself
 MOMENT = 1.0  # seconds in which one that was killed has ended
-Call = tuple[str, tuple[object, ...]]  # a method, and its arguments
+RankCall = tuple[str, tuple[object, ...]]  # a method, and its arguments
 
 
 class RankProcess:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .driver import Driver
 
-BITS = {"bfloat16": "uint16"}  # numpy has no bfloat16: its bits
+STAND_INS = {"bfloat16": "uint16"}  # numpy has no bfloat16: its bits
 
 
 class DeviceArray:
@@ -19,7 +19,7 @@ class DeviceArray:
     def __init__(self, device: Driver, stream: int, shape: Sequence[int], dtype: str):
         """dtype: as torch names it. New memory is zero; it is given back with the array."""
         self.device, self.stream, self.shape, self.kind = device, stream, tuple(shape), dtype
-        self.dtype = np.dtype(BITS.get(dtype, dtype))
+        self.dtype = np.dtype(STAND_INS.get(dtype, dtype))
         self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         self.address = device.allocate(self.shape[0] * self.row_bytes)
         weakref.finalize(self, device.free, self.address).atexit = False

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ..answering import Call, EventStream, event
+from ..answering import EventStream, ServedCall, event
 from ..bridge import Grown
 from .fields import ResponsesRequest
 from .output import Json, Output
@@ -14,7 +14,7 @@ PREFIX = "resp_"
 class StatelessResponse:
     """What all objects of one response are made of."""
 
-    def __init__(self, call: Call, body: ResponsesRequest, output: Output):
+    def __init__(self, call: ServedCall, body: ResponsesRequest, output: Output):
         self.call, self.body, self.output = call, body, output
 
     def whole(self, texts: list[str]) -> Json:

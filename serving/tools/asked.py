@@ -10,7 +10,7 @@ from .custom import grammar_of_format, input_schema
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MODES = ("none", "auto", "required")
-KINDS = ("function", "custom")
+TOOL_KINDS = ("function", "custom")
 MOST_TOOLS = 256
 
 
@@ -44,7 +44,7 @@ def _wanted(choice: Any) -> str | tuple[str, list[str]]:
     if choice in MODES:
         return str(choice)
     kind = choice.get("type") if isinstance(choice, Mapping) else None
-    if kind in KINDS:
+    if kind in TOOL_KINDS:
         return "named", [_name(choice.get(kind, choice), "tool_choice")]
     if kind == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)

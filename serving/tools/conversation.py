@@ -22,7 +22,7 @@ from .grammar import LEAD, answer_grammar, schema_of
 Json = dict[str, Any]
 
 
-class Model(Protocol):
+class ToldModel(Protocol):
     """A model that may be told of tools."""
 
     @property
@@ -64,7 +64,7 @@ def shown_text(text: EngineTokenizer) -> EngineTokenizer:
     return text.showing({name for name in text.special_names if name and (name in marks or name in forms)})
 
 
-def reading_of(model: Model, tools: Tools | None, prompt: Sequence[int]) -> Reading | None:
+def reading_of(model: ToldModel, tools: Tools | None, prompt: Sequence[int]) -> Reading | None:
     """None for answers that are text alone. Raises InputError."""
     text = model.tokenizer
     reasoning = reasoning_of(text, prompt)
@@ -75,7 +75,7 @@ def reading_of(model: Model, tools: Tools | None, prompt: Sequence[int]) -> Read
     return Reading(reasoning, tools, model.tools.form)
 
 
-def grammar_of(model: Model, tools: Tools, reading: Reading, structured: Mapping[str, Any] | None) -> Json:
+def grammar_of(model: ToldModel, tools: Tools, reading: Reading, structured: Mapping[str, Any] | None) -> Json:
     """What holds an answer that may have calls, as `SamplingParams.structured` takes it. Raises ApiError."""
     for tool in tools.tools:
         _check_input(tool, reading.form)
@@ -102,7 +102,7 @@ def _check_input(tool: Tool, form: ToolFormat) -> None:
 
 
 def shown_tools(
-    model: Model, messages: Sequence[Json], arguments: Json, tools: list[Json], callable_: bool
+    model: ToldModel, messages: Sequence[Json], arguments: Json, tools: list[Json], callable_: bool
 ) -> tuple[list[Json], Json]:
     """Messages and variables for a chat template, with the tools in them: as its own variable, or, for a template that
     knows none, in the system message, with earlier calls as text. Raises InputError."""
@@ -125,7 +125,7 @@ def shown_tools(
     return shown, arguments
 
 
-def _first_role(model: Model) -> str:
+def _first_role(model: ToldModel) -> str:
     """The role of a message that holds instructions: user for a template that refuses a system message."""
     try:
         model.tokenizer.render([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])

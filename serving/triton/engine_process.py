@@ -14,7 +14,7 @@ from .tensors import Given
 
 PATIENCE = 10  # seconds that a process has to end by itself
 
-Asked = tuple[int, Given | None]  # a request by its number: its inputs, or None to end it
+ToWorker = tuple[int, Given | None]  # a request by its number: its inputs, or None to end it
 
 
 class End(NamedTuple):
@@ -24,7 +24,7 @@ class End(NamedTuple):
     reason: str = ""
 
 
-Told = tuple[int, Mapping[str, np.ndarray] | End]  # of a request by its number: the outputs of a step, or its end
+FromWorker = tuple[int, Mapping[str, np.ndarray] | End]  # of a request by its number: the outputs of a step, or its end
 
 
 class EngineProcess:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import EngineError
-from .engine_process import End, EngineProcess, Told
+from .engine_process import End, EngineProcess, FromWorker
 from .tensors import INPUTS, Given
 
 ENGINE = "engine"  # the engine's folder in that of a version
@@ -25,7 +25,7 @@ UNLOADED = End("UNAVAILABLE", "the model is being unloaded")
 CANCELLED = End("CANCELLED", "the request was cancelled")
 
 
-class Model:
+class TritonModel:
     """Base of the class TritonPythonModel. `execute` hands requests to the engine and returns: Triton then gives the
     next ones, and they join those that run.
 
@@ -101,7 +101,7 @@ class Model:
             if os.getppid() != server:  # killed, maybe with a lock for which Triton's code waits here for ever
                 os._exit(1)
 
-    def _hear(self, message: Told | str | None) -> None:
+    def _hear(self, message: FromWorker | str | None) -> None:
         """One message of the process."""
         if not isinstance(message, tuple):  # the first one of another process
             self._loaded = message is None

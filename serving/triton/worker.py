@@ -15,7 +15,7 @@ from ...runtime.load import load
 from ..bridge import Answer
 from ..places import QueueFullError, TooManyError, on_error
 from ..served import Served
-from .engine_process import Asked, End, Told
+from .engine_process import End, FromWorker, ToWorker
 from .tensors import Given, read, told
 
 LOOK = 0.2  # seconds between looks at whether the engine runs
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 class Worker:
     """The requests of one connection. Everything happens in the thread of one event loop."""
 
-    def __init__(self, engine: Engine, max_queue: int, tell: Callable[[Told], None]):
+    def __init__(self, engine: Engine, max_queue: int, tell: Callable[[FromWorker], None]):
         """max_queue: choices that may wait for a row."""
         self._served, self._tell = Served("engine", engine, max_queue, learning=True), tell
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    def take(self, asked: Asked) -> None:
+    def take(self, asked: ToWorker) -> None:
         """Begin a request, or end one."""
         number, given = asked
         if given is not None:
@@ -83,7 +83,7 @@ async def serve(connection: Connection, make: Callable[[], Engine], max_queue: i
     Returns:
         None, or why the engine answers no more: the process is to end then, and another one takes its place.
     """
-    asked: asyncio.Queue[Asked | None] = asyncio.Queue()
+    asked: asyncio.Queue[ToWorker | None] = asyncio.Queue()
     arguments = (connection, asked, asyncio.get_running_loop())
     threading.Thread(target=_read, args=arguments, name="specstep-triton", daemon=True).start()
     try:
@@ -93,7 +93,7 @@ async def serve(connection: Connection, make: Callable[[], Engine], max_queue: i
         return str(error)
     connection.send(None)
 
-    def tell(message: Told) -> None:
+    def tell(message: FromWorker) -> None:
         with contextlib.suppress(OSError):  # nobody is there any more; `_read` sees it too
             connection.send(message)
 
@@ -107,14 +107,14 @@ async def serve(connection: Connection, make: Callable[[], Engine], max_queue: i
     return None if broken is None else f"engine: expected one that runs, got {type(broken).__name__}: {broken}"
 
 
-async def _watch(engine: Engine, asked: "asyncio.Queue[Asked | None]") -> None:
+async def _watch(engine: Engine, asked: "asyncio.Queue[ToWorker | None]") -> None:
     """End what is asked when the engine breaks."""
     while engine.broken is None:
         await asyncio.sleep(LOOK)
     asked.put_nowait(None)
 
 
-def _read(connection: Connection, asked: "asyncio.Queue[Asked | None]", loop: asyncio.AbstractEventLoop) -> None:
+def _read(connection: Connection, asked: "asyncio.Queue[ToWorker | None]", loop: asyncio.AbstractEventLoop) -> None:
     """Hand on what comes, None at the end. A thread of its own, so that whoever sends never waits for the engine."""
     with contextlib.suppress(RuntimeError):  # the loop is closed: the engine could not be loaded
         try:

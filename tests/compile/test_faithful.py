@@ -12,7 +12,7 @@ import specstep
 import torch
 from models import ALIKE, ARCHITECTURES, save_model, tiny_model
 from specstep.compile import faithful, routing
-from specstep.compile.assemble import Graphs, assemble
+from specstep.compile.assemble import Assembled, assemble
 from specstep.compile.build import make_config
 from specstep.compile.faithful import check_faithful
 from specstep.compile.raised import RaisedTo
@@ -48,7 +48,7 @@ PLACED = [name for name in ATTENDING if name not in ("NemotronH", "Jamba", "Kimi
 
 
 @functools.cache
-def graphs_of(architecture: str, dtype: str, max_seq_len: int = 128, **changes: Any) -> Graphs:
+def graphs_of(architecture: str, dtype: str, max_seq_len: int = 128, **changes: Any) -> Assembled:
     model = tiny_model(architecture, **changes).to(getattr(torch, dtype))
     return assemble(
         Source(architecture, model, None), make_config({"drafter": "none", "dtype": dtype, "max_seq_len": max_seq_len})

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 from models import tiny_model
-from specstep.compile.assemble import Graphs, assemble
+from specstep.compile.assemble import Assembled, assemble
 from specstep.compile.config import make_config
 from specstep.compile.inductor import lower as inductor
 from specstep.compile.inductor.described_gpu.lower import lowers_without
@@ -30,7 +30,7 @@ def _generate(lowering: GraphLowering) -> NoReturn:
     raise _Generated(code.value)
 
 
-def generated(graphs: Graphs) -> dict[str, str]:
+def generated(graphs: Assembled) -> dict[str, str]:
     """Of each program the code that calls its kernels, with their sources in it."""
     codes = {}
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from served import PATIENCE
-from specstep.serving.triton.model import Model
+from specstep.serving.triton.model import TritonModel
 from specstep.serving.triton.worker import serve
 
 
@@ -89,7 +89,7 @@ class InAThread:
 
 def started(make, max_queue):
     """A model, and the list of its processes."""
-    made, begun = Model(), []
+    made, begun = TritonModel(), []
 
     def begin():
         begun.append(InAThread(make, max_queue))

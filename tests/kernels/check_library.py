@@ -41,7 +41,7 @@ def check_linear() -> None:
 
 def check_groups(instruction_set: str) -> None:
     """The same of weights in groups. Without fused multiply-add the bits are the reference's."""
-    for kind in test_groups.KINDS:
+    for kind in test_groups.GROUP_KINDS:
         test_groups.test_the_greatest_sums_of_a_group(kind)
         for columns, depth in ((5, 7), (65, 577), (33, 1536)):
             groups = test_groups.groups_of(kind, columns, depth)

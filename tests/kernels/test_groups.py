@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from specstep.kernels.linear import reference
 from specstep.kernels.linear.groups import (
-    KINDS,
+    GROUP_KINDS,
     Groups,
     pack_groups,
     unpack_groups,
@@ -23,7 +23,7 @@ CLOSE = {"rtol": 2**-7, "atol": 1e-3}  # fp32 sums that differ in their last bit
 
 def groups_of(kind: str, *shape: int) -> Groups:
     """Any quants, scales, least values and factors of a weight [..., N, K], which are about 1 / sqrt(K)."""
-    generator, own = torch.Generator().manual_seed(sum(shape)), KINDS[kind]
+    generator, own = torch.Generator().manual_seed(sum(shape)), GROUP_KINDS[kind]
     *rows, depth = shape
     steps, places = -(-depth // own.step), own.step // own.scaled
     quants = torch.randint(0, 2**own.bits, (*rows, steps, own.step), generator=generator, dtype=torch.uint8)
@@ -42,12 +42,12 @@ def x_of(rows: int, depth: int) -> Tensor:
 
 
 @settings(deadline=None, max_examples=60)
-@given(kind=st.sampled_from(list(KINDS)), columns=st.integers(0, 40), depth=st.integers(1, 100))
+@given(kind=st.sampled_from(list(GROUP_KINDS)), columns=st.integers(0, 40), depth=st.integers(1, 100))
 def test_unpack_is_the_inverse_of_pack(kind: str, columns: int, depth: int) -> None:
     for leading in ((), (3,)):
         groups = groups_of(kind, *leading, columns, depth)
         packed = pack_groups(groups)
-        shape = (*leading, -(-columns // 16), -(-depth // KINDS[kind].step), *KINDS[kind].shape)
+        shape = (*leading, -(-columns // 16), -(-depth // GROUP_KINDS[kind].step), *GROUP_KINDS[kind].shape)
         assert packed.shape == shape and packed.is_contiguous()
         back = unpack_groups(packed, columns)
         assert back.kind == kind and torch.equal(back.values(depth), groups.values(depth))
@@ -57,8 +57,8 @@ def test_unpack_is_the_inverse_of_pack(kind: str, columns: int, depth: int) -> N
 
 @settings(deadline=None, max_examples=80)
 @given(
-    kind=st.sampled_from(list(KINDS)), rows=st.integers(0, 40), columns=st.integers(0, 50), depth=st.integers(1, 140),
-    biased=st.booleans(),
+    kind=st.sampled_from(list(GROUP_KINDS)), rows=st.integers(0, 40), columns=st.integers(0, 50),
+    depth=st.integers(1, 140), biased=st.booleans(),
 )  # fmt: skip
 def test_matches_reference(kind: str, rows: int, columns: int, depth: int, biased: bool) -> None:
     x, packed = x_of(rows, depth), pack_groups(groups_of(kind, columns, depth))
@@ -70,14 +70,14 @@ def test_matches_reference(kind: str, rows: int, columns: int, depth: int, biase
 
 def test_a_product_is_near_that_of_the_values() -> None:
     """What is lost is the rounding of x to 127 steps: a hundredth."""
-    for kind in KINDS:
+    for kind in GROUP_KINDS:
         groups, x = groups_of(kind, 65, 577), x_of(20, 577)
         exact = x.float() @ groups.values(577).T
         error = (packed_linear(x, pack_groups(groups), None, 65).float() - exact).norm() / exact.norm()
         assert error < 0.012, kind
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GROUP_KINDS)
 @pytest.mark.parametrize(("columns", "depth"), ((1, 2), (17, 33), (48, 577), (33, 1536)))
 def test_bits_of_a_row_do_not_depend_on_its_company(columns: int, depth: int, kind: str) -> None:
     x, packed = x_of(521, depth), pack_groups(groups_of(kind, columns, depth))
@@ -87,7 +87,7 @@ def test_bits_of_a_row_do_not_depend_on_its_company(columns: int, depth: int, ki
         assert torch.equal(packed_linear(x[521 - rows :], packed, None, columns), whole[521 - rows :]), rows
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GROUP_KINDS)
 def test_bits_depend_neither_on_threads_nor_on_other_columns(kind: str) -> None:
     groups, x = groups_of(kind, 1000, 577), x_of(33, 577)
     alone = packed_linear(x, pack_groups(groups), None, 1000)
@@ -99,7 +99,7 @@ def test_bits_depend_neither_on_threads_nor_on_other_columns(kind: str) -> None:
         assert torch.equal(own, alone[:, first:last])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GROUP_KINDS)
 def test_embedding_and_experts(kind: str) -> None:
     groups = groups_of(kind, 37, 70)
     packed, ids = pack_groups(groups), torch.randint(0, 37, (2, 3, 5))[:, ::2]
@@ -113,7 +113,7 @@ def test_embedding_and_experts(kind: str) -> None:
 
 @pytest.mark.parametrize("bad", (float("nan"), float("inf")))
 def test_infinities_and_nan_stay_in_their_row(bad: float) -> None:
-    for kind in KINDS:
+    for kind in GROUP_KINDS:
         x, packed = x_of(5, 70), pack_groups(groups_of(kind, 19, 70))
         whole, spoilt = packed_linear(x, packed, None, 19), x.clone()
         spoilt[2, 69] = bad
@@ -121,10 +121,10 @@ def test_infinities_and_nan_stay_in_their_row(bad: float) -> None:
         assert not result[2].isfinite().any() and torch.equal(result[[0, 1, 3, 4]], whole[[0, 1, 3, 4]])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GROUP_KINDS)
 def test_the_greatest_sums_of_a_group(kind: str) -> None:
     """Instruction sets without a product of four bytes sum a group's in halves: these hold the most that there is."""
-    own = KINDS[kind]
+    own = GROUP_KINDS[kind]
     most, depth = 2**own.bits - 1, 3 * own.step
     if own.values:
         most = own.values.index(max(own.values))
@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_opcheck() -> None:
     load_library()
     ops, x = torch.ops.specstep, x_of(4, 70)
-    for kind in KINDS:
+    for kind in GROUP_KINDS:
         packed, experts = pack_groups(groups_of(kind, 19, 70)), pack_groups(groups_of(kind, 3, 19, 70))
         torch.library.opcheck(ops.packed_linear.default, (x, packed, None, 19))
         torch.library.opcheck(ops.packed_embedding.default, (packed, torch.arange(19).view(1, 19), 19, 70))

@@ -18,7 +18,7 @@ from specstep.runtime.engine_file import file_entry
 from specstep.runtime.text.tokenizer import EngineTokenizer
 from specstep.serving.triton import model as triton_model
 from specstep.serving.triton import worker as triton_worker
-from specstep.serving.triton.model import Model
+from specstep.serving.triton.model import TritonModel
 from specstep.serving.triton.tensors import INPUTS, OUTPUTS, read
 
 TEXT = EngineTokenizer(tiny_tokenizer().backend_tokenizer, None, {})
@@ -180,7 +180,7 @@ def test_nothing_ends_the_thread_that_hands_on_what_is_said(monkeypatch):
 
 
 def initialize(folder, **arguments):
-    model = Model()
+    model = TritonModel()
     model.utils = UTILS
     config = json.dumps({"parameters": {"max_queue": {"string_value": "7"}}})
     given = {"model_instance_kind": "CPU", "model_config": config, "model_version": "1"}

@@ -9,7 +9,7 @@ from ...compile.source import Source
 from ..data.corpus import read
 from ..data.hidden_states import hidden_states
 from ..data.reader import Data, Example
-from .unroll import Batch
+from .unroll import TrainingBatch
 
 
 class TokensOnly:
@@ -59,7 +59,7 @@ class Batches:
         """Whole batches; what is left at the end waits for another order."""
         return int(self._ends[-1]) // (self.batch * self.width) if len(self._ends) else 0
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> TrainingBatch:
         start = index * self.batch * self.width
         stop = start + self.batch * self.width
         first = int(torch.searchsorted(self._ends, start, right=True))
@@ -75,7 +75,7 @@ class Batches:
             torch.cat([example.last for example in examples if example.last is not None]),
         ]
         device = self.target.model.device
-        return Batch(*(part[cut].unflatten(0, (self.batch, self.width)).to(device) for part in parts))
+        return TrainingBatch(*(part[cut].unflatten(0, (self.batch, self.width)).to(device) for part in parts))
 
     def _example(self, index: int) -> Example:
         source = int(torch.searchsorted(self._first, index, right=True)) - 1

@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 from ...compile.source import Source
 from ...errors import InputError
 from ...graphs.drafters.eagle3 import Eagle3Config, Eagle3Head
-from .unroll import Batch
+from .unroll import TrainingBatch
 
 SCALES = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3, 0.2, 0.1)
 RIDGE = 1e-3  # of the features' mean square: keeps the solution small where features say nothing
@@ -60,7 +60,7 @@ def rope_theta(text: object) -> float:
 
 
 @torch.no_grad()
-def fit_features(head: Eagle3Head, batches: Iterable[Batch]) -> None:
+def fit_features(head: Eagle3Head, batches: Iterable[TrainingBatch]) -> None:
     """Set `fc` by ridge regression over some batches, and the output norm to the size of the target's hidden states."""
     width, size = head.fc.in_features, head.fc.out_features
     device = head.fc.weight.device

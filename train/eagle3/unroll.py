@@ -61,7 +61,7 @@ class TrainingPass:
         return (out / total[..., None]).to(query.dtype).flatten(1, 2).transpose(1, 2)
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Rows filled with sequences end to end: tokens [B, T] int64; sequence [B, T] int64, which one a token belongs to;
     labels [B, T] bool, whether the target wrote the token after it; features [B, T, F] and last [B, T, H_target], the
     target's hidden states."""
@@ -73,7 +73,7 @@ class Batch(NamedTuple):
     last: Tensor
 
 
-def unroll(head: Eagle3Head, embed: nn.Module, batch: Batch, target_head: Tensor, levels: int) -> Tensor:
+def unroll(head: Eagle3Head, embed: nn.Module, batch: TrainingBatch, target_head: Tensor, levels: int) -> Tensor:
     """The outcome of a batch, sums over labels [L, 4]: loss in nats; how often the target's best token is the head's
     best, and is among its best four; labels.
 

@@ -15,7 +15,7 @@ from specstep.compile.gguf.blocks import NAMES, kept_weights, read_blocks, widen
 from specstep.compile.kept_groups import KeptGroups
 from specstep.compile.precision import choose_precision
 from specstep.compile.source import load_source
-from specstep.kernels.linear.groups import KINDS, pack_groups, unpack_groups
+from specstep.kernels.linear.groups import GROUP_KINDS, pack_groups, unpack_groups
 from torch import Tensor
 
 TYPES = {"first": Type.Q8_0, "second": Type.Q4_0, "third": Type.Q4_1, "fourth": Type.Q4_1, "fifth": Type.F16}
@@ -97,7 +97,7 @@ def test_types_without_a_kernel_are_named(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_groups_has_a_type() -> None:
-    assert sorted(NAMES.values()) == sorted(KINDS)
+    assert sorted(NAMES.values()) == sorted(GROUP_KINDS)
 
 
 @pytest.mark.parametrize(("exponent", "kept"), [(103, False), (104, True), (143, True), (144, False)])

@@ -8,7 +8,7 @@ from specstep.compile.assemble import assemble
 from specstep.compile.config import make_config
 from specstep.compile.ranks import share as sharing
 from specstep.compile.ranks.share import share
-from specstep.compile.ranks.slices import Block
+from specstep.compile.ranks.slices import OutputBlock
 from specstep.compile.source import load_source
 from specstep.graphs.ranks import ExpertsOfRank, HeadOfRank, LinearOfRank
 
@@ -61,7 +61,7 @@ def test_what_a_rank_has(tmp_path):
 def test_a_wrong_share_is_refused(tmp_path, monkeypatch):
     real = sharing._blocks
     monkeypatch.setattr(
-        sharing, "_blocks", lambda name, linear, config, *which: [Block(len(linear.weight), *which)]
+        sharing, "_blocks", lambda name, linear, config, *which: [OutputBlock(len(linear.weight), *which)]
     )  # of fused layers, too
     with pytest.raises(specstep.BuildError, match="ranks: Phi3ForCausalLM is not shared faithfully by 2 ranks"):
         shared(tmp_path, "Phi3")

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from specstep.compile.precision import Form
-from specstep.compile.ranks.slices import Block, Slices
+from specstep.compile.precision import WeightForm
+from specstep.compile.ranks.slices import OutputBlock, Slices
 from specstep.errors import BuildError
-from specstep.kernels.linear.groups import KINDS, pack_groups, unpack_groups
+from specstep.kernels.linear.groups import GROUP_KINDS, pack_groups, unpack_groups
 from specstep.kernels.linear.packing import unpack
 from specstep.kernels.linear.quantize import quantize_int4, quantize_int8
 
@@ -13,7 +13,7 @@ from specstep.kernels.linear.quantize import quantize_int4, quantize_int8
 def quantised(kind):
     """What a build makes of a whole weight."""
     quantize = {"int8": quantize_int8, "int4": quantize_int4}[kind]
-    return lambda weight: Form(kind, lambda given: pack_groups(quantize(given)))
+    return lambda weight: WeightForm(kind, lambda given: pack_groups(quantize(given)))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -26,12 +26,12 @@ def test_parts_have_the_values_of_the_whole(kind, parts):
     assert torch.equal(got, unpack(form(weight).make(weight), 20, 256))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GROUP_KINDS)
 def test_parts_have_the_groups_of_a_file(kind):
-    steps = 1024 // KINDS[kind].step
-    held = torch.randint(0, 256, (2, steps, *KINDS[kind].shape), dtype=torch.uint8)
+    steps = 1024 // GROUP_KINDS[kind].step
+    held = torch.randint(0, 256, (2, steps, *GROUP_KINDS[kind].shape), dtype=torch.uint8)
     slices, weight = Slices("ranks"), torch.randn(20, 1024).bfloat16()
-    cut, precision = slices.cut(weight, 2, "it"), slices.precision(lambda _: Form(kind, lambda given: held))
+    cut, precision = slices.cut(weight, 2, "it"), slices.precision(lambda _: WeightForm(kind, lambda given: held))
     whole = unpack_groups(held, 20)
     for at, part in enumerate(cut):
         form = precision(part)
@@ -53,5 +53,5 @@ def test_a_part_that_ends_in_a_group_is_refused():
 
 def test_blocks_of_outputs_are_cut_each():
     weight, slices = torch.arange(24.0).view(12, 2), Slices("ranks")
-    got = [slices.rows_of(weight, [Block(6, 3, part)] * 2)[:, 0].tolist() for part in range(3)]
+    got = [slices.rows_of(weight, [OutputBlock(6, 3, part)] * 2)[:, 0].tolist() for part in range(3)]
     assert got == [[0, 2, 12, 14], [4, 6, 16, 18], [8, 10, 20, 22]]

@@ -12,7 +12,7 @@ from specstep.errors import EngineError
 from specstep.runtime import open_directory
 from specstep.runtime.engine_file import MANIFEST, WEIGHTS, file_entry
 from specstep.runtime.inductor import aoti
-from specstep.runtime.inductor.signature import Kind, Signature
+from specstep.runtime.inductor.signature import Signature, TensorKind
 
 ALTERED = {  # kind of tensor, what is altered of the first whose name ends so -> the value
     ("state", "prediction_offset", "dtype"): lambda dtype: "int8",
@@ -107,8 +107,8 @@ def test_a_signature_is_that_of_the_traced_program():
     rows = {0: torch.export.Dim("rows", min=1, max=9)}
     signature = signature_of(torch.export.export(Scaled(4, 5), (x, count), dynamic_shapes=(rows, {})))
     assert signature == Signature(
-        [Kind("float32", [None, 4]), Kind("int64", [2])],
-        [Kind("float32", [None, 5]), Kind("int64", [2])],
-        {"weight": Kind("float32", [5, 4]), "bias": Kind("float32", [5])},
+        [TensorKind("float32", [None, 4]), TensorKind("int64", [2])],
+        [TensorKind("float32", [None, 5]), TensorKind("int64", [2])],
+        {"weight": TensorKind("float32", [5, 4]), "bias": TensorKind("float32", [5])},
     )
     assert Signature.read(signature.metadata()) == signature

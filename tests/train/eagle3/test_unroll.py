@@ -8,7 +8,7 @@ from specstep.compile.drafters.eagle3_file import load_eagle3
 from specstep.compile.source import load_source
 from specstep.graphs.attention import LayerCache, chain_pass
 from specstep.graphs.drafters.frontier import FrontierPasses
-from specstep.train.eagle3.unroll import Batch, unroll
+from specstep.train.eagle3.unroll import TrainingBatch, unroll
 
 LEVELS, WIDTH = 3, 14
 
@@ -51,7 +51,7 @@ def test_losses_are_those_of_the_drafts_of_a_step(variant, target, tmp_path):
     labels = torch.rand(2, WIDTH, generator=generator) < 0.7
     features, last = torch.randn(2, WIDTH, 144, generator=generator), torch.randn(2, WIDTH, 48, generator=generator)
     rows = torch.randn(100, 48, generator=generator)
-    got = unroll(head, embed, Batch(tokens, sequence, labels, features, last), rows, LEVELS)
+    got = unroll(head, embed, TrainingBatch(tokens, sequence, labels, features, last), rows, LEVELS)
 
     expected = torch.zeros(LEVELS, 4)
     for row in range(2):
