@@ -50,7 +50,7 @@ class KeptGroups:
             self.kinds[key] = _Kind(hashes, numbers[order], rows_of[order])
 
     def kind(self, weight: Tensor) -> str | None:
-        """The kind of groups, of `groups.GROUP_KINDS`, that all rows of a weight [..., N, K] have; None if there is none."""
+        """The kind, of `groups.GROUP_KINDS`, that all rows of a weight [..., N, K] have; None if there is none."""
         if weight.dtype != torch.bfloat16 or weight.numel() == 0:
             return None
         depth, hashes = weight.shape[-1], _hash(weight.reshape(-1, weight.shape[-1]))

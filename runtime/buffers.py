@@ -6,6 +6,7 @@ Nothing here knows a model: names, shapes and order come from the `EngineSpec`.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from numpy import int64
 from numpy.typing import NDArray
 
@@ -38,8 +39,11 @@ class Buffers:
         return []
 
     def set(self, name: str, row: int, values: Any) -> None:
-        """Fill a row of a state tensor with a number, or write a list or an array to the front of it."""
-        raise NotImplementedError
+        """Fill a row of a state tensor with a number, or write a list or an array to the front of it. Here tensors are
+        written to as numpy's are."""
+        given = np.asarray(values)
+        if given.size:
+            self.state[name][(row, slice(len(given))) if given.ndim else row] = given
 
     def numpy(self, name: str, row: int) -> NDArray[Any]:
         """A copy of one row of a state tensor."""

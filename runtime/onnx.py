@@ -129,11 +129,6 @@ class OnnxSession(Session):
         """State, what all rows share, and caches as they are now."""
         return self._sets[self._turn]
 
-    def set(self, name: str, row: int, values: Any) -> None:
-        given = np.asarray(values)
-        if given.size:
-            self.state[name][(row, slice(len(given))) if given.ndim else row] = given
-
     def numpy(self, name: str, row: int) -> NDArray[Any]:
         return self.state[name][row].copy()
 

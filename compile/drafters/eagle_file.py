@@ -2,7 +2,6 @@
 layer, or as the type `eagle` of speculators. Which one it is, and that it is one at all, the names of its tensors say.
 """
 
-import re
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from ...graphs.drafters.recurrent import Recurrent
 from ..config import EngineConfig
 from ..source import Source
 from .eagle3_config import layer_config
-from .published import config_of, fill, linear, read_tensors, tensor_names
+from .published import config_of, fill, linear, read_tensors, renamed, tensor_names
 
 NAMES = (  # what is published, and the name that `EagleHead` has for it
     (r"(?:model\.)?(?:fc|fusion_fc)\.(weight|bias)", r"fc.\1"),
@@ -27,14 +26,14 @@ FREQUENCIES = "inv_freq"  # of rotary embeddings, which follow from the config
 
 def is_eagle(name: str) -> bool:
     """Whether a path is such a head: beside its config.json lie tensors that fuse an embedding with a hidden state."""
-    names = {_own_name(key) for key in tensor_names(name)} if config_of(name) is not None else set()
+    names = {renamed(NAMES, key) for key in tensor_names(name)} if config_of(name) is not None else set()
     return {"fc.weight", "layer.self_attn.q_proj.weight"} <= names
 
 
 def load_eagle(name: str, target: Source, config: EngineConfig) -> Recurrent:
     """A head from a directory, or from a weights file with config.json beside it -> its scorer, in the engine's dtype
     and on its device. Raises BuildError naming every field or tensor that does not fit."""
-    tensors = {_own_name(key): value for key, value in read_tensors(name).items() if not key.endswith(FREQUENCIES)}
+    tensors = {renamed(NAMES, key): value for key, value in read_tensors(name).items() if not key.endswith(FREQUENCIES)}
     head_of_own, embed_of_own = tensors.pop("lm_head.weight", None), tensors.pop("embed_tokens.weight", None)
     model: Any = target.model
     embed = model.get_input_embeddings() if embed_of_own is None else nn.Embedding.from_pretrained(embed_of_own)
@@ -64,13 +63,6 @@ def read_eagle_config(name: str, target: Source) -> EagleConfig:
     bias = data.get("fusion_bias", False) if "speculators_model_type" in data else data.get("bias", True)
     input_bias = bool(inner.get("qkv_bias", layer.attention_bias))
     return EagleConfig(layer, text.num_hidden_layers + 1, bool(bias), input_bias)
-
-
-def _own_name(name: str) -> str:
-    for pattern, own in NAMES:
-        if match := re.fullmatch(pattern, name):
-            return match.expand(own)
-    return name
 
 
 def _check_sizes(name: str, head: EagleHead, embed: Tensor | None, lm_head: Tensor | None, targets: Tensor) -> None:

@@ -11,7 +11,7 @@ from ...graphs.drafters.medusa import MedusaHeads
 from ...graphs.drafters.position_heads import PositionHeads
 from ..config import EngineConfig
 from ..source import Source
-from .published import FILES, fill, folder_of, read_tensors, tensor_names
+from .published import FILES, fill, folder_of, read_tensors, renamed, tensor_names
 
 MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *FILES)
 FIRST = {"blocks.0.layers.0.weight", "lm_heads.0.weight"}  # names for the first position
@@ -25,13 +25,13 @@ NAMES = (  # what is published, and the name that `MedusaHeads` has for it
 def is_medusa(name: str) -> bool:
     """Whether a path holds such heads: a file of that name, or a residual block and a head for the first position."""
     named = any((folder_of(name) / file).is_file() for file in MEDUSA_FILES[:2])
-    return named or {_own_name(key) for key in tensor_names(name, MEDUSA_FILES)} >= FIRST
+    return named or {renamed(NAMES, key) for key in tensor_names(name, MEDUSA_FILES)} >= FIRST
 
 
 def load_medusa(name: str, target: Source, config: EngineConfig) -> PositionHeads:
     """The heads of a directory or a file -> their scorer, in the engine's dtype and on its device. Raises BuildError
     naming every tensor that does not fit."""
-    tensors = {_own_name(key): value for key, value in read_tensors(name, MEDUSA_FILES).items()}
+    tensors = {renamed(NAMES, key): value for key, value in read_tensors(name, MEDUSA_FILES).items()}
     token_map = tensors.pop("token_map", None)
     text, targets = target.model.config.get_text_config(), target.model.get_output_embeddings().weight
     if missing := sorted(FIRST - set(tensors)):
@@ -50,13 +50,6 @@ def load_medusa(name: str, target: Source, config: EngineConfig) -> PositionHead
     heads = heads.to(device=config.build_device, dtype=getattr(torch, config.dtype))
     scorer = PositionHeads(heads, text.num_hidden_layers + 1, None if token_map is None else token_map.long())
     return scorer.to(config.build_device).eval().requires_grad_(False)
-
-
-def _own_name(name: str) -> str:
-    for pattern, own in NAMES:
-        if match := re.fullmatch(pattern, name):
-            return match.expand(own)
-    return name
 
 
 def _cut_to(name: str, tensors: dict[str, Tensor], token_map: Tensor, vocabulary: int) -> None:

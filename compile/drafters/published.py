@@ -2,6 +2,7 @@
 others."""
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,14 @@ from ...errors import BuildError
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 INDEX = "model.safetensors.index.json"  # of weights in several files
+
+
+def renamed(names: Sequence[tuple[str, str]], name: str) -> str:
+    """A published name of a tensor as ours: by the first pair of a pattern and a template that fits, else as it is."""
+    for pattern, own in names:
+        if match := re.fullmatch(pattern, name):
+            return match.expand(own)
+    return name
 
 
 def folder_of(name: str) -> Path:

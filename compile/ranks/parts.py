@@ -41,11 +41,12 @@ def narrow_experts(experts: Any, parts: int, slices: Slices, name: str) -> list[
     narrow, shared = [], {id(each): each for each in (experts.config, *experts.parameters())}
     for part, weight in enumerate(down):
         one = copy.deepcopy(experts, dict(shared))  # with hooks of its own
-        one.gate_up_proj = _parameter(slices.rows_of(gate_up, [OutputBlock(gate_up.shape[1] // 2, parts, part)] * 2))
-        one.down_proj = _parameter(weight)
+        one.gate_up_proj = frozen(slices.rows_of(gate_up, [OutputBlock(gate_up.shape[1] // 2, parts, part)] * 2))
+        one.down_proj = frozen(weight)
         narrow.append(one)
     return narrow
 
 
-def _parameter(tensor: Tensor) -> nn.Parameter:
+def frozen(tensor: Tensor) -> nn.Parameter:
+    """A parameter that is not trained."""
     return nn.Parameter(tensor, requires_grad=False)

@@ -17,7 +17,7 @@ from ...kernels.int8_rows import row_size
 from ...kernels.native import has_library
 from ...runtime.engine_file import EngineSpec, TensorSpec
 from ..assemble import Assembled, FlatProgram
-from .parts import Cut
+from .parts import Cut, frozen
 from .slices import OutputBlock
 from .threads import on_ranks
 
@@ -72,10 +72,10 @@ def _cut_columns(model: Any, name: str, cut: Cut, ranks: int, rank: int) -> None
     linear: Any = model.get_submodule(name)
     weight, blocks = linear.weight.detach(), _blocks(name, linear, model.config.get_text_config(), ranks, rank)
     own = nn.Linear(1, 1, bias=linear.bias is not None, device="meta")
-    own.weight = _parameter(cut.slices.rows_of(weight, blocks))
+    own.weight = frozen(cut.slices.rows_of(weight, blocks))
     if linear.bias is not None:
         bias = cut.slices.rows_of(linear.bias.detach()[:, None], blocks)
-        own.bias = _parameter(bias[:, 0])
+        own.bias = frozen(bias[:, 0])
     own.out_features, own.in_features = own.weight.shape
     model.set_submodule(name, own)
 
@@ -191,7 +191,3 @@ def _logits(model: CausalLM, tokens: Tensor, spec: EngineSpec) -> Tensor:
 
 def _held(bias: nn.Parameter | None) -> Tensor | None:
     return None if bias is None else bias.detach()
-
-
-def _parameter(tensor: Tensor) -> nn.Parameter:
-    return nn.Parameter(tensor, requires_grad=False)

@@ -22,7 +22,7 @@ class Part:
     """What a step does in one kind of place: an operator over the same weight of every layer, or the compiled code that
     leads there."""
 
-    stage: str  # of STAGES
+    stage: str  # of PROFILED_STAGES
     op: str  # an operator, or COMPILED or HOST
     place: str  # its weight without layer numbers, as mlp.gate_proj; for compiled code what follows it
     calls: int  # in one step

@@ -111,11 +111,6 @@ class TensorrtSession(Session):
         self._positions = self._new((1 + spec.depth,), "int64")
         self._positions.write(np.arange(1 + spec.depth))
 
-    def set(self, name: str, row: int, values: Any) -> None:
-        given = np.asarray(values)
-        if given.size:
-            self.state[name][(row, slice(len(given))) if given.ndim else row] = given
-
     def numpy(self, name: str, row: int) -> NDArray[Any]:
         return self.state[name].read(row + 1)[row]
 

@@ -28,7 +28,7 @@ FromWorker = tuple[int, Mapping[str, np.ndarray] | End]  # of a request by its n
 
 
 class EngineProcess:
-    """Runs worker.py. Over `connection` go what is Asked and what is Told; ahead of that comes one message: None where
+    """Runs worker.py. Over `connection` go `ToWorker` and `FromWorker`; ahead of these comes one message: None where
     the engine is loaded, why not otherwise. The process ends when the connection does: none is left behind by a server
     that is killed."""
 
