@@ -136,6 +136,6 @@ def _call(id: str, call: WrittenCall) -> Json:
     """A call as templates see it: of a function, its arguments data where they are whole."""
     try:
         arguments = {INPUT: call.arguments} if call.custom else json.loads(call.arguments)
-    except ValueError:  # of an answer that was cut
+    except (ValueError, RecursionError):  # of an answer that was cut
         arguments = call.arguments
     return {"id": id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

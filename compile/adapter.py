@@ -1,6 +1,5 @@
 """PEFT's adapters, merged into a model's weights: LoRA, with its embeddings, biases and whole modules."""
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..errors import BuildError
+from .json_object import read_object
 from .locate import ADAPTER
 
 WEIGHTS = "adapter_model.safetensors"
@@ -54,10 +54,9 @@ def merge_adapter(model: nn.Module, folder: Path) -> None:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    try:
-        config: dict[str, Any] = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BuildError(f"adapter: expected a directory with {ADAPTER}, got {folder} ({error})") from None
+    if not (folder / ADAPTER).is_file():
+        raise BuildError(f"adapter: expected a directory with {ADAPTER}, got {folder}")
+    config = read_object(folder / ADAPTER, "adapter")
     if config.get("peft_type") != "LORA":
         raise BuildError(f"adapter: {folder}: peft_type: expected LORA, got {config.get('peft_type')}")
     for field, expected in UNREAD.items():

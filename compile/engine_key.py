@@ -44,7 +44,7 @@ def _bases(model: str | Path) -> list[str]:
     """Where the model of an adapter may lie; nowhere if its config is damaged, which the build says."""
     if not isinstance(model, Path) or not is_adapter(model):
         return []
-    with suppress(ValueError, AttributeError, OSError):
+    with suppress(ValueError, AttributeError, OSError, RecursionError):
         base = str(json.loads((model / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path"))
         return [base, str(model.parent / base)]
     return []

@@ -21,6 +21,7 @@ from .checkpoint import check_all_taken
 from .gguf import blocks
 from .gguf.load import load_gguf, load_gguf_tokenizer
 from .hub import here
+from .json_object import read_object
 from .kept_groups import KeptWeight
 from .locate import is_adapter, local
 from .quantized.checkpoint import Quantized, holds_blocks, quantized, values, widened_weights
@@ -209,7 +210,7 @@ def _tokenizer(location: str) -> Any:
         raise BuildError(f"model: {location}: expected a fast tokenizer, got {type(tokenizer).__name__}")
     template = folder / "chat_template.json"  # of models whose processor has it
     if tokenizer.chat_template is None and template.is_file():
-        tokenizer.chat_template = json.loads(template.read_text(encoding="utf-8"))["chat_template"]
+        tokenizer.chat_template = read_object(template).get("chat_template")
     return tokenizer
 
 

@@ -4,7 +4,6 @@ transformers makes a fast tokenizer of those, too, but by the class that the dir
 some of them lose merges, spaces or the whole vocabulary without a word.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ..errors import BuildError, one_line
+from .json_object import read_object
 from .sentencepiece import read_sentencepiece
 from .tekken import read_tekken
 
@@ -38,14 +38,14 @@ def read_tokenizer_files(folder: Path) -> PreTrainedTokenizerFast | None:
         raise BuildError(f"model: {folder}: expected one of {', '.join((FAST, *OLDER))}, got none beside {CONFIG}")
     if found is None:
         return None
-    settings = _object(folder / "special_tokens_map.json") | _object(folder / CONFIG)
-    model_type = _object(folder / "config.json").get("model_type")
+    settings = read_object(folder / "special_tokens_map.json") | read_object(folder / CONFIG)
+    model_type = read_object(folder / "config.json").get("model_type")
     try:
         if found == "tekken.json":
-            tokenizer = read_tekken(_object(folder / found))
+            tokenizer = read_tekken(read_object(folder / found))
         elif found == "tokenizer.model":
             _check_class(settings, model_type, PIECES)
-            _check_added(_object(folder / "added_tokens.json"), settings)
+            _check_added(read_object(folder / "added_tokens.json"), settings)
             tokenizer = read_sentencepiece(folder / found, settings)
         else:
             tokenizer = _pairs(folder, _check_class(settings, model_type, PAIRS))
@@ -53,7 +53,7 @@ def read_tokenizer_files(folder: Path) -> PreTrainedTokenizerFast | None:
         said = f"{error.args[0]}, got none" if isinstance(error, KeyError) else one_line(error)
         raise BuildError(f"model: {folder / found}: expected {said}; {MAKE_ONE}") from None
     template = folder / "chat_template.jinja"
-    older = settings.get("chat_template") or _object(folder / "chat_template.json").get("chat_template")
+    older = settings.get("chat_template") or read_object(folder / "chat_template.json").get("chat_template")
     tokenizer.chat_template = template.read_text(encoding="utf-8") if template.is_file() else older
     return tokenizer
 
@@ -78,7 +78,7 @@ def _check_added(older: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
 
 def _pairs(folder: Path, name: str) -> Any:
     """Pairs of bytes, merged by rank, as transformers reads them. Raises ValueError."""
-    vocab = _object(folder / "vocab.json")
+    vocab = read_object(folder / "vocab.json")
     if not (folder / "merges.txt").is_file():
         raise ValueError("merges.txt beside it, got none")
     lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
@@ -94,14 +94,3 @@ def _pairs(folder: Path, name: str) -> Any:
     if type(tokenizer).__name__ != name or any(got.get(word) != id for word, id in vocab.items()):
         raise ValueError(f"the words of a {name}, got a {type(tokenizer).__name__} with others")
     return tokenizer
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """An object of JSON, empty where there is no file. Raises BuildError."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (ValueError, RecursionError) as error:
-        raise BuildError(f"model: {path}: expected JSON, got {one_line(error)}") from None
-    if not isinstance(found, dict):
-        raise BuildError(f"model: {path}: expected an object, got {found!r:.40}")
-    return found

@@ -61,7 +61,7 @@ def _tuned(source: Source, config: EngineConfig, progress: OnProgress) -> tuple[
         choice = choices[min(rows for rows in choices if rows >= config.max_batch)]
         changed = dataclasses.replace(config, **{name: choice[name] for name in CHOSEN})
         because = str(choice["because"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         progress(f"tuned: {path} is left out, it cannot be read ({error!r}); {AGAIN}")
         return None
     gone = [name for name in changed.drafter.split(",") if os.path.isabs(name) and not Path(name).exists()]

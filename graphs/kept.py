@@ -167,6 +167,4 @@ class _ShapeRecorder:
         return query_length, 0
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"its code uses `cache.{name}`; expected one that stores keys and values, or Mamba's states, alone"
-        )
+        raise AttributeError(f"its code uses `cache.{name}`; expected keys and values, or Mamba's states, alone")

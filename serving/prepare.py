@@ -10,6 +10,7 @@ from ..runtime.asked.sampling_params import SamplingParams
 from .api_error import ApiError
 from .field_errors import too_long
 from .fields import ChatRequest, CommonFields, CompletionRequest
+from .room import require_room
 from .served import Served
 from .structured import names_as_sent, structured_of
 from .tools.asked import tools_of
@@ -19,7 +20,6 @@ SAME = (  # fields that the engine knows under the same name
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logit_bias", "bad_words", "stop", "seed", "n",
 )  # fmt: skip
-PLENTY = 2**14  # characters of keys and roles, of which templates write few
 DEFAULT_COMPLETION = 16  # tokens, as OpenAI's API has it
 
 
@@ -101,9 +101,7 @@ def chat_tokens(
     if len(messages) > served.most_tokens:
         raise too_long("messages", served.most_tokens, f"{len(messages)} messages")
     for name, data in (("messages", messages), ("chat_template_kwargs", arguments)):
-        size = _size(data)
-        if size > served.most_characters + PLENTY:
-            raise too_long(name, served.most_tokens, f"{size} characters")
+        require_room(served, name, data)
     tokens = served.engine.tokenizer.encode_messages(messages, arguments, parse_special=bool(parse_special))
     if len(tokens) > served.most_tokens:
         raise too_long("messages", served.most_tokens, str(len(tokens)))
@@ -112,8 +110,7 @@ def chat_tokens(
 
 def text_tokens(served: Served, text: str, parse_special: bool | None, around: bool = True) -> list[int]:
     """A text, if it can fit, with the special tokens that the model wants around it. Raises ApiError and InputError."""
-    if len(text) > served.most_characters:
-        raise too_long("prompt", served.most_tokens, f"{len(text)} characters")
+    require_room(served, "prompt", text)
     tokenizer = served.engine.tokenizer
     encode = tokenizer.encode if around else tokenizer.encode_part
     return encode(text, parse_special=bool(parse_special)) if text else []
@@ -161,19 +158,3 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
     """One prompt or several as a list."""
     single = isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
     return [prompt] if single else prompt
-
-
-def _size(data: Any) -> int:
-    """Characters of all texts in data, keys included, and of integers about as many as they have digits."""
-    size, open_ = 0, [data]
-    while open_:
-        each = open_.pop()
-        if isinstance(each, str):
-            size += len(each)
-        elif isinstance(each, dict):
-            open_ += [*each.keys(), *each.values()]
-        elif isinstance(each, list):
-            open_ += each
-        elif isinstance(each, int):
-            size += each.bit_length() // 3
-    return size

@@ -37,7 +37,7 @@ def config_of(name: str) -> dict[str, Any] | None:
     path = folder_of(name) / "config.json"
     try:
         data = json.loads(path.read_text()) if path.is_file() else None  # a pipe would be waited for
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
 
@@ -50,7 +50,7 @@ def weight_files(name: str, known: Sequence[str] = FILES) -> list[Path]:
         return [given]
     try:
         parts = json.loads((given / INDEX).read_text())["weight_map"].values() if (given / INDEX).is_file() else ()
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         parts = ()
     return [given / part for part in sorted(set(parts))] or [given / f for f in known if (given / f).is_file()][:1]
 

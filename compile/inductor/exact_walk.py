@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from ...kernels.expert_linear.op import expert_linear
+
 # IEEE 754 gives these one result, so vectors and what is left over agree, but for products of complex numbers.
 _ELEMENTS = {
     "abs", "add", "ceil", "clamp", "clamp_max", "clamp_min", "div", "floor", "hardtanh", "leaky_relu", "masked_fill",
@@ -54,18 +56,20 @@ def _place(node: Node) -> str | None:
 
 
 def _name(op: Any) -> str:
-    return f"{op.namespace}.{op._schema.name.partition('::')[2]}"
+    return f"{op.namespace}.{op.name().rpartition('::')[2].partition('.')[0]}"
 
 
 def _exact(node: Node) -> bool:
     op, values = node.target, node.meta.get("val")
+    if isinstance(op, torch._ops.HigherOrderOperator):  # whose graphs are not walked
+        return False
     if node.op != "call_function" or not isinstance(op, torch._ops.OpOverload):  # the latter: `getitem`, sizes
         return True
     results = values if isinstance(values, list | tuple) else [values]
     tensors = [result for result in results if isinstance(result, Tensor) and _is_float(result)]
     name, viewed = op._schema.name.partition("::")[2].removesuffix("_"), op._schema.returns[:1]
     if not tensors or op.namespace == "specstep":
-        return True
+        return op != expert_linear._opoverload  # which calls a library's product, where it was not packed
     if name == "pow":
         return _is_product(node.args[1])
     if name == "mul" and any(tensor.is_complex() for tensor in tensors):
@@ -87,4 +91,4 @@ def _is_product(exponent: Any) -> bool:
     """Whether the compiler writes a power as products or roots."""
     if not isinstance(exponent, int | float):
         return False
-    return abs(exponent) == 0.5 or (exponent == int(exponent) and abs(exponent) < _LARGEST_POWER)
+    return exponent == 0.5 or (exponent == int(exponent) and abs(exponent) < _LARGEST_POWER)

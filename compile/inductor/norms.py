@@ -23,6 +23,15 @@ def fuse_norms(exported: ExportedProgram) -> None:
     exported.graph_module.recompile()
 
 
+def use_roots(exported: ExportedProgram) -> None:
+    """Have x ** -0.5 be 1 / sqrt(x), in place: the form of a norm that the next rewrite knows, and one that gives an
+    element one result, which a power does not."""
+    for power in exported.graph_module.graph.find_nodes(op="call_function", target=aten.pow.Tensor_Scalar):
+        if power.args[1] == -0.5:
+            power.target, power.args = aten.rsqrt.default, power.args[:1]
+    exported.graph_module.recompile()
+
+
 class _Square(NamedTuple):
     """What a root is taken of. nodes: from the root upwards to `wide`, which is x in float32, or x itself."""
 

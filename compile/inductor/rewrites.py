@@ -12,7 +12,7 @@ from .complex_products import split_complex
 from .exact import keep_dimensions, multiply_at_once, use_exact
 from .gpu_rewrites import count_ranks, join_layers, join_writes
 from .gpu_writes import lower_writes
-from .norms import fuse_norms
+from .norms import fuse_norms, use_roots
 from .packed_weights import pack_weights
 from .stored_program import Packed
 from .turned_layers import use_linear
@@ -20,6 +20,7 @@ from .turned_layers import use_linear
 EXACT = (
     use_linear,  # linear layers that are written as weight @ x^T: those, which the packing knows
     split_complex,  # products of complex numbers: those of their parts
+    use_roots,  # x ** -0.5: a root
     fuse_norms,  # an RMS norm of many ops: one
     keep_dimensions,  # sums and means: a form that the next one knows
     use_exact,  # functions and reductions: ours, with the same bits in any company

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ...errors import BuildError
 from ...kernels.linear.groups import Groups
+from ..json_object import read_object
 from ..kept_groups import KeptWeight
-from .files import places, read, read_json
+from .files import places, read
 from .mxfp4 import METHOD as MXFP4
 from .mxfp4 import kept_blocks, widened_blocks
 from .normal import Rounded, Weight
@@ -76,10 +77,10 @@ class Quantized(NamedTuple):
 def quantized(name: str, folder: Path) -> Quantized | None:
     """The quantised checkpoint in a directory, None where its weights are as transformers reads them. Raises BuildError
     for a kind that is not read."""
-    config = read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     if isinstance(mlx := config.get("quantization"), dict):  # and the same again as quantization_config
         return Quantized(folder, "mlx", mlx)
-    own = config.get("quantization_config") or read_json(folder / "hf_quant_config.json").get("quantization")
+    own = config.get("quantization_config") or read_object(folder / "hf_quant_config.json").get("quantization")
     if own is None:
         return None
     _check_objects(name, own)
@@ -114,7 +115,7 @@ def _check_objects(name: str, own: Any) -> None:
 
 def holds_blocks(folder: Path) -> bool:
     """Whether transformers widens what our kernels may multiply with as it is."""
-    own = read_json(folder / "config.json").get("quantization_config")
+    own = read_object(folder / "config.json").get("quantization_config")
     return isinstance(own, dict) and own.get("quant_method") == MXFP4
 
 

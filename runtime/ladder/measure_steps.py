@@ -33,7 +33,7 @@ def kept_or_measured(
         times = StepTimes.from_dict(json.loads(path.read_text()))
         if (times.rungs, times.draft_kinds) == (tuple(rungs), session.draft_kinds):
             return times, path
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         pass  # nothing is kept, or nothing of use
     progress("measuring steps on this machine, once")
     times = measure(session, rungs)

@@ -11,8 +11,10 @@ from ...report import TokenLogprobs
 from ...runtime.asked.prompt import Prompt, RequestOptions
 from ...runtime.asked.request import Request
 from ...runtime.text.tokenizer import EngineTokenizer
+from ..api_error import ApiError
 from ..bridge import Grown
 from ..forms import ChatForm, Json
+from ..room import require_room
 from ..served import Served
 from .chat import CHAT_REQUEST, prepare
 
@@ -75,17 +77,29 @@ def read(served: Served, given: Given) -> Ready:
     prompt: Prompt = given["token_ids"].ravel().tolist() if prompts == ["token_ids"] else _text(prompts[0], given)
     if prompts == ["messages"]:
         prompt = _json("messages", given, list)
+        _require_room(served, "messages", prompt)
+    elif prompts == ["prompt"]:
+        _require_room(served, "prompt", prompt)
     options: RequestOptions = {}
     if "sampling" in given:
         options["sampling"] = _json("sampling", given, dict | str)
     if "chat_template_kwargs" in given:
         options["chat_template_kwargs"] = _json("chat_template_kwargs", given, dict)
+        _require_room(served, "chat_template_kwargs", options["chat_template_kwargs"])
     if "stop_ids" in given:
         options["stop_ids"] = given["stop_ids"].ravel().tolist()
     options["chat"] = bool(_one("chat", given, False))
     options["parse_special"] = bool(_one("parse_special", given, False))
     options["ignore_eos"] = bool(_one("ignore_eos", given, False))
     return Ready(served.engine.requests(prompt, _one("max_new_tokens", given, None), **options))
+
+
+def _require_room(served: Served, name: str, data: Any) -> None:
+    """Raises InputError for what no row can hold, ahead of the work of reading it."""
+    try:
+        require_room(served, name, data)
+    except ApiError as error:
+        raise InputError(str(error)) from None
 
 
 def _read_chat(served: Served, given: Given) -> Ready:

@@ -49,8 +49,11 @@ class Worker:
 
     async def _run(self, number: int, given: Given) -> None:
         queue = self._served.queue
-        queue.require(1)  # ahead of the work of reading it
-        requests, form, text = await asyncio.to_thread(read, self._served, given)
+        place = queue.take(1)  # ahead of the work of reading it: bodies that are read are counted, too
+        try:
+            requests, form, text = await asyncio.to_thread(read, self._served, given)
+        finally:
+            place.give_back()
         places = queue.take(len(requests))
         with on_error(places):
             answer = Answer(self._served.engine, requests, places.give_back, text)

@@ -111,6 +111,15 @@ def test_what_is_not_understood_is_refused(tensors, config, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{"], ids=["deep", "a list", "cut"])
+def test_a_damaged_adapter_is_one_line(text, tmp_path):
+    adapter = save_adapter(tmp_path / "adapter", factors(LAYER, 48, 48))
+    (adapter / "adapter_config.json").write_text(text)
+    with pytest.raises(BuildError, match=r"adapter: .*adapter_config.json: expected (JSON|an object), got") as error:
+        load_source(str(adapter), "float32", "cpu")
+    assert "\n" not in str(error.value)
+
+
 def test_an_adapter_without_its_model(tmp_path):
     adapter = save_adapter(tmp_path / "adapter", factors(LAYER, 48, 48))
     with pytest.raises(BuildError, match="expected a model, got None; give the model"):

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from specstep.errors import EngineError, InputError
 from specstep.runtime.engine import Engine
 from specstep.runtime.engine_file import file_entry
 from specstep.runtime.text.tokenizer import EngineTokenizer
+from specstep.serving.served import Served
 from specstep.serving.triton import model as triton_model
 from specstep.serving.triton import worker as triton_worker
 from specstep.serving.triton.model import TritonModel
@@ -101,11 +103,43 @@ def test_choices_are_told_apart(model, engine):
         ({"token_ids": [1], "sampling": '{"temperature": -1}'}, "temperature: expected 0 or"),
         ({"messages": '{"role": "user"}'}, "messages: expected JSON of the form"),
         ({"token_ids": [10**6]}, "token_ids: expected integers"),
+        ({"prompt": "a" * 2**20}, "prompt: expected at most"),
+        ({"messages": json.dumps([{"role": "user", "content": "a" * 2**20}])}, "messages: expected at most"),
+        (
+            {"messages": '[{"role": "user", "content": "a"}]', "chat_template_kwargs": json.dumps({"x": "a" * 2**20})},
+            "chat_template_kwargs: expected at most",
+        ),
     ],
 )
 def test_what_is_wrong_is_told(model, inputs, says):
     [only] = ask(model, **inputs).done()
     assert only.error.code == "invalid" and says in only.error.message
+
+
+def test_what_no_row_can_hold_is_not_tokenised(engine, monkeypatch):
+    monkeypatch.setattr(engine.text, "encode", None)
+    served = Served("engine", engine, 1, learning=False)
+    with pytest.raises(InputError, match=r"prompt: expected at most .* got 4194304 characters"):
+        read(served, {"prompt": np.array([b"a" * 2**22], dtype=object)})
+
+
+def test_bodies_that_are_read_have_places(model, monkeypatch):
+    """However many come at once, no more are held than may run or wait."""
+    go, begun = threading.Event(), []
+
+    def slow(served, given):
+        begun.append(given)
+        go.wait()
+        return read(served, given)
+
+    monkeypatch.setattr(triton_worker, "read", slow)
+    senders = [ask(model, token_ids=[5], max_new_tokens=2) for _ in range(20)]
+    until(lambda: sum(sender.final.is_set() for sender in senders) == 17)
+    refused = [sender for sender in senders if sender.final.is_set()]
+    assert {sender.done()[-1].error.code for sender in refused} == {"unavailable"}
+    go.set()
+    assert all(sender.done()[-1].error is None for sender in senders if sender not in refused)
+    assert len(begun) == 3
 
 
 def test_bytes_that_are_no_text():

@@ -86,7 +86,7 @@ def read_manifest(folder: str | Path) -> DataManifest:
             raise InputError(f"{path}: format_version: expected {FORMAT_VERSION}, got {got!r}; {AGAIN}")
         shards = tuple(Shard(**shard) for shard in entries["shards"])
         return DataManifest(**(entries | {"shards": shards, "hidden_layers": tuple(entries["hidden_layers"])}))
-    except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path}: expected a manifest of collected data, got {error!r}; {AGAIN}") from None
 
 

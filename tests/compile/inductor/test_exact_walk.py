@@ -12,6 +12,7 @@ from specstep.compile.inductor.exact_walk import left_over
 from specstep.compile.inductor.packed_weights import pack_weights
 from specstep.compile.inductor.rewrites import make_exact
 from specstep.compile.source import Source
+from specstep.kernels.expert_linear.op import expert_linear
 from specstep.runtime.engine_file import read_manifest
 from torch import Tensor, nn
 
@@ -78,6 +79,30 @@ def test_products_and_reductions_are_found(name):
 @pytest.mark.parametrize("name", EXACT)
 def test_what_has_one_result_is_not(name):
     assert found(EXACT[name]) == []
+
+
+def test_a_power_that_is_a_root_becomes_one():
+    """The compiler writes x ** -0.5 as a power, which vectors compute in another way."""
+    exported = torch.export.export(Wrapped(lambda x: (x + 1) ** -0.5), (torch.rand(5, 9),))
+    assert left_over([exported]) == ["aten.pow in layer (1)"]
+    make_exact(exported)
+    assert left_over([exported]) == []
+
+
+def test_experts_that_were_not_packed_are_found():
+    experts = torch.tensor([0, 1, 1, 0, 1])
+    weight = torch.rand(2, 3, 9)
+    assert found(lambda x: expert_linear(x, weight, experts, False)) == ["specstep.expert_linear in layer (1)"]
+
+
+def test_graphs_inside_of_an_op_are_found():
+    """Which are not walked."""
+
+    def inner(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return x + 1
+
+    assert found(inner) == ["higher_order.wrap_with_autocast in layer (1)"]
 
 
 def after_rewrites(architecture: str, dtype: str) -> list[str]:

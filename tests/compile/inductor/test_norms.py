@@ -73,6 +73,21 @@ class Plain(nn.Module):
         return [first + square, (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)]
 
 
+class Power(nn.Module):
+    """As Gemma 4 writes it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (x.pow(2).mean(-1, keepdim=True) + 1e-5) ** -0.5
+
+
+def test_a_root_that_is_written_as_a_power() -> None:
+    x = torch.randn(4, 9, 37)
+    program = torch.export.export(Power(), (x,))
+    make_exact(program)
+    assert targets(program) == [NORM]
+    torch.testing.assert_close(program.module()(x), Power()(x), rtol=1e-6, atol=1e-6)
+
+
 def test_norms_without_a_weight() -> None:
     x = torch.randn(4, 9, 37)
     program = torch.export.export(Plain(), (x,))
