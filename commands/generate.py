@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     from ..runtime.load import load
 
     with Progress() as progress:
-        how: dict[str, Any] = {"nodes": given_nodes(options), "device": options.device, "report": progress}
+        how: dict[str, Any] = {"nodes": given_nodes(options), "device": options.device, "progress": progress}
         directory = engine_of(options.engine, progress, given_build(options), device=options.device)
         engine = load(directory, **how, **given_learning(options))
     with engine:

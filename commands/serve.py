@@ -178,7 +178,7 @@ def load_options(options: argparse.Namespace) -> dict[str, Any]:
         "prefill_per_step": options.prefill_per_step,
         "nodes": given_nodes(options),
         "device": options.device,
-        "report": logging.getLogger(__name__).info,
+        "progress": logging.getLogger(__name__).info,
         **given_learning(options),
     }
 
