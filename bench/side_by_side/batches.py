@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter, sleep
 
-from .engines import Contender, Report
+from specstep.progress import OnProgress
+
+from .engines import Contender
 from .questions import Question
 from .turns import SETTLE_S
 from .worker import Worker, WorkerFailed
@@ -29,7 +31,7 @@ def takes_part(contender: Contender) -> bool:
 
 
 def ask_batches(
-    workers: Sequence[Worker], questions: Sequence[Question], new_tokens: int, repeats: int, progress: Report
+    workers: Sequence[Worker], questions: Sequence[Question], new_tokens: int, repeats: int, progress: OnProgress
 ) -> list[Batch]:
     """As many questions at once as there are rows, engine after engine, `repeats` times after a warm-up."""
     alive, found = list(workers), []

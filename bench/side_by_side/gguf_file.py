@@ -8,8 +8,9 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
 from gguf.quants import dequantize, quantize
 from specstep.compile.locate import gguf_file
+from specstep.progress import OnProgress
 
-from .engines import AS_IT_IS, Report, Settings, Skip
+from .engines import AS_IT_IS, Settings, Skip
 
 TYPES = {
     "bf16": (GGMLQuantizationType.BF16, LlamaFileType.MOSTLY_BF16),
@@ -20,7 +21,7 @@ GROUP = 32  # weights of a block in both low precisions
 FINE = (GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q6_K)  # what a 4-bit file keeps for its head
 
 
-def convert(source: Path, precision: str, target: Path, progress: Report) -> None:
+def convert(source: Path, precision: str, target: Path, progress: OnProgress) -> None:
     """Write a GGUF file with its matrices in a precision of TYPES, vectors in float32.
 
     A matrix that the source holds in Q8_0 or Q6_K stays in Q8_0 in a file of q4_0: that is the head, which llama.cpp's
@@ -63,7 +64,7 @@ def _copy_metadata(reader: GGUFReader, writer: GGUFWriter, file_type: LlamaFileT
     writer.add_file_type(file_type)
 
 
-def converted(precision: str, settings: Settings, progress: Report) -> Path:
+def converted(precision: str, settings: Settings, progress: OnProgress) -> Path:
     """The settings' model in a precision, written unless it is there; the file itself where nothing is converted.
     Raises Skip for a model that is no GGUF file."""
     source = gguf_file(settings.model)

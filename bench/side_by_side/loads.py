@@ -17,8 +17,9 @@ from statistics import median, quantiles
 from typing import Any, Protocol
 
 import httpx2 as httpx
+from specstep.progress import OnProgress
 
-from .engines import Contender, Report, Settings
+from .engines import Contender, Settings
 from .peer_llama_cpp import Runner as LlamaServer
 from .questions import Question
 from .turns import SETTLE_S
@@ -95,7 +96,7 @@ def measure_loads(
     questions: Sequence[Question],
     new_tokens: int,
     repeats: int,
-    progress: Report,
+    progress: OnProgress,
 ) -> tuple[list[Load], dict[str, float]]:
     """Each load on each server, in turns, `repeats` times after a warm-up -> the loads, and tokens/s of `generate`, one
     prompt after the other, without a server."""

@@ -8,8 +8,9 @@ from typing import Any
 
 import specstep
 import torch
+from specstep.progress import OnProgress
 
-from .engines import LEARNED, Answer, Contender, Report, Settings, Skip
+from .engines import LEARNED, Answer, Contender, Settings, Skip
 
 INSTALL = "make install"
 PACKAGE = Path(specstep.__file__).parent
@@ -32,7 +33,7 @@ def sources_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def prepare(contender: Contender, settings: Settings, progress: Report) -> Path:
+def prepare(contender: Contender, settings: Settings, progress: OnProgress) -> Path:
     """Build the engine, unless one of these sources and options is there. Raises Skip."""
     if contender.drafts == LEARNED and not settings.lessons:
         raise Skip("it has nothing to learn from: give --lessons N")
@@ -40,7 +41,7 @@ def prepare(contender: Contender, settings: Settings, progress: Report) -> Path:
     return built(settings, options, progress)
 
 
-def built(settings: Settings, options: dict[str, Any], progress: Report) -> Path:
+def built(settings: Settings, options: dict[str, Any], progress: OnProgress) -> Path:
     """The directory of an engine with these build options. Raises Skip for one that these sources do not build."""
     key = repr((sources_digest(), settings.model, sorted(options.items())))
     named = "-".join(f"{value}" for _, value in sorted(options.items()))

@@ -12,9 +12,10 @@ from typing import Any
 
 from specstep.compile.source import load_tokenizer
 from specstep.errors import InputError
+from specstep.progress import OnProgress
 
 from . import batches, loads
-from .engines import CONTENDERS, OUR_WEIGHTS, Contender, Report, Settings, Skip
+from .engines import CONTENDERS, OUR_WEIGHTS, Contender, Settings, Skip
 from .families import family
 from .machine import machine, versions
 from .page import show
@@ -31,10 +32,10 @@ QUESTIONS, QUICK_QUESTIONS = 18, 8
 RESULTS, PAGE = Path(__file__).parent.parent / "results", "README.md"
 
 Found = tuple[str, dict[str, Any], Callable[[Path], None]]  # the table, the JSON, what draws the picture
-Part = Callable[[Namespace, Settings, Sequence[Question], Report], Found | None]
+Part = Callable[[Namespace, Settings, Sequence[Question], OnProgress], Found | None]
 
 
-def run(given: Namespace, progress: Report, known: Mapping[str, Part]) -> None:
+def run(given: Namespace, progress: OnProgress, known: Mapping[str, Part]) -> None:
     """Measure the parts of `known` that were asked for and write what they found. Raises InputError."""
     tokenizer, _ = load_tokenizer(given.model)
     if tokenizer is None:
@@ -57,7 +58,9 @@ def run(given: Namespace, progress: Report, known: Mapping[str, Part]) -> None:
             _write(given, name, conditions, *found)
 
 
-def engines_part(given: Namespace, settings: Settings, questions: Sequence[Question], progress: Report) -> Found | None:
+def engines_part(
+    given: Namespace, settings: Settings, questions: Sequence[Question], progress: OnProgress
+) -> Found | None:
     """Every engine on single questions."""
     contenders = _chosen(given.only)
     with ExitStack() as stack:
@@ -76,7 +79,9 @@ def engines_part(given: Namespace, settings: Settings, questions: Sequence[Quest
     return f"{table(rows)}\n{busy}", result, lambda file: draw_engines(file, rows, title)
 
 
-def batches_part(given: Namespace, settings: Settings, questions: Sequence[Question], progress: Report) -> Found | None:
+def batches_part(
+    given: Namespace, settings: Settings, questions: Sequence[Question], progress: OnProgress
+) -> Found | None:
     """Several rows at once."""
     contenders = [contender for contender in _chosen(given.only) if batches.takes_part(contender)]
     with ExitStack() as stack:
@@ -89,7 +94,9 @@ def batches_part(given: Namespace, settings: Settings, questions: Sequence[Quest
     return batches.batches_table(found), result, lambda file: draw_batches(file, found, title)
 
 
-def steps_part(given: Namespace, settings: Settings, questions: Sequence[Question], progress: Report) -> Found | None:
+def steps_part(
+    given: Namespace, settings: Settings, questions: Sequence[Question], progress: OnProgress
+) -> Found | None:
     """What a step of ours costs."""
     names = [name for name in given.only if name in OUR_WEIGHTS]
     measured = measure_steps(settings, names or [*OUR_WEIGHTS], given.quick, progress)
@@ -97,7 +104,9 @@ def steps_part(given: Namespace, settings: Settings, questions: Sequence[Questio
     return steps_table(measured), measured, lambda file: draw_steps(file, measured["steps"], title)
 
 
-def serve_part(given: Namespace, settings: Settings, questions: Sequence[Question], progress: Report) -> Found | None:
+def serve_part(
+    given: Namespace, settings: Settings, questions: Sequence[Question], progress: OnProgress
+) -> Found | None:
     """Servers with several clients."""
     chosen = [one for one in _chosen(given.only) if given.only or one.name in loads.TAKE_PART]
     settings = replace(settings, rows=loads.CLIENTS[-1])
@@ -127,7 +136,7 @@ def _chosen(only: Sequence[str]) -> list[Contender]:
     return chosen
 
 
-def _start(contenders: Sequence[Contender], settings: Settings, stack: ExitStack, progress: Report) -> list[Worker]:
+def _start(contenders: Sequence[Contender], settings: Settings, stack: ExitStack, progress: OnProgress) -> list[Worker]:
     """Prepare and load; what cannot run here is left out with a line."""
     workers = []
     for contender, path in _prepared(contenders, settings, progress):
@@ -142,7 +151,9 @@ def _start(contenders: Sequence[Contender], settings: Settings, stack: ExitStack
     return workers
 
 
-def _prepared(contenders: Sequence[Contender], settings: Settings, progress: Report) -> list[tuple[Contender, Path]]:
+def _prepared(
+    contenders: Sequence[Contender], settings: Settings, progress: OnProgress
+) -> list[tuple[Contender, Path]]:
     """What each loads, made where it is not there: all of it, before anything is measured."""
     ready = []
     for contender in contenders:

@@ -17,7 +17,9 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
-from .engines import Answer, Contender, Report, Settings, Skip
+from specstep.progress import OnProgress
+
+from .engines import Answer, Contender, Settings, Skip
 from .worker import end_with_parent
 
 INSTALL = "make peers (compiles it, some ten minutes), or put llama-server on the PATH"
@@ -45,7 +47,7 @@ def binary() -> Path:
     raise Skip(f"llama.cpp is not installed: {INSTALL}")
 
 
-def prepare(contender: Contender, settings: Settings, progress: Report) -> Path:
+def prepare(contender: Contender, settings: Settings, progress: OnProgress) -> Path:
     """The model as a GGUF file. Raises Skip."""
     binary()
     from .gguf_file import converted  # and with it transformers, which its process does without

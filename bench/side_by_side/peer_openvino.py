@@ -5,8 +5,9 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 
 import numpy as np
+from specstep.progress import OnProgress
 
-from .engines import Answer, Contender, Report, Settings, Skip
+from .engines import Answer, Contender, Settings, Skip
 
 INSTALL = "make peers, or: pip install openvino-genai"
 
@@ -19,7 +20,7 @@ def version() -> str:
         raise Skip(f"OpenVINO GenAI is not installed: {INSTALL}") from None
 
 
-def prepare(contender: Contender, settings: Settings, progress: Report) -> Path:
+def prepare(contender: Contender, settings: Settings, progress: OnProgress) -> Path:
     """The model as a GGUF file. Raises Skip."""
     from .gguf_file import converted  # and with it transformers, which its process does without
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 from specstep.compile.source import load_source
+from specstep.progress import OnProgress
 
-from .engines import Answer, Contender, Report, Settings
+from .engines import Answer, Contender, Settings
 
 INSTALL = "make install"
 
@@ -17,7 +18,7 @@ def version() -> str:
     return installed_version("transformers")
 
 
-def prepare(contender: Contender, settings: Settings, progress: Report) -> Path:
+def prepare(contender: Contender, settings: Settings, progress: OnProgress) -> Path:
     """It loads the model itself, by its name."""
     return Path(settings.model)
 

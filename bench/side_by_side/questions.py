@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from specstep.commands.prompts import Entry, read_prompts
 from specstep.errors import InputError
-
-from .engines import Report
+from specstep.progress import OnProgress
 
 OWN = Path(__file__).parent / "questions.jsonl"
 
@@ -20,7 +19,7 @@ class Question(NamedTuple):
     tokens: list[int]
 
 
-def read_questions(file: Path, tokenizer: Any, limit: int, most_tokens: int, progress: Report) -> list[Question]:
+def read_questions(file: Path, tokenizer: Any, limit: int, most_tokens: int, progress: OnProgress) -> list[Question]:
     """As many questions of a file of JSON lines as `limit` says, each category in turn. One that cannot be read, or is
     longer than `most_tokens`, is left out with a line. Raises InputError where none is left."""
     fitting = []

@@ -11,10 +11,11 @@ from typing import Any
 
 import specstep
 import torch
+from specstep.progress import OnProgress
 from specstep.runtime.engine_file import WEIGHTS, read_manifest
 from specstep.runtime.inductor.aoti import open_weights
 
-from .engines import OUR_WEIGHTS, Report, Settings
+from .engines import OUR_WEIGHTS, Settings
 from .machine import MemoryReads
 from .ours import built
 
@@ -57,7 +58,7 @@ class Timed:
     weight_bytes: int
 
 
-def measure_steps(settings: Settings, weights: Sequence[str], quick: bool, progress: Report) -> dict[str, Any]:
+def measure_steps(settings: Settings, weights: Sequence[str], quick: bool, progress: OnProgress) -> dict[str, Any]:
     """Build what is not there and time steps of all engines in turn -> what goes into the JSON, `steps` among it."""
     torch.set_num_threads(settings.threads)
     memory = MemoryReads()
@@ -79,7 +80,9 @@ def measure_steps(settings: Settings, weights: Sequence[str], quick: bool, progr
     }
 
 
-def _engines(settings: Settings, weights: Sequence[str], nodes: tuple[int, ...], progress: Report) -> Iterator[Timed]:
+def _engines(
+    settings: Settings, weights: Sequence[str], nodes: tuple[int, ...], progress: OnProgress
+) -> Iterator[Timed]:
     """Of each precision one that does not draft, and one whose steps verify any of the other numbers of nodes."""
     plain = {"drafter": "none", "max_batch": 1}
     drafting = {"drafter": "ngram", "nodes": nodes[-1], "max_batch": ROWS[-1]}
@@ -93,7 +96,7 @@ def _engines(settings: Settings, weights: Sequence[str], nodes: tuple[int, ...],
             yield Timed(precision, counts, folder, engine, size)
 
 
-def _over_nodes(engines: list[Timed], length: int, memory: MemoryReads, progress: Report) -> list[Step]:
+def _over_nodes(engines: list[Timed], length: int, memory: MemoryReads, progress: OnProgress) -> list[Step]:
     """Steps of single rows, one of each engine and number of nodes in turn."""
     progress(f"steps at {length} tokens")
     for timed in engines:
@@ -110,7 +113,7 @@ def _over_nodes(engines: list[Timed], length: int, memory: MemoryReads, progress
     return [_median(timed, nodes, 1, length, taken, speed) for (timed, nodes), taken in zip(sizes, times, strict=True)]
 
 
-def _over_rows(timed: Timed, memory: MemoryReads, progress: Report) -> list[Step]:
+def _over_rows(timed: Timed, memory: MemoryReads, progress: OnProgress) -> list[Step]:
     """Steps of one engine as rows are added."""
     found = []
     for admitted in range(ROWS[-1]):

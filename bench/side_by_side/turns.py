@@ -5,7 +5,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .engines import Answer, Report
+from specstep.progress import OnProgress
+
+from .engines import Answer
 from .other_work import OtherWork
 from .questions import Question
 from .worker import Worker, WorkerFailed
@@ -34,7 +36,7 @@ class Measured:
 
 
 def ask_in_turns(
-    workers: Sequence[Worker], questions: Sequence[Question], new_tokens: int, repeats: int, progress: Report
+    workers: Sequence[Worker], questions: Sequence[Question], new_tokens: int, repeats: int, progress: OnProgress
 ) -> list[Measured]:
     """Every question to every engine, `repeats` times, after one that does not count. An engine that fails is left out
     from there on, with a line; the order is another for each question. An interrupt ends it with what it has."""
@@ -58,7 +60,7 @@ def ask_in_turns(
 
 
 def _round(
-    question: Question, repeat: int, turn: int, new_tokens: int, alive: list[Worker], progress: Report
+    question: Question, repeat: int, turn: int, new_tokens: int, alive: list[Worker], progress: OnProgress
 ) -> list[Measured]:
     """One question to all engines."""
     first, answers = turn % max(len(alive), 1), []
@@ -69,7 +71,7 @@ def _round(
 
 
 def _ask(
-    worker: Worker, question: Question, new_tokens: int, repeat: int, alive: list[Worker], progress: Report
+    worker: Worker, question: Question, new_tokens: int, repeat: int, alive: list[Worker], progress: OnProgress
 ) -> Measured | None:
     others, start = OtherWork(worker.pid), time.perf_counter()
     try:

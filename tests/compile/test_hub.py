@@ -126,4 +126,4 @@ def test_files_come_once_and_stay(tmp_path):
     again = bring(tmp_path, port, "owner/model", "owner/model:Q8_0")  # the server is gone
     assert again.stdout == done.stdout, again.stderr
     gone = bring(tmp_path / "hub", port, "owner/model")
-    assert "the model hub has no answer" in gone.stderr.splitlines()[-1]
+    assert "could not be found on the hub" in gone.stderr.splitlines()[-1]
