@@ -177,7 +177,7 @@ def test_mistakes_end_in_one_line(arguments, message, tmp_path, capsys):
     [
         (["--learned-rows", "0"], "learned_rows: expected 1 to 16777216"),
         (["--learned-rows", "-1"], "learned_rows: expected 1 to 16777216"),
-        (["--top", "3"], "top and min-count: expected none beside --learned"),
+        (["--top", "3"], "top, min-count: expected neither beside --learned"),
     ],
 )
 def test_what_no_learned_table_has_is_refused(given, message, model_folder, tmp_path, capsys):
