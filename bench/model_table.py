@@ -23,6 +23,10 @@ from typing import Any
 import specstep
 import torch
 import transformers
+from specstep.compile.assemble import assemble
+from specstep.compile.config import make_config
+from specstep.compile.export import export_program
+from specstep.compile.source import load_source
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -156,6 +160,7 @@ def attempt(model_type: str) -> str:
             model.save_pretrained(folder)
             engine = specstep.eager(folder, dtype="float32", max_seq_len=128, drafter="ngram", nodes=6)
             got = [engine.generate(prompt, NEW_TOKENS, ignore_eos=True).token_ids for prompt in PROMPTS]
+            trace(folder)
         except specstep.BuildError as error:
             refusal = str(error).removeprefix("model: ").replace(f"{folder}: ", "")
             return failed if failed and "traced" in refusal else f"refused: {refusal}"
@@ -166,6 +171,14 @@ def attempt(model_type: str) -> str:
     if got == [greedy_without_cache(model, prompt) for prompt in PROMPTS]:
         return "works: text as transformers' forward pass has it without a cache; its own cache changes the text"
     return "DEFECT: other text than transformers"
+
+
+def trace(folder: str) -> None:
+    """Export the programs of an engine, as a build does. Raises BuildError."""
+    config = make_config({"dtype": "float32", "max_seq_len": 128, "drafter": "ngram", "nodes": 6})
+    assembled = assemble(load_source(folder, "float32", "cpu"), config)
+    for program in assembled.programs.values():
+        export_program(program, assembled.spec)
 
 
 def line(error: Exception) -> str:
@@ -201,8 +214,8 @@ def page(rows: list[tuple[str, str, str]]) -> str:
     head = f"""# Models
 
 Every causal LM class of transformers {transformers.__version__}, tried once: a small random model in float32, through
-the eager engine with the drafter `ngram` and a tree. Its heads, its experts and the width of its router have the sizes
-that transformers gives the class where nothing is said; its layers, vocabulary and feed-forward parts are small.
+the eager engine with the drafter `ngram` and a tree, and traced as a build does. Its heads, its experts and the width of
+its router have the sizes that transformers gives the class where nothing is said; its layers, vocabulary and feed-forward parts are small.
 
 - **works**: {NEW_TOKENS} greedy tokens equal those of transformers, past a small sliding window where there is one.
 - **refused**: `build` ends with this line.

@@ -1,5 +1,6 @@
 """Trace a flat program into one exported graph and check what every backend relies on."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from ..graphs.drafters.drafter import Drafter
 from ..report import RUNNING
 from ..runtime.engine_file import EngineSpec
 from .assemble import FlatProgram, example_inputs
-from .drafters.blame import describe_error, line_of
+from .drafters.blame import describe_error, line_of, model_line, reason_of
 from .drafters.validate import foreign_scorers
 
 Export = Callable[[FlatProgram, EngineSpec], ExportedProgram]
 Compile = Callable[[ExportedProgram, Path, dict[str, Any]], None]  # a program to a package, with Inductor's settings
 ASSERTION = torch.ops.aten._assert_async
+MODEL_LINE = re.compile(r'File "[^"]*transformers/models/[^"]*/(\w+\.py)", line (\d+)')
 EXPECTED = "expected code that torch.export can trace, for any number of rows and cache slots"
 
 
@@ -49,6 +51,8 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
     except Exception as error:  # tracing raises anything
         if line_of(error) or has_foreign_scorer(program):
             raise BuildError(f"drafter: {describe_error(error)}; {EXPECTED}") from error
+        if line := model_line(error):
+            raise BuildError(f"model: {line}: {reason_of(error)}; {EXPECTED}") from error
         raise
     check_graph(exported, program)
     most = {spec.capacity // spec.slot_step - 1, most_rows, max(1 + spec.nodes, 3), spec.prefill_chunk}
@@ -109,10 +113,12 @@ def has_foreign_scorer(program: FlatProgram) -> bool:
 
 def check_graph(exported: ExportedProgram, program: FlatProgram) -> None:
     """Verify the exported graph: no host reads, no data-dependent shapes, no assertions on data, nothing written in
-    place but what the program says. Raises AssertionError."""
+    place but what the program says. Raises BuildError for what a model's own code does, and AssertionError."""
     for node in exported.graph.nodes:
         # The tracer binds a new symbol to a number that is read from a tensor, and to a size that depends on data.
         if node.meta.get("unbacked_bindings") or getattr(node.target, "overloadpacket", None) is ASSERTION:
+            if line := MODEL_LINE.findall(node.stack_trace or ""):
+                raise BuildError(f"model: {':'.join(line[-1])}: {node.target}, which depends on data; {EXPECTED}")
             raise AssertionError(f"{node.target} in the graph, which depends on data, from:\n{node.stack_trace}")
     names = dict(zip(exported.graph_signature.user_inputs, program.inputs, strict=True))
     odd = {names.get(name, name) for name in written_inputs(exported)} - program.written

@@ -7,14 +7,15 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 INSTALLED = {"site-packages", "dist-packages"}
-OURS = {"specstep", "torch", "transformers", *sys.stdlib_module_names}
+OURS = {"", "specstep", "torch", "transformers", *sys.stdlib_module_names}  # "": code that torch generates
+MODELS = "transformers.models."
 
 
 def describe_error(error: BaseException) -> str:
     """`file:line: the source line: expected ..., got the error` in one line; without a line where no code but ours was
     involved."""
     line = line_of(error)
-    return f"{line}: {_reason(error)}" if line else _reason(error)
+    return f"{line}: {reason_of(error)}" if line else reason_of(error)
 
 
 def line_of(error: BaseException) -> str | None:
@@ -25,6 +26,12 @@ def line_of(error: BaseException) -> str | None:
             return line
         seen = seen.__cause__ or seen.__context__
     return None
+
+
+def model_line(error: BaseException) -> str | None:
+    """The innermost line of a model's code in transformers that an error comes from."""
+    frames = [(f, n) for f, n in _walk(error.__traceback__) if f.f_globals.get("__name__", "").startswith(MODELS)]
+    return _named(frames[-1][0].f_code.co_filename, frames[-1][1]) if frames else None
 
 
 def running_line(outermost: str) -> str | None:
@@ -52,10 +59,15 @@ def _innermost(frames: Iterable[tuple[FrameType, int]]) -> str | None:
     ]
     own = [place for place in found if not INSTALLED.intersection(Path(place[0]).parts)]
     for file, number in (own or found)[-1:]:
-        return f"{Path(file).name}:{number}: `{linecache.getline(file, number).strip()}`"
+        return _named(file, number)
     return None
 
 
-def _reason(error: BaseException) -> str:
+def _named(file: str, number: int) -> str:
+    return f"{Path(file).name}:{number}: `{linecache.getline(file, number).strip()}`"
+
+
+def reason_of(error: BaseException) -> str:
+    """An error's type and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
