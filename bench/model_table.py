@@ -214,8 +214,9 @@ def page(rows: list[tuple[str, str, str]]) -> str:
     head = f"""# Models
 
 Every causal LM class of transformers {transformers.__version__}, tried once: a small random model in float32, through
-the eager engine with the drafter `ngram` and a tree, and traced as a build does. Its heads, its experts and the width of
-its router have the sizes that transformers gives the class where nothing is said; its layers, vocabulary and feed-forward parts are small.
+the eager engine with the drafter `ngram` and a tree, and traced as a build does. Its heads, its experts and the width
+of its router have the sizes that transformers gives the class where nothing is said; its layers, vocabulary and
+feed-forward parts are small.
 
 - **works**: {NEW_TOKENS} greedy tokens equal those of transformers, past a small sliding window where there is one.
 - **refused**: `build` ends with this line.
