@@ -10,6 +10,7 @@ from mtp_modules import GLM, add_module, module_tensors
 from specstep.compile.config import EngineConfig
 from specstep.compile.drafters.beside import heads_beside
 from specstep.compile.drafters.choose import fitting_drafters, make_drafter
+from specstep.compile.drafters.published import INDEX, config_of, weight_files
 from specstep.compile.source import load_source
 
 
@@ -72,3 +73,10 @@ def test_a_module_in_the_checkpoint_is_found(architecture, tmp_path, monkeypatch
     assert fitting_drafters(load_source(str(other), "float32", "cpu")) == ["ngram"]
     head = save_eagle3(tmp_path / "x" / "head")
     assert fitting_drafters(load_source(str(other), "float32", "cpu")) == ["ngram", str(head)]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{"], ids=["deep", "a list", "cut"])
+def test_files_that_are_no_objects_are_no_drafters(text, tmp_path):
+    for name in ("config.json", INDEX):
+        (tmp_path / name).write_text(text)
+    assert config_of(str(tmp_path)) is None and weight_files(str(tmp_path)) == []
