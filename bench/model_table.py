@@ -60,6 +60,7 @@ LINEAR = {"layer_types": ["linear_attention", "full_attention", "linear_attentio
 ALSO: dict[str, dict[str, Any]] = {  # what a class wants besides
     "nemotron": {"num_key_value_heads": 2}, "mamba2": {"num_heads": 8},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "gemma4_text": {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 16},
     "gemma3n_text": {"num_kv_shared_layers": 1}, "lfm2": HYBRID, "lfm2_moe": HYBRID, "lfm3": HYBRID,
     "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": 2},
     **dict.fromkeys(

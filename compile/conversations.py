@@ -1,5 +1,7 @@
 """What a model says of conversations: its chat template, the special tokens in it, and how it is told of tools."""
 
+from typing import Any
+
 from ..errors import BuildError, InputError
 from ..runtime.calls.template import TemplateTools, template_tools
 from ..runtime.text.chat_template import ChatTemplate
@@ -8,17 +10,27 @@ from .source import Source
 
 def chat_template(source: Source) -> str | None:
     """The model's chat template, None where it has none; of several named ones the default. Raises BuildError."""
-    templates = source.tokenizer.chat_template
-    if isinstance(templates, list):  # as tokenizer_config.json writes them
-        templates = {entry["name"]: entry["template"] for entry in templates}
-    if not isinstance(templates, dict):
-        return templates or None
+    found = source.tokenizer.chat_template
+    templates = _named(found) if isinstance(found, list | dict) else {"default": "" if found is None else found}
+    if templates is None or not all(isinstance(template, str) for template in templates.values()):
+        raise BuildError(
+            f"model: {source.name}: chat_template: expected text, or an object with name and template for each, "
+            f"got {found!r:.60}"
+        )
     if "default" not in templates:
         known = ", ".join(sorted(templates)) or "none"
         raise BuildError(
             f"model: {source.name}: chat_template: expected one template or one named default, got {known}"
         )
-    return templates["default"]
+    return templates["default"] or None
+
+
+def _named(found: list[Any] | dict[str, Any]) -> dict[str, Any] | None:
+    """Template by name; a list of objects is what tokenizer_config.json holds. None for another list."""
+    if isinstance(found, dict):
+        return found
+    entries = [entry for entry in found if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+    return {entry["name"]: entry.get("template") for entry in entries} if len(entries) == len(found) else None
 
 
 def special_tokens(source: Source) -> dict[str, str]:

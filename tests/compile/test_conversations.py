@@ -8,7 +8,7 @@ import specstep
 from models import tiny_tokenizer
 from specstep.compile import build
 from specstep.compile.conversations import tools_of
-from specstep.compile.source import Source
+from specstep.compile.source import Source, load_tokenizer
 from specstep.compile.writer import write_tokenizer
 from specstep.runtime.calls.template import TemplateTools
 from specstep.runtime.text.tokenizer import EngineTokenizer
@@ -53,6 +53,25 @@ def test_named_templates_without_a_default_are_refused_before_the_compile(model_
     ):
         specstep.build(str(folder), tmp_path / "engine")
     assert not (tmp_path / "engine").exists()
+
+
+@pytest.mark.parametrize(
+    "templates",
+    [7, ["x"], [{"name": "default"}], [{"name": 1, "template": "x"}], {"default": None}, {"default": ["x"]}],
+)
+def test_what_is_no_template_is_refused(tmp_path, templates):
+    with pytest.raises(specstep.BuildError, match="tiny: chat_template: expected text, or an object with name and "):
+        written(tmp_path, templates)
+
+
+@pytest.mark.parametrize("text", ['{"chat_template": "hi"', "[1]", "[" * 100_000])
+def test_a_damaged_file_of_a_template_is_refused(model_folder, tmp_path, text):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(text)
+    with pytest.raises(specstep.BuildError, match=r"chat_template.json: expected (JSON|an object), got ") as error:
+        load_tokenizer(str(folder))
+    assert "\n" not in str(error.value)
 
 
 def source(template):
