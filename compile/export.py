@@ -20,6 +20,7 @@ from ..runtime.engine_file import EngineSpec
 from .assemble import FlatProgram, example_inputs
 from .drafters.blame import describe_error, line_of, model_line, reason_of
 from .drafters.validate import foreign_scorers
+from .fold_numbers import fold_numbers
 
 Export = Callable[[FlatProgram, EngineSpec], ExportedProgram]
 Compile = Callable[[ExportedProgram, Path, dict[str, Any]], None]  # a program to a package, with Inductor's settings
@@ -54,6 +55,7 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
         if line := model_line(error):
             raise BuildError(f"model: {line}: {reason_of(error)}; {EXPECTED}") from error
         raise
+    fold_numbers(exported)
     check_graph(exported, program)
     most = {spec.capacity // spec.slot_step - 1, most_rows, max(1 + spec.nodes, 3), spec.prefill_chunk}
     most |= {spec.catch_up}

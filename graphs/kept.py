@@ -97,6 +97,8 @@ def kept_by(model: PreTrainedModel) -> Kept:
     count = model.config.get_text_config().num_hidden_layers
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or [""] * count
     keep_nothing = {layer for layer, kind in enumerate(kinds) if kind in FEED_FORWARD}
+    sharing = getattr(model.config.get_text_config(), "kv_sharing_modes", None) or []
+    keep_nothing |= {layer for layer, mode in enumerate(sharing) if mode == "reuse"}  # an earlier layer's keys
     found = {*recorder.caches, *recorder.recurrent}
     if sorted(found | keep_nothing) != list(range(count)):
         raise UnsupportedModel(

@@ -47,6 +47,8 @@ class CausalLM(nn.Module):
                 "norm alone"
             )
         try:
+            if any(layer <= self.depth for layer in layers):
+                check_hidden_states(self.model)
             if self.depth in layers:
                 capture_last_layer(self.model)
             if self.depth + 1 in layers and self.normed is None:
@@ -96,6 +98,20 @@ class CausalLM(nn.Module):
             given = {"inputs_embeds": where.zeros_unless_wanted(embedded if added is None else embedded + added)}
         named = {"position_ids": positions, "attention_pass": where}
         return given | named | with_cache(self.model, cache)
+
+
+def check_hidden_states(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModel for a model whose layers hand on several hidden states of a token, as Gemma 3n's do."""
+    if model.config._attn_implementation == ATTENTION_NAME:
+        model.set_attn_implementation("eager")
+    with torch.no_grad():
+        token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+        out = model.base_model(input_ids=token, use_cache=False, output_hidden_states=True)
+    if any(state.dim() != 3 for state in out.hidden_states):
+        raise UnsupportedModel(
+            f"model: the layers of {type(model).__name__} hand on several hidden states of a token; expected a drafter "
+            "that reads the one behind the final norm alone"
+        )
 
 
 def capture_last_layer(model: PreTrainedModel) -> None:

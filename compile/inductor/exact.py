@@ -38,7 +38,7 @@ def use_exact(exported: ExportedProgram) -> None:
     and bfloat16 on the CPU."""
     for node in exported.graph_module.graph.nodes:
         replacement = _REPLACEMENTS.get(node.target)
-        found = replacement(node) if replacement and _fits(node) else None
+        found = replacement(node) if replacement and fits(node) else None
         if found is not None:
             name, (x, *others) = found
             arguments = (_converted(node, x), *others)
@@ -87,7 +87,8 @@ def _multiply_at_once(node: Node) -> None:
             return
 
 
-def _fits(node: Node) -> bool:
+def fits(node: Node) -> bool:
+    """Whether a node makes float32 or bfloat16 of one of them, on the CPU."""
     x, out = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
     return x.device.type == "cpu" and x.dtype in DTYPES and out.dtype in DTYPES
 

@@ -19,15 +19,15 @@ from ...kernels.expert_linear.op import expert_linear
 # IEEE 754 gives these one result, so vectors and what is left over agree, but for products of complex numbers.
 _ELEMENTS = {
     "abs", "add", "ceil", "clamp", "clamp_max", "clamp_min", "div", "floor", "hardtanh", "leaky_relu", "masked_fill",
-    "maximum", "minimum", "mul", "neg", "reciprocal", "relu", "round", "rsqrt", "rsub", "sign", "sqrt",
+    "maximum", "minimum", "mul", "multiply", "neg", "reciprocal", "relu", "round", "rsqrt", "rsub", "sign", "sqrt",
     "square", "sub", "trunc", "where",
 }  # fmt: skip
 _MOVES = {
-    "_to_copy", "arange", "cat", "clone", "concat", "constant_pad_nd", "copy", "embedding", "empty", "empty_like",
-    "fill", "flip", "full", "full_like", "gather", "index", "index_copy", "index_put", "index_select",
-    "lift_fresh_copy", "new_empty", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "pad", "repeat",
-    "repeat_interleave", "roll", "scalar_tensor", "scatter", "select_scatter", "slice_scatter", "stack", "tile", "to",
-    "tril", "triu", "type_as", "zero", "zeros", "zeros_like",
+    "_to_copy", "arange", "broadcast_tensors", "cat", "clone", "concat", "constant_pad_nd", "copy", "embedding",
+    "empty", "empty_like", "fill", "flip", "full", "full_like", "gather", "index", "index_copy", "index_put",
+    "index_select", "lift_fresh_copy", "new_empty", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "pad",
+    "repeat", "repeat_interleave", "roll", "scalar_tensor", "scatter", "select_scatter", "slice_scatter", "stack",
+    "tile", "to", "tril", "triu", "type_as", "zero", "zeros", "zeros_like",
 }  # fmt: skip
 _CHOICES = {"amax", "amin", "aminmax", "max", "min", "sort", "topk"}  # one of the elements
 _EXACT = _ELEMENTS | _MOVES | _CHOICES

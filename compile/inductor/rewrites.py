@@ -16,12 +16,14 @@ from .norms import fuse_norms, use_roots
 from .packed_weights import pack_weights
 from .stored_program import Packed
 from .turned_layers import use_linear
+from .written_out import write_out
 
 EXACT = (
     use_linear,  # linear layers that are written as weight @ x^T: those, which the packing knows
     split_complex,  # products of complex numbers: those of their parts
     use_roots,  # x ** -0.5: a root
     fuse_norms,  # an RMS norm of many ops: one
+    write_out,  # products of a few terms, standard deviations, means of other dimensions: sums of elements
     keep_dimensions,  # sums and means: a form that the next one knows
     use_exact,  # functions and reductions: ours, with the same bits in any company
     multiply_at_once,  # an activation and its gate: one op

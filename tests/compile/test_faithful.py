@@ -35,8 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from model_table import small_config
 
 DTYPES = ["bfloat16", "float16", "float32"]
-WINDOWED = ["Qwen2", "Mistral", "Phi3", "Gemma2", "Gemma3Text", "GptOss"]
-NORMED = ["Qwen3", "Gemma3Text", "Qwen3Moe"]  # by these names
+WINDOWED = ["Qwen2", "Mistral", "Phi3", "Gemma2", "Gemma3Text", "Gemma3nText", "Gemma4Text", "GptOss"]
+NORMED = ["Qwen3", "Gemma3Text", "Gemma3nText", "Gemma4Text", "Qwen3Moe"]  # by these names
 LATENT = ["DeepseekV3"]
 ROUTED = ["Qwen3Moe", "DeepseekV3", "GptOss", "Lfm2Moe", "Qwen3Next", "Jamba"]
 GATED = ["Qwen3Next", "Qwen3_5Text", "OlmoHybrid", "KimiLinear"]  # linear attention with a gate
@@ -44,6 +44,7 @@ MAMBA = ["Mamba", "FalconMamba", "Jamba"]
 LINEAR = [*GATED, "Mamba2", *MAMBA, "MiniMax"]
 CONVOLVED = ["Lfm2", "Lfm2Moe", *GATED, "Mamba2", *MAMBA]
 ATTENDING = [name for name in ARCHITECTURES if name not in ("Mamba", "FalconMamba", "Mamba2")]
+SCALED = [name for name in ATTENDING if name not in ("Gemma3nText", "Gemma4Text")]  # those have a scale of 1
 PLACED = [name for name in ATTENDING if name not in ("NemotronH", "Jamba", "KimiLinear")]  # those that know positions
 
 
@@ -219,7 +220,7 @@ MUTATIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str]]] = {
     "window one off": (attention(lambda scale, window, *rest: (scale, window and window + 1, *rest)), WINDOWED),
     "no softcap": (attention(lambda scale, window, cap, sinks: (scale, window, 0.0, sinks)), ["Gemma2"]),
     "no sinks": (attention(lambda *numbers_and_sinks: (*numbers_and_sinks[:3], None)), ["GptOss"]),
-    "no scale": (attention(lambda scale, *rest: (1.0, *rest)), ATTENDING),
+    "no scale": (attention(lambda scale, *rest: (1.0, *rest)), SCALED),
     "no query norm": (without_norm("q_norm"), NORMED),
     "no key norm": (without_norm("k_norm"), NORMED),
     "no norm of latent keys": (without_norm("kv_a_layernorm"), LATENT),

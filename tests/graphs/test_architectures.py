@@ -65,7 +65,7 @@ def test_hidden_states_up_to_that_behind_the_final_norm_are_features(architectur
     expected = tiny_model(architecture).base_model(input_ids=tokens, use_cache=False).last_hidden_state
     for layers in ((4,), (0, 3, 4), (4, 4)):
         model = tiny_model(architecture)
-        if 3 in layers and not cache_layers(model):
+        if 3 in layers and (not cache_layers(model) or architecture == "Gemma3nText"):
             with pytest.raises(UnsupportedModel, match="expected a drafter that reads the one behind the final norm"):
                 CausalLM(model, layers)
             continue

@@ -29,6 +29,7 @@ SMALL = {
     "tie_word_embeddings": False,
 }
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 9}
+PER_LAYER = {"num_kv_shared_layers": 1, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY}
 GPT2 = {
     "vocab_size": VOCABULARY, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 512,
     "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "initializer_range": 0.3,
@@ -55,6 +56,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Phi3": SMALL | {"sliding_window": 9},
     "Gemma2": SMALL | WINDOWS | {"head_dim": 16, "query_pre_attn_scalar": 16},
     "Gemma3Text": SMALL | WINDOWS | {"head_dim": 16, "query_pre_attn_scalar": 16},
+    "Gemma3nText": SMALL  # the last layer attends to the keys of the first
+    | WINDOWS
+    | PER_LAYER
+    | {"head_dim": 16, "laurel_rank": 8, "altup_num_inputs": 3, "activation_sparsity_pattern": [0.9, 0.0, 0.5]},
+    "Gemma4Text": SMALL
+    | PER_LAYER
+    | {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "sliding_window": 9, "head_dim": 16}
+    | {"global_head_dim": 24, "use_double_wide_mlp": True},
     "Olmo": SMALL,
     "SmolLM3": SMALL,
     "GPT2": GPT2,

@@ -1,0 +1,38 @@
+"""What code computes of numbers alone is a number in the graph; what depends on more, or is written to, stays."""
+
+import torch
+from specstep.compile.fold_numbers import fold_numbers
+
+
+class Cut(torch.nn.Module):
+    """As Gemma 3n finds where to cut its activations off."""
+
+    def forward(self, x):
+        quantile = torch.distributions.normal.Normal(0, 1).icdf(torch.tensor(0.95)).type(x.dtype)
+        table = torch.tensor([1.0, 2.0, 3.0]) * torch.tensor(2.0)
+        counted = torch.tensor(1.0).add_(1)
+        return x * quantile + table.sum() + counted + x.sum() * torch.tensor(0.5)
+
+
+def targets(program):
+    return [node.target for node in program.graph.nodes if node.op == "call_function"]
+
+
+def test_a_quantile_is_a_number():
+    x = torch.randn(7, dtype=torch.bfloat16)
+    program = torch.export.export(Cut(), (x,))
+    before = targets(program)
+    fold_numbers(program)
+    after = targets(program)
+    assert torch.ops.aten.erfinv.default in before and torch.ops.aten.erfinv.default not in after
+    assert torch.equal(program.module()(x), Cut()(x)) and torch.equal(program.module()(-x), Cut()(-x))
+    numbers = program.graph.find_nodes(op="call_function", target=torch.ops.aten.full.default)
+    assert any(node.args[1] == 1.6484375 and node.kwargs["dtype"] == torch.bfloat16 for node in numbers)
+
+
+def test_what_is_written_to_stays():
+    program = torch.export.export(Cut(), (torch.randn(7),))
+    fold_numbers(program)
+    assert torch.ops.aten.add_.Tensor in targets(program)
+    first, second = (program.module()(torch.ones(7)) for _ in range(2))
+    assert torch.equal(first, second) and torch.equal(first, Cut()(torch.ones(7)))
