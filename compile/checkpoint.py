@@ -15,6 +15,7 @@ HARMLESS = (
     r".*\.attn\.(masked_)?bias",  # GPT-2's causal masks
     r"(.*\.)?mtp(_\w+)?\..*",  # a drafter of several tokens
     r"(.*\.)?(vision_\w+|visual|audio_\w+|multi_modal_projector|mm_projector)(\..*)?",  # for images and sound
+    r"(.*\.)?embed_(vision|audio)\..*",
 )
 
 

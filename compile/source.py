@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 from huggingface_hub.utils import logging as hub_logging
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from ..backends import BACKENDS
@@ -29,6 +36,7 @@ from .quantized.checkpoint import kept_weights as kept_in_directory
 from .tokenizer_files import FAST, NO_CODE, read_tokenizer_files
 
 logger = logging.getLogger(__name__)
+TEXT_ALONE = ("gemma3n",)  # transformers would want a package more for its images
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,8 @@ def _load_directory(name: str, folder: Path, dtype: str) -> PreTrainedModel:
     """A model in transformers' own files."""
     found, kind = quantized(name, folder), getattr(torch, dtype)
     try:
-        options: dict[str, Any] = {"dtype": kind, "output_loading_info": True}
+        config = _config(folder)
+        options: dict[str, Any] = {"dtype": kind, "output_loading_info": True, "config": config}
         if found is not None:
             model, loaded = _load_widened(found, options)
         else:
@@ -111,15 +120,22 @@ def _load_directory(name: str, folder: Path, dtype: str) -> PreTrainedModel:
     return model
 
 
+def _config(folder: Path) -> PreTrainedConfig:
+    """A model's config, that of its language model where it is loaded alone."""
+    config = AutoConfig.from_pretrained(str(folder), **NO_CODE)
+    text: PreTrainedConfig = config.get_text_config() if config.model_type in TEXT_ALONE else config
+    return text
+
+
 def _load_widened(found: Quantized, options: dict[str, Any]) -> Any:
     """Have transformers load a quantised checkpoint as if it were of a dtype. Raises BuildError."""
-    config = AutoConfig.from_pretrained(str(found.folder), **NO_CODE)
+    config = options["config"]
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     with torch.device("meta"):
         kind = type(AutoModelForCausalLM.from_config(config))
     state = dict(found.others()) | {name: values(weight, options["dtype"]) for name, weight in found.weights()}
-    model, loaded = kind.from_pretrained(None, config=config, state_dict=state, **options)
+    model, loaded = kind.from_pretrained(None, state_dict=state, **options)
     if (found.folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(str(found.folder))
     return model, loaded
