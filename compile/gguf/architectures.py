@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from . import families as of
-from . import hybrid, mamba
+from . import gemma, hybrid, mamba
 from . import mixtures as mixed
 from .fields import Fields, has
 from .file import GgufFile
@@ -55,8 +55,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen35": Architecture("qwen3_5_text", hybrid.qwen35, QWEN3_5, partial=True),
     "qwen35moe": Architecture("qwen3_5_moe_text", hybrid.qwen35moe, (*QWEN3_5, *EXPERTS, SHARED_EXPERT), partial=True),
     "gemma": Architecture("gemma", rules=(ONE_LESS,)),
-    "gemma2": Architecture("gemma2", of.gemma2, (ONE_LESS,)),
-    "gemma3": Architecture("gemma3_text", of.gemma3, (ONE_LESS,)),
+    "gemma2": Architecture("gemma2", gemma.gemma2, (ONE_LESS,)),
+    "gemma3": Architecture("gemma3_text", gemma.gemma3, (ONE_LESS,)),
+    "gemma3n": Architecture("gemma3n_text", gemma.gemma3n, gemma.GEMMA_3N),
+    "gemma4": Architecture("gemma4_text", gemma.gemma4, gemma.GEMMA_4),
     "phi3": Architecture("phi3", of.phi3, partial=True),
     "smollm3": Architecture("smollm3", of.smollm3, HALVES_OF_HEADS),
     "granite": Architecture("granite", of.granite, HALVES_OF_HEADS),

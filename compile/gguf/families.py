@@ -35,31 +35,6 @@ def mistral3(metadata: Metadata, file: GgufFile) -> Fields:
             "rope_parameters": rope | {"llama_4_scaling_beta": grows}}  # fmt: skip
 
 
-def gemma_scale(metadata: Metadata, largest: int) -> Fields:
-    """Scores are scaled by the head size, in the largest model by what a head would have of the width."""
-    heads, width = metadata.same("attention.head_count"), metadata.need("embedding_length")
-    share = width // heads if metadata.need("block_count") == largest else head_size(metadata)
-    return {"query_pre_attn_scalar": share}
-
-
-def gemma2(metadata: Metadata, file: GgufFile) -> Fields:
-    metadata.values.setdefault("gemma2.attention.sliding_window", 4096)
-    return gemma_scale(metadata, 46) | layer_types(metadata, 2) | {
-        "attn_logit_softcapping": metadata.get("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": metadata.get("final_logit_softcapping", 30.0),
-    }  # fmt: skip
-
-
-def gemma3(metadata: Metadata, file: GgufFile) -> Fields:
-    head_size = metadata.need("attention.key_length")
-    whole = rope_parameters(metadata, file, head_size)
-    local = {"rope_type": "default", "rope_theta": float(metadata.get("rope.freq_base_swa", 10000.0))}
-    return gemma_scale(metadata, 62) | layer_types(metadata, 6) | {
-        "final_logit_softcapping": metadata.get("final_logit_softcapping"),
-        "rope_parameters": {"full_attention": whole, "sliding_attention": local},
-    }  # fmt: skip
-
-
 def text_of_images(metadata: Metadata, file: GgufFile) -> Fields:
     """Sections of rotary frequencies are for images: in a text a token has one position for all of them."""
     metadata.get("rope.dimension_sections")

@@ -14,31 +14,34 @@ EPSILONS = {
 }  # of norms
 
 
-def sizes(metadata: Metadata, file: GgufFile) -> Fields:
-    """What every architecture says in the same words. Raises BuildError."""
+def sizes(metadata: Metadata, file: GgufFile, own: Fields) -> Fields:
+    """What every architecture says in the same words. own: what this one says itself, in place of that. Raises
+    BuildError."""
     found = {
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": metadata.need("embedding_length"),
         "num_hidden_layers": layer_count(metadata),
         "max_position_embeddings": metadata.need("context_length"),
-        "intermediate_size": metadata.same("feed_forward_length"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
+    width, said = "feed_forward_length", "intermediate_size" in own
+    found["intermediate_size"] = metadata.get(width) if said else metadata.same(width)
     given = {field: metadata.get(key) for field, key in EPSILONS.items()}
     return found | {field: value for field, value in given.items() if value is not None}
 
 
-def attention_fields(metadata: Metadata, file: GgufFile, partial: bool) -> Fields:
-    """What every architecture with attention says in the same words. partial: see `rope_parameters`. Raises
-    BuildError."""
+def attention_fields(metadata: Metadata, file: GgufFile, own: Fields, partial: bool) -> Fields:
+    """What every architecture with attention says in the same words. own: what this one says itself, in place of that;
+    partial: see `rope_parameters`. Raises BuildError."""
     heads = metadata.same("attention.head_count")
     if not heads:
         raise BuildError(f"model: {metadata.name}: attention.head_count: expected at least 1, got {heads}")
     size = head_size(metadata)
     metadata.get("attention.value_length")  # the shape of attn_v says it
+    count, said = "attention.head_count_kv", "num_key_value_heads" in own
     return {
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.same("attention.head_count_kv", heads),
+        "num_key_value_heads": metadata.get(count) if said else metadata.same(count, heads),
         "head_dim": size,
         "rope_parameters": rope_parameters(metadata, file, size, partial),
     }

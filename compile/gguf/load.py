@@ -30,9 +30,10 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
     metadata = Metadata(file, path.name)
     architecture = _architecture(metadata)
     tokenizer, special = read_tokenizer(metadata, _rows(file, metadata))
-    fields = sizes(metadata, file)
-    fields |= attention_fields(metadata, file, architecture.partial) if architecture.attends else {}
-    fields |= {"model_type": architecture.model_type} | architecture.fields(metadata, file)
+    own = architecture.fields(metadata, file)
+    fields = sizes(metadata, file, own)
+    fields |= attention_fields(metadata, file, own, architecture.partial) if architecture.attends else {}
+    fields |= {"model_type": architecture.model_type} | own
     ids = {"bos_token_id": special.ids.get("bos"), "pad_token_id": special.ids.get("padding")}
     config = _config(metadata, fields | ids | {"eos_token_id": list(special.stop) or None})
     _check_norms(metadata, fields, config)
@@ -82,8 +83,9 @@ def _check_norms(metadata: Metadata, fields: dict[str, Any], config: Any) -> Non
 
 def _check_kept(metadata: Metadata, fields: dict[str, Any], config: Any) -> None:
     """Refuse a config that took a field for another, as one with a rope for each kind of layer takes a single one."""
+    written = config.to_dict()
     for name, value in fields.items():
-        got = getattr(config, name, None)
+        got = written[name] if name in written else getattr(config, name, None)
         kept = _holds(got, value) if isinstance(value, dict) else got == value
         if not kept:
             raise BuildError(f"model: {metadata.name}: {name}: expected {value} in transformers' config, got {got}")

@@ -4,9 +4,10 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
 from ...errors import BuildError
+from ...graphs.rope import rope_kinds
 from .file import GgufFile
 from .metadata import Metadata
 
@@ -85,9 +86,10 @@ def _yarn(metadata: Metadata, factor: float, original: int, attention: float) ->
     return found if attention == 1.0 else found | {"attention_factor": attention * (0.1 * math.log(factor) + 1)}
 
 
-def divide_frequencies(model: nn.Module, file: GgufFile) -> None:
-    """Divide the frequencies of every rotary embedding by the file's factors, where it has some. Raises BuildError."""
-    if FACTORS not in file.tensors:
+def divide_frequencies(model: PreTrainedModel, file: GgufFile) -> None:
+    """Divide the frequencies of every rotary embedding by the file's factors, where it has some; those of a
+    proportional rope are in the config. Raises BuildError."""
+    if FACTORS not in file.tensors or any(kind.get("rope_type") == "proportional" for kind in rope_kinds(model.config)):
         return
     factors = torch.from_numpy(file.tensors[FACTORS].data.copy()).float()
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("inv_freq")]

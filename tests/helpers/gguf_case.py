@@ -72,7 +72,7 @@ def metadata(case: Case, model: Any) -> dict[str, Any]:
         "block_count": config.num_hidden_layers,
         "feed_forward_length": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": getattr(config, "num_key_value_heads", None),
+        "attention.head_count_kv": config.to_dict().get("num_key_value_heads"),
         "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
         "attention.layer_norm_epsilon": next(
             (getattr(config, name) for name in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from gguf_case import ROPE, Case, interleaved
+from gguf_gemmas import GEMMAS
 from gguf_hybrids import HYBRIDS
 from gguf_mambas import MAMBAS
 from models import LATENT, MIXTURE, SMALL, WINDOWS
@@ -41,7 +42,7 @@ LATENT_KEYS = MOE | {
 }  # fmt: skip
 LOCAL = {"rope_theta": 5000.0, "rope_type": "default"}
 
-CASES = HYBRIDS | MAMBAS | {
+CASES = HYBRIDS | MAMBAS | GEMMAS | {
     "llama": Case("llama", "Llama", {"rope_parameters": ROPE}, convert=interleaved),
     "llama with biases": Case("llama", "Llama", {"attention_bias": True, "mlp_bias": True}, convert=interleaved),
     "llama linear": Case(
