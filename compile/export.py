@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 from torch.export import Dim, ExportedProgram
-from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..errors import BuildError
@@ -21,6 +20,7 @@ from .assemble import FlatProgram, example_inputs
 from .drafters.blame import describe_error, line_of, model_line, reason_of
 from .drafters.validate import foreign_scorers
 from .fold_numbers import fold_numbers
+from .graph_edits import base_of, drop_dead_code, written_arguments
 
 Export = Callable[[FlatProgram, EngineSpec], ExportedProgram]
 Compile = Callable[[ExportedProgram, Path, dict[str, Any]], None]  # a program to a package, with Inductor's settings
@@ -55,8 +55,9 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
         if line := model_line(error):
             raise BuildError(f"model: {line}: {reason_of(error)}; {EXPECTED}") from error
         raise
-    fold_numbers(exported)
     check_graph(exported, program)
+    fold_numbers(exported)
+    drop_dead_code(exported)
     most = {spec.capacity // spec.slot_step - 1, most_rows, max(1 + spec.nodes, 3), spec.prefill_chunk}
     most |= {spec.catch_up}
     for size, bounds in exported.range_constraints.items():  # a Python `if` on a size narrows it without a word
@@ -133,29 +134,3 @@ def written_inputs(exported: ExportedProgram) -> set[str]:
     them only once the graph is functional."""
     written = (base_of(value) for node in exported.graph.nodes for value in written_arguments(node))
     return {base.name for base in written if base.op == "placeholder"}
-
-
-def written_arguments(node: Node) -> list[Node]:
-    """The arguments that a node writes to in place."""
-    schema = getattr(node.target, "_schema", None)
-    arguments = schema.arguments if schema is not None else ()
-    given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | node.kwargs
-    written: list[Node] = []
-    for argument in arguments:
-        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given:
-            value = given[argument.name]
-            written += value if isinstance(value, list | tuple) else [value]
-    return written
-
-
-def base_of(node: Node) -> Node:
-    """What a node is a view of."""
-    while node.op == "call_function":
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.returns[0].alias_info is None:
-            break
-        source = node.kwargs.get("out", node.args[0])  # of a view, of a write in place, or of `getitem`
-        if not isinstance(source, Node):
-            break
-        node = source
-    return node

@@ -1,59 +1,94 @@
-"""What a model's code computes of numbers alone."""
+"""What a model's code computes without looking at its inputs."""
 
 import operator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import is_fake
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node
 
 aten = torch.ops.aten
 KEPT = aten.detach_.default  # the one write in place that changes nothing
+COUNTED = aten.arange.start_step
+MOST = 65536  # elements that are held
+POWER = aten.pow.Scalar
 
 
 def fold_numbers(exported: ExportedProgram) -> None:
     """Put values in the place of what depends on tensors of one number alone, as `Normal(0, 1).icdf(torch.tensor(p))`
-    does: each backend would keep such a constant in a way of its own. Works in place."""
-    known = _known(exported)
+    does, and of powers of a range: rotary frequencies that a model computes in each pass. Each backend would keep such
+    constants, or compute them, in a way of its own. Works in place."""
+    known, powers = _known(exported)
     for node, value in known.items():
         users = [user for user in node.users if user not in known]
-        if not users or not isinstance(value, Tensor):
+        if not users or not isinstance(value, Tensor) or (value.dim() and node not in powers):
             continue
-        with node.graph.inserting_after(node):
-            number = node.graph.call_function(aten.full.default, ([], value.item()))
-        number.kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
-        number.meta = dict(node.meta)
+        new = _held(exported, node, value) if value.dim() else _number(node, value)
         for user in users:
-            user.replace_input_with(node, number)
+            user.replace_input_with(node, new)
     for node in reversed(known):
         if node.op != "placeholder" and not node.users:
             exported.graph.erase_node(node)
     exported.graph_module.recompile()
 
 
-def _known(exported: ExportedProgram) -> dict[Node, Any]:
-    """The numbers that are known, and lists of them, in the graph's order, from the constants of the code on."""
+def _known(exported: ExportedProgram) -> tuple[dict[Node, Any], set[Node]]:
+    """The values that are known, and lists of them, in the graph's order, and which of them depend on a power."""
     constants = exported.graph_signature.inputs_to_lifted_tensor_constants
     known: dict[Node, Any] = {}
+    powers: set[Node] = set()
     for node in exported.graph.nodes:
-        value = None
+        value, sources = None, node.all_input_nodes
         if node.op == "placeholder" and node.name in constants:
-            value = exported.constants[constants[node.name]]
-        elif node.all_input_nodes and all(source in known for source in node.all_input_nodes):
+            held = exported.constants[constants[node.name]]
+            value = held if held.dim() == 0 else None
+        elif (sources or _counts(node)) and all(source in known for source in sources):
             value = _value(node, known)
         parts = value if isinstance(value, list) else [value]
-        if all(isinstance(part, Tensor) and part.dim() == 0 and not is_fake(part) for part in parts):
+        if all(isinstance(part, Tensor) and not is_fake(part) and part.numel() <= MOST for part in parts):
             known[node] = value
-    return known
+            if node.target == POWER or powers.intersection(sources):
+                powers.add(node)
+    return known, powers
+
+
+def _counts(node: Node) -> bool:
+    """Whether it is a range on the CPU: that of a described GPU could not be had."""
+    return node.target == COUNTED and node.meta["val"].device.type == "cpu"
 
 
 def _value(node: Node, known: dict[Node, Any]) -> Any:
-    """What a node makes of numbers, None where it does more than compute."""
+    """What a node makes of known values, None where it does more than compute."""
     computes = isinstance(node.target, OpOverload) and (not node.target._schema.is_mutable or node.target == KEPT)
     if not computes and node.target != operator.getitem:
         return None
     arguments, named = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
     return node.target(*arguments, **named)  # type: ignore[operator]
+
+
+def _number(node: Node, value: Tensor) -> Node:
+    with node.graph.inserting_after(node):
+        new = node.graph.call_function(aten.full.default, ([], value.item()))
+    new.kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+    new.meta = dict(node.meta)
+    return new
+
+
+def _held(exported: ExportedProgram, node: Node, value: Tensor) -> Node:
+    """A constant of the program."""
+    specs, name = exported.graph_signature.input_specs, f"folded_{node.name}"
+    placeholders = node.graph.find_nodes(op="placeholder")
+    place = next(index for index, spec in enumerate(specs) if spec.kind == InputKind.USER_INPUT)
+    mode = detect_fake_mode([placeholder.meta.get("val") for placeholder in placeholders])
+    assert mode is not None
+    with node.graph.inserting_before(placeholders[place]):
+        new = node.graph.placeholder(name)
+    new.meta["val"] = mode.from_tensor(value, static_shapes=True)
+    specs.insert(place, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=new.name), name))
+    exported.constants[name] = value
+    return new

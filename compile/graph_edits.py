@@ -34,9 +34,49 @@ def drop_assertions(node: Node) -> bool:
     return True
 
 
-def drop_all_assertions(exported: ExportedProgram) -> None:
-    """Erase them from a program. Their dtypes were those of the trace: torch 2.11 makes another one of a scatter over
-    zeros, which changes nothing, and would stop at what asserts it."""
-    for node in exported.graph.find_nodes(op="call_function", target=ASSERTION):
-        exported.graph.erase_node(node)
+def drop_dead_code(exported: ExportedProgram) -> None:
+    """Erase what no output and no write to an input depends on: a prefill asks for no logits, so that of its last layer
+    all but keys and values goes, and so do layers that have none. With it go assertions of dtypes, which were those of
+    the trace: torch 2.11 makes another one of a scatter over zeros, which changes nothing, and would stop at what
+    asserts it."""
+    live: set[Node] = set()
+    read: set[Node] = set()  # tensors whose elements are: what was written to them before is live, too
+    for node in reversed(exported.graph.nodes):
+        written = {base_of(value) for value in written_arguments(node)}
+        kept = node.op in ("placeholder", "output") or any(base.op == "placeholder" for base in written)
+        kept |= node in live or bool(written & read) or (not written and node.target != ASSERTION and node.is_impure())
+        if not kept:
+            continue
+        live |= {node, *node.all_input_nodes}
+        read |= {base_of(source) for source in node.all_input_nodes}
+    for node in reversed(exported.graph.nodes):
+        if node not in live:
+            exported.graph.erase_node(node)
     exported.graph_module.recompile()
+
+
+def written_arguments(node: Node) -> list[Node]:
+    """The arguments that a node writes to in place."""
+    schema = getattr(node.target, "_schema", None)
+    arguments = schema.arguments if schema is not None else ()
+    given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | node.kwargs
+    written: list[Node] = []
+    for argument in arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given:
+            value = given[argument.name]
+            values = value if isinstance(value, list | tuple) else [value]
+            written += [each for each in values if isinstance(each, Node)]
+    return written
+
+
+def base_of(node: Node) -> Node:
+    """What a node is a view of."""
+    while node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.returns[0].alias_info is None:
+            break
+        source = node.kwargs.get("out", node.args[0])  # of a view, of a write in place, or of `getitem`
+        if not isinstance(source, Node):
+            break
+        node = source
+    return node

@@ -162,7 +162,7 @@ def _experts(metadata: Metadata) -> Fields:
         "enable_moe_block": True,
         "num_experts": found["num_experts"],
         "top_k_experts": found["num_experts_per_tok"],
-        "moe_intermediate_size": metadata.same("expert_feed_forward_length"),
+        "moe_intermediate_size": metadata.need("expert_feed_forward_length"),
     }
 
 

@@ -106,8 +106,8 @@ def _check_all_used(file: GgufFile, metadata: Metadata, used: set[str], layers: 
     drafts = rf"blk\.(?!(?:{'|'.join(map(str, range(layers)))})\.)\d+\..*"  # a drafter in the file
     sharing = "|".join(map(str, range(layers - (metadata.get("attention.shared_kv_layers") or 0), layers)))
     shared = rf"blk\.({sharing})\.attn_(k|v|k_norm)\.weight"  # of layers that attend to an earlier one's
-    more = [drafts] * bool(metadata.get("nextn_predict_layers")) + [shared] * bool(sharing)
-    harmless = re.compile("|".join([*HARMLESS, *more]))
+    unread = [drafts] * bool(metadata.get("nextn_predict_layers")) + [shared] * bool(sharing)
+    harmless = re.compile("|".join([*HARMLESS, *unread]))
     odd = [name for name in file.tensors if name not in used and not harmless.fullmatch(name)]
     if odd:
         more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""

@@ -6,7 +6,6 @@ from collections.abc import Collection
 from torch.export import ExportedProgram
 
 from ...kernels.native import load_library
-from ..graph_edits import drop_all_assertions
 from ..precision import Precision
 from .complex_products import split_complex
 from .exact import keep_dimensions, multiply_at_once, use_exact
@@ -49,7 +48,6 @@ def rewrite_for_gpu(exported: Collection[ExportedProgram], precision: Precision)
     same, but for the rounding of products and of weights, if `precision` asks for that."""
     lower_writes()
     for program in exported:
-        drop_all_assertions(program)
         use_linear(program)
     packed = join_layers(exported, precision)  # layers of one x: one product
     for program in exported:

@@ -14,6 +14,14 @@ class Cut(torch.nn.Module):
         return x * quantile + table.sum() + counted + x.sum() * torch.tensor(0.5)
 
 
+class Turned(torch.nn.Module):
+    """As PhiMoE turns its heads."""
+
+    def forward(self, x):
+        rates = 1.0 / (10000.0 ** (torch.arange(0, 12, 2, dtype=torch.float32) / 12))
+        return (torch.arange(5)[:, None] * rates).cos() + x
+
+
 def targets(program):
     return [node.target for node in program.graph.nodes if node.op == "call_function"]
 
@@ -36,3 +44,14 @@ def test_what_is_written_to_stays():
     assert torch.ops.aten.add_.Tensor in targets(program)
     first, second = (program.module()(torch.ones(7)) for _ in range(2))
     assert torch.equal(first, second) and torch.equal(first, Cut()(torch.ones(7)))
+
+
+def test_powers_of_a_range_are_held():
+    x = torch.randn(5, 6)
+    program = torch.export.export(Turned(), (x,))
+    fold_numbers(program)
+    assert torch.ops.aten.pow.Scalar not in targets(program)
+    assert program.graph.find_nodes(op="call_function", target=torch.ops.aten.arange.default), "a count of its own"
+    assert torch.equal(program.module()(x), Turned()(x))
+    (held,) = (value for name, value in program.constants.items() if name.startswith("folded_"))
+    assert torch.equal(held, 1.0 / (10000.0 ** (torch.arange(0, 12, 2, dtype=torch.float32) / 12)))

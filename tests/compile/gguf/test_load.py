@@ -151,6 +151,58 @@ def test_a_hybrid_that_is_not_understood_is_refused(tmp_path, name, key, value, 
 
 
 @pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("gemma3n", "altup.num_inputs", 3, "altup.num_inputs: expected 4, got 3"),
+        ("gemma3n", "activation_sparsity_scale", [0.0], "activation_sparsity_scale: expected 3 values, got 1"),
+        ("gemma3n", "activation_sparsity_scale", None, "expected the key gemma3n.activation_sparsity_scale, got none"),
+        ("gemma3n", "altup.active_idx", None, "expected the key gemma3n.altup.active_idx, got none"),
+        ("gemma3n", "attention.shared_kv_layers", 0, "expected shape (32, 48) for model.layers.2.self_attn.k_proj"),
+        ("gemma4", "feed_forward_length", [64, 128, 64], "feed_forward_length: expected one value, or twice as much"),
+        ("gemma4", "feed_forward_length", [64, 64, 96], "feed_forward_length: expected one value, or twice as much"),
+        ("gemma4", "attention.value_length", 16, "attention.value_length: expected 24, got 16"),
+        ("gemma4", "attention.value_length_swa", 8, "attention.value_length_swa: expected 16, got 8"),
+        ("gemma4", "rope.dimension_count_swa", 8, "rope.dimension_count_swa: expected 16, got 8"),
+        ("gemma4", "attention.head_count_kv", [2, 2, 1], "expected one value for global layers and one for the others"),
+        ("gemma4", "embedding_length_per_layer_input", 0, "expected tensors that a gemma4 has here, got "),
+        ("gemma4 of experts", "expert_feed_forward_length", None, "expected the key gemma4.expert_feed_forward_length"),
+    ],
+)
+def test_a_gemma_that_is_not_understood_is_refused(tmp_path, name, key, value, message):
+    case = CASES[name]
+    changed = case._replace(keys=case.keys | {key: value})
+    assert message in refusal(save_case(tmp_path / "a.gguf", changed, case_model(case)))
+
+
+@pytest.mark.parametrize("factors", [[1.0, 2.0] + [1e30] * 10, [1.0] * 3 + [0.5] * 9, [1.0] * 5])
+def test_other_frequencies_of_gemma_4_are_refused(tmp_path, factors):
+    case = CASES["gemma4"]
+
+    def own(model, name, tensor):
+        found = case.own(model, name, tensor)
+        return found | {"rope_freqs.weight": torch.tensor(factors)} if "rope_freqs.weight" in found else found
+
+    path = save_case(tmp_path / "a.gguf", case._replace(own=own), case_model(case))
+    assert "rope_freqs.weight: expected 1 for the first frequencies of a head and 1e+30 for" in refusal(path)
+
+
+def test_experts_of_gemma_4_may_lie_in_two_tensors(tmp_path):
+    case = CASES["gemma4 of experts"]
+
+    def own(model, name, tensor):
+        found = dict(case.own(model, name, tensor))
+        for stored in [stored for stored in found if "gate_up_exps" in stored]:
+            gate, up = found.pop(stored).chunk(2, 1)
+            found |= {stored.replace("gate_up", "gate"): gate, stored.replace("gate_up", "up"): up}
+        return found
+
+    model = case_model(case)
+    path = save_case(tmp_path / "a.gguf", case._replace(own=own), model)
+    with torch.no_grad():
+        assert torch.allclose(load_gguf(path, torch.float32)[0].eval()(TOKENS).logits, model(TOKENS).logits, atol=1e-3)
+
+
+@pytest.mark.parametrize(
     ("name", "changed", "message"),
     [
         ("mamba", {"blk.1.ssm_a": lambda a: -a}, "blk.1.ssm_a: expected numbers of 0 or less, got "),
