@@ -31,6 +31,7 @@ def fold_numbers(exported: ExportedProgram) -> None:
         new = _held(exported, node, value) if value.dim() else _number(node, value)
         for user in users:
             user.replace_input_with(node, new)
+    _hold_constants(exported)
     for node in reversed(known):
         if node.op != "placeholder" and not node.users:
             exported.graph.erase_node(node)
@@ -80,7 +81,7 @@ def _number(node: Node, value: Tensor) -> Node:
 
 
 def _held(exported: ExportedProgram, node: Node, value: Tensor) -> Node:
-    """A constant of the program."""
+    """A buffer of the program."""
     specs, name = exported.graph_signature.input_specs, f"folded_{node.name}"
     placeholders = node.graph.find_nodes(op="placeholder")
     place = next(index for index, spec in enumerate(specs) if spec.kind == InputKind.USER_INPUT)
@@ -89,6 +90,13 @@ def _held(exported: ExportedProgram, node: Node, value: Tensor) -> Node:
     with node.graph.inserting_before(placeholders[place]):
         new = node.graph.placeholder(name)
     new.meta["val"] = mode.from_tensor(value, static_shapes=True)
-    specs.insert(place, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=new.name), name))
+    specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(name=new.name), name, persistent=False))
     exported.constants[name] = value
     return new
+
+
+def _hold_constants(exported: ExportedProgram) -> None:
+    """Make buffers of other constants of the code: the compiler gives those names of its own."""
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind == InputKind.CONSTANT_TENSOR:
+            spec.kind, spec.persistent = InputKind.BUFFER, False

@@ -2,6 +2,7 @@
 
 import torch
 from specstep.compile.fold_numbers import fold_numbers
+from torch.export.graph_signature import InputKind
 
 
 class Cut(torch.nn.Module):
@@ -53,5 +54,7 @@ def test_powers_of_a_range_are_held():
     assert torch.ops.aten.pow.Scalar not in targets(program)
     assert program.graph.find_nodes(op="call_function", target=torch.ops.aten.arange.default), "a count of its own"
     assert torch.equal(program.module()(x), Turned()(x))
+    specs = program.graph_signature.input_specs
+    assert not [spec for spec in specs if spec.kind == InputKind.CONSTANT_TENSOR], "the compiler would rename it"
     (held,) = (value for name, value in program.constants.items() if name.startswith("folded_"))
     assert torch.equal(held, 1.0 / (10000.0 ** (torch.arange(0, 12, 2, dtype=torch.float32) / 12)))
