@@ -45,8 +45,12 @@ class RowStates:
 
     def last(self, blocks: Sequence[Keyed]) -> list[Keyed]:
         """The first of these blocks, up to the last one with a state."""
-        with_state = [index for index, (_, block) in enumerate(blocks, 1) if block.number in self._kept]
+        with_state = [index for index, (_, block) in enumerate(blocks, 1) if self.has(block)]
         return list(blocks[: max(with_state, default=0)])
+
+    def has(self, block: TokenBlock) -> bool:
+        """Whether a state is kept with a block."""
+        return block.number in self._kept
 
     def keep(self, row: int, block: TokenBlock) -> None:
         """Keep a row's state, which is that at the end of the block."""
