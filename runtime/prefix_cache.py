@@ -110,6 +110,8 @@ class PrefixCache:
         covered = self.session.lengths[row] + self._lookahead
         if self._states is None or not settled or covered > count or covered // BLOCK != len(found):
             return found
+        if ends and self._states.of_drafter:  # after a step, those have read the root as well
+            return found
         if covered % BLOCK == 0:
             self._states.keep(row, found[-1][1])
         elif ends:
@@ -137,7 +139,7 @@ class PrefixCache:
         self._touch([*found, (key, block)])
 
     def _last_state(self, states: RowStates, scope: str, prompt: Sequence[int], found: Chain) -> Chain:
-        """The blocks of a prompt, up to the last one with a state, which may be a shorter one. found: its whole ones."""
+        """The blocks of a prompt, up to the last with a state, which may be a shorter one. found: its whole ones."""
         whole = len(states.last(found))
         for index in range(len(found), whole - 1, -1):
             before = found[index - 1][1].number if index else scope

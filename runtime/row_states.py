@@ -25,9 +25,10 @@ class RowStates:
     """States within a budget, on the host; the least recently used make room for others."""
 
     def __init__(self, session: Session, budget: int, parts: int):
-        """budget: most bytes of a prefix cache, of which the states are one of so many parts. Raises InputError where
-        that is less than the state of a row takes."""
+        """budget: most bytes of a prefix cache, of which the states are one of so many parts. of_drafter: whether some
+        of the states are the drafter's. Raises InputError where that is less than the state of a row takes."""
         self.session = session
+        self.of_drafter = not set(session.spec.recurrent).isdisjoint(session.spec.drafter_tensors)
         tensors = [tensor for tensor in session.spec.state if tensor.name in session.spec.recurrent]
         self.row_bytes = sum(math.prod(t.shape[1:]) * DTYPE_BYTES[t.dtype] for t in tensors)
         self.most = budget // parts // self.row_bytes

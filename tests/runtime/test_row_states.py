@@ -115,6 +115,9 @@ def test_states_of_a_draft_model_go_along(folder):
         assert got.token_ids == plain.generate([LONG], 12)[0].token_ids
         assert got.stats["cached_tokens"] == cached
         assert set(got.stats["accepted"]) <= {"0", "2", "3", "4"} and got.stats["steps"] < 6, "it is always right"
+    text = [*LONG[:40], *engine.generate([LONG[:40]], 12)[0].token_ids, LONG[60]]
+    got = engine.generate([text], 12)[0]  # behind the answer, its states would have read that one's last token twice
+    assert got.stats["cached_tokens"] == 31 and got.stats["steps"] < 6, "it is always right"
 
 
 def test_the_oldest_states_make_room(folder):
