@@ -46,7 +46,8 @@ def test_output_equals_transformers(architecture, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "architecture", ["Lfm2", "Qwen3Next", "KimiLinear", "GraniteMoeHybrid", "Mamba2", "Mamba", "Jamba", "MiniMax"]
+    "architecture",
+    ["Lfm2", "Qwen3Next", "KimiLinear", "GraniteMoeHybrid", "Mamba2", "Mamba", "Jamba", "MiniMax", "Rwkv"],
 )
 def test_512_tokens_equal_transformers(architecture, tmp_path):
     """One of each kind of recurrent layer: an error that a state gathers would show."""

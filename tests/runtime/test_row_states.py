@@ -1,16 +1,22 @@
 """A prefix cache of engines whose target, or draft model, keeps states: the same text, from the last block with one."""
 
+import dataclasses
 import random
 from types import SimpleNamespace
 
 import pytest
 import specstep
+from fake_session import FakeSession
 from models import save_model
+from specstep.errors import EngineError
 from specstep.report import RUNNING, STOPPED
+from specstep.runtime import open_directory
 from specstep.runtime.asked.request import Request
+from specstep.runtime.engine_file import TensorSpec
 from specstep.runtime.kv_events import KVEvents
 from specstep.runtime.prefix_cache import BLOCK, PrefixCache
 from specstep.runtime.row_states import RowStates
+from specstep.runtime.session import Session
 
 LONG = random.Random(5).choices(range(2, 300), k=150)
 ARCHITECTURES = ["Lfm2", "Qwen3_5Text", "Mamba2", "Rwkv"]
@@ -158,3 +164,28 @@ def test_states_without_caches_have_all_of_the_budget(tmp_path):
     assert prefixes.used_bytes == states.used_bytes == len(states._kept) * states.row_bytes
     with pytest.raises(specstep.InputError, match=r"keeps states of \d+ bytes; got 100"):
         engine_of(save_model(tmp_path / "model", "Mamba2"), 100)
+
+
+def test_states_that_do_not_fit_in_memory_are_refused(monkeypatch):
+    """A row uses all of them, however short it is; caches are taken as they fill."""
+    whole, runner = FakeSession(1).spec, SimpleNamespace(open_session=lambda *_: "opened")
+    large = TensorSpec("recurrent.0", (8, 32, 128, 128), "float32")
+    for recurrent, free in (((), 10**6), (("recurrent.0",), 10**8), (("recurrent.0",), 10**6)):
+        given = None, SimpleNamespace(spec=dataclasses.replace(whole, state=(large,), recurrent=recurrent)), None, print
+        monkeypatch.setattr(open_directory, "available_memory", lambda free=free: free)
+        if recurrent and free < large.nbytes:
+            with pytest.raises(
+                EngineError, match=r"^memory: expected 0\.02 GB for state .* smaller --max-batch"
+            ) as told:
+                open_directory._open_session(runner, *given)
+            assert "got 0.00 available" in str(told.value)
+        else:
+            assert open_directory._open_session(runner, *given) == "opened"
+
+
+def test_a_drafter_whose_states_lack_what_it_left_out_catches_up():
+    """With states alone as with caches."""
+    for tensors, gaps in ((("seeds",), True), ((), False)):
+        session = FakeSession(1)
+        Session.__init__(session, dataclasses.replace(session.spec, recurrent=("seeds",), drafter_tensors=tensors))
+        assert session._gaps == gaps
