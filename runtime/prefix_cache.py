@@ -205,8 +205,10 @@ class PrefixCache:
                 places.append(gone.place)
                 if len(key[1]) == BLOCK:  # nobody was told of shorter ones
                     removed.append(gone.number)
+                elif self._ends[key[0]] > 1:
+                    self._ends[key[0]] -= 1
                 else:
-                    self._ends -= Counter([key[0]])
+                    del self._ends[key[0]]
                 if self._states is not None:
                     self._states.forget(gone)
             if self.events is not None and removed:

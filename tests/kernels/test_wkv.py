@@ -44,7 +44,7 @@ def on(backend: Any, *given: Any) -> list[Tensor]:
 sizes = given(st.integers(1, 3), st.integers(1, 9), st.sampled_from([1, 5, 48, 300]), st.booleans())
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @sizes
 def test_equals_the_reference(backend, batch, tokens, channels, fresh):
     given, parents = inputs(batch, tokens, channels, fresh), tree(batch, tokens)
@@ -53,7 +53,7 @@ def test_equals_the_reference(backend, batch, tokens, channels, fresh):
             torch.testing.assert_close(got, wanted)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @sizes
 def test_a_node_is_its_chain_and_so_is_the_state_that_it_leaves(backend, batch, tokens, channels, fresh):
     """To the bit, but for ONNX Runtime and torch, whose exponentials depend on what is beside them."""
