@@ -1,8 +1,12 @@
 """Say what an engine is made of, for people."""
 
+import re
 from typing import Any
 
 from ..runtime.engine_file import EngineSpec, Manifest
+
+# A layer's state and its windows, which may be several: what else a name has is whose layer it is, and its number.
+STATE_OF_LAYER = re.compile(r"(?:recurrent|window)\.(\d+)(?:\.\d+)?$")
 
 
 def describe(manifest: Manifest) -> str:
@@ -167,7 +171,7 @@ def _states(spec: EngineSpec) -> list[str]:
     kept = [tensor for tensor in spec.state if tensor.name in spec.recurrent]
     if not kept:
         return []
-    layers = len({tensor.name.replace("window.", "recurrent.") for tensor in kept})
+    layers = len({STATE_OF_LAYER.sub(r"\1", tensor.name) for tensor in kept})
     size = sum(tensor.nbytes for tensor in kept)
     return [f"states      {layers} recurrent layers, {size / 2**20:.1f} MiB for {spec.max_batch} rows of any length"]
 

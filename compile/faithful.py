@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import BuildError
 from ..graphs.attention import ATTENTION_NAME, Pass, chain_pass
 from ..graphs.experts import EXPERTS_NAME
-from ..graphs.hybrid_cache import RECURRENT, WINDOW
+from ..graphs.hybrid_cache import RECURRENT, window_name
 from ..graphs.kept import reason, with_cache
 from ..graphs.lightning_attention import exact_rates
 from ..graphs.linear_attention import as_kept, takes_no_state
@@ -83,9 +83,11 @@ class GivenCache:
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         return None
 
-    def update_conv_state(self, x: Tensor, layer_idx: int, *_: object, conv_kernel_size: int, **__: object) -> Tensor:
+    def update_conv_state(
+        self, x: Tensor, layer_idx: int, *_: object, conv_kernel_size: int, state_idx: int = 0, **__: object
+    ) -> Tensor:
         """x [1, C, T], the inputs of a convolution -> with the last ones before them."""
-        name = f"{WINDOW}{layer_idx}"
+        name = window_name(layer_idx, state_idx)
         before = self.states.get(name, x.new_zeros(1, conv_kernel_size - 1, x.shape[1])).to(x.dtype)
         whole = torch.cat([before.transpose(1, 2), x], 2)
         self.after[name] = whole[:, :, x.shape[2] :].transpose(1, 2).contiguous()

@@ -23,16 +23,29 @@ NAME = "causal_conv1d_fn"  # what transformers' modeling code calls
 
 
 def convolve(inputs: ConvolutionInputs, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """weight [C, K], the last column that of the token itself; bias [C] -> float32 [B, T, C]. Ahead of a sequence are
-    zeros. What the tokens leave is committed with them."""
-    where, kept, size = inputs.where, inputs.window.shape[1], weight.shape[1]
-    inputs_by_age = torch.cat([inputs.window, inputs.own], 1)
+    """weight [C, K], the last column that of the token itself; bias [C] -> float32 [B, T, C]. What the tokens leave
+    is committed with them."""
     out = torch.zeros((), device=weight.device)
-    for tap, token in enumerate(where.window(size).unbind(2)):
-        x = inputs_by_age.gather(1, (token + kept)[:, :, None].expand(-1, -1, weight.shape[0]))
+    for tap, x in enumerate(taps(inputs, weight.shape[1])):
         out = out + x.float() * weight[:, tap].float()
-    where.on_commit(lambda path, count: shift(inputs.window, inputs.own, path, count))
+    commit_inputs(inputs)
     return out if bias is None else out + bias.float()
+
+
+def taps(inputs: ConvolutionInputs, size: int) -> list[Tensor]:
+    """The `size` inputs that end with each token's own on its path, the oldest first: [B, T, C] each. Ahead of a
+    sequence are zeros."""
+    kept, channels = inputs.window.shape[1], inputs.own.shape[2]
+    inputs_by_age = torch.cat([inputs.window, inputs.own], 1)
+    return [
+        inputs_by_age.gather(1, (token + kept)[:, :, None].expand(-1, -1, channels))
+        for token in inputs.where.window(size).unbind(2)
+    ]
+
+
+def commit_inputs(inputs: ConvolutionInputs) -> None:
+    """Have the last inputs kept of what the tokens of the pass leave, once it is known which of them are committed."""
+    inputs.where.on_commit(lambda path, count: shift(inputs.window, inputs.own, path, count))
 
 
 def replaced(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,6 +16,11 @@ from .attention import LayerCache, Pass
 WINDOW, RECURRENT = "window.", "recurrent."  # state tensors, each with the number of its layer
 
 
+def window_name(layer: int, index: int = 0) -> str:
+    """The state tensor of a layer's last inputs, those of the first convolution or of another."""
+    return f"{WINDOW}{layer}" + (f".{index}" if index else "")
+
+
 class ConvolutionInputs(NamedTuple):
     """What a layer's convolution reads: the inputs [B, M, C] of all tree keys so far, the last ones of the committed
     tokens [B, W, C], and the pass that reads them."""
@@ -78,11 +83,14 @@ class HybridCache(LayerCache):
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         """None: transformers then hands all tokens of a convolution to `update_conv_state`, one alone, too."""
 
-    def update_conv_state(self, x: Tensor, layer_idx: int, *_: object, **__: object) -> ConvolutionInputs:
-        """x [B, C, T], the inputs of one layer's convolution -> those that it reads."""
-        window = self.where.state[f"{WINDOW}{layer_idx}"]
+    def update_conv_state(
+        self, x: Tensor, layer_idx: int, *_: object, state_idx: int = 0, **__: object
+    ) -> ConvolutionInputs:
+        """x [B, C, T], the inputs of one of a layer's convolutions -> those that it reads."""
+        name = window_name(layer_idx, state_idx)
+        window = self.where.state[name]
         own = x.transpose(1, 2).to(window.dtype, memory_format=torch.contiguous_format, copy=True)
-        return ConvolutionInputs(self.where.with_earlier(f"{WINDOW}{layer_idx}", own), window, self.where)
+        return ConvolutionInputs(self.where.with_earlier(name, own), window, self.where)
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
         """None, as above: what computes the layer takes its state next."""

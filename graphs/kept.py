@@ -9,10 +9,11 @@ from transformers import PreTrainedModel
 
 from .attention import ATTENTION_NAME
 from .convolution import has_convolutions, register_convolutions
-from .hybrid_cache import RECURRENT, WINDOW
+from .hybrid_cache import RECURRENT, window_name
 from .lightning_attention import has_lightning_attention, register_lightning_attention
 from .linear_attention import as_kept, has_linear_attention, register_linear_attention
 from .rope import BOUNDED_ROPE, PLAIN_ROPE, rope_kinds
+from .rwkv import has_rwkv, register_rwkv
 from .state import StateTensor
 
 FEED_FORWARD = ("mlp", "moe")  # layers of hybrid models that keep nothing
@@ -39,8 +40,10 @@ class Kept(NamedTuple):
 
 
 def cache_name(model: nn.Module) -> str:
-    """What the `forward` of a model or a layer calls its cache: older releases of transformers have another name."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    """What the `forward` of a model or a layer calls its cache: older releases of transformers have another name, and
+    RWKV has its states."""
+    names = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "state") if name in names), "past_key_values")
 
 
 def with_cache(model: PreTrainedModel, cache: object) -> dict[str, Any]:
@@ -68,7 +71,7 @@ def check_config(model: PreTrainedModel) -> None:
             )
     if model.get_output_embeddings() is None or getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"model: {name} is not a decoder-only causal language model")
-    if not model._can_set_attn_implementation():
+    if not has_rwkv(model) and not model._can_set_attn_implementation():
         raise UnsupportedModel(
             f"model: {name} computes attention in code of its own; expected a model that calls transformers' "
             "attention interface (ALL_ATTENTION_FUNCTIONS)"
@@ -83,6 +86,7 @@ def kept_by(model: PreTrainedModel) -> Kept:
         model.set_attn_implementation("eager")
     register_convolutions(model)
     register_linear_attention(model)
+    register_rwkv(model)
     try:
         register_lightning_attention(model)
     except ValueError as error:
@@ -139,11 +143,17 @@ class _ShapeRecorder:
         return None
 
     def update_conv_state(
-        self, x: Tensor, layer_idx: int, *_: object, conv_kernel_size: int | None = None, **__: object
+        self,
+        x: Tensor,
+        layer_idx: int,
+        *_: object,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **__: object,
     ) -> Tensor:
         if conv_kernel_size is None:
             raise AttributeError("it does not say how many inputs its convolution has; expected conv_kernel_size")
-        self._add(f"{WINDOW}{layer_idx}", (conv_kernel_size - 1, x.shape[1]), x.dtype, layer_idx)
+        self._add(window_name(layer_idx, state_idx), (conv_kernel_size - 1, x.shape[1]), x.dtype, layer_idx)
         return x
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:

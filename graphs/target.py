@@ -13,6 +13,7 @@ from .experts import EXPERTS_NAME, register_experts
 from .hybrid_cache import HybridCache, take_state
 from .kept import UnsupportedModel, kept_by, with_cache
 from .rope import keep_short_frequencies
+from .rwkv import shift_sizes
 
 
 class CausalLM(nn.Module):
@@ -33,9 +34,11 @@ class CausalLM(nn.Module):
         model.set_experts_implementation(EXPERTS_NAME)
         self.read_features(feature_layers)
         self.config = model.config.get_text_config()
-        self.windows = convolution_sizes(model)
+        self.windows = convolution_sizes(model) + shift_sizes(model)
         self.vocab_size: int = self.model.get_output_embeddings().weight.shape[0]
-        bounds = (getattr(self.config, "max_position_embeddings", None), keep_short_frequencies(model))
+        # Without attention there are no positions: RWKV's context_length is that of its training.
+        most = getattr(self.config, "max_position_embeddings", None) if self.layers else None
+        bounds = (most, keep_short_frequencies(model))
         self.max_positions: int | None = min((bound for bound in bounds if bound is not None), default=None)
 
     def read_features(self, layers: Sequence[int]) -> None:

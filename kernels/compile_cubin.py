@@ -59,7 +59,7 @@ def cases() -> Iterator[Case]:
             shapes = plugin.sized(model.inputs[plugin.name], model.attributes)
             case = plugin.case(model.dtype, shapes, model.attributes)
             yield replace(case, name=f"{case.name} {model}" if has_dtype else f"{case.name} T={model.nodes}")
-    yield from (_compact_case(), _ngram_case(), *_linear_attention_cases())
+    yield from (_compact_case(), _ngram_case(), *_linear_attention_cases(), _wkv_case())
 
 
 def _compact_case() -> Case:
@@ -88,6 +88,13 @@ def _linear_attention_cases() -> Iterator[Case]:
         name = f"N={n} P={p}"
         yield Case(f"linear_attention {name}", linear_attention_kernel, pointers, constants | rates | beta, options)
         yield Case(f"fold {name}", fold_kernel, pointers, constants | rates, options)
+
+
+def _wkv_case() -> Case:
+    from .wkv.triton import BLOCK_C, wkv_kernel
+
+    floats = dict.fromkeys(["key", "value", "decay", "first", "state", "states", "out"], "*fp32")
+    return Case("wkv", wkv_kernel, floats | {"parents": "*i64"}, {"BLOCK_C": BLOCK_C})
 
 
 def _ngram_case() -> Case:

@@ -29,8 +29,8 @@ SOURCES = (
     "linear/table_blocks.cpp", "linear/experts.cpp", "linear/embedding.cpp", "rank/rank.cpp", "choose/choose.cpp",
     "top_log_probs/top_log_probs.cpp", "tree_attention/tree_attention.cpp", "exact/functions.cpp", "exact/rows.cpp",
     "ngram/ngram.cpp", "compact/compact.cpp", "linear_attention/linear_attention.cpp", "fold/fold.cpp",
-    "shift/shift.cpp", "all_reduce/all_reduce.cpp", "all_gather/all_gather.cpp", "communicator.cpp", "parallel.cpp",
-    "record.cpp",
+    "shift/shift.cpp", "wkv/wkv.cpp", "all_reduce/all_reduce.cpp", "all_gather/all_gather.cpp", "communicator.cpp",
+    "parallel.cpp", "record.cpp",
 )  # fmt: skip
 HEADERS = (
     "tensor.h", "record.h", "parallel.h", "communicator.h", "noise.h", "row.h", "exact/element.h",

@@ -109,6 +109,11 @@ def _tree_attention(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1], size))
 
 
+def _wkv(key: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    batch, tokens, channels = key.shape
+    return key.new_empty(key.shape), key.new_empty((batch, tokens, 3, channels))
+
+
 def _linear_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return value.new_empty(value.shape), value.new_empty(value.shape)
 
@@ -141,6 +146,7 @@ NATIVE_OPS = {  # "*": optional, "+": a list, "#": an integer, "~": a float
         ("query", "key", "value", "decay", "rates*", "beta*", "state", "parents*"), 2, _linear_attention
     ),
     "fold_native": NativeOp(("state", "key", "decay", "rates*", "update", "path", "count"), 0, lambda *_: None),
+    "wkv_native": NativeOp(("key", "value", "decay", "first", "state", "parents*"), 2, _wkv),
     "shift_native": NativeOp(("window", "inputs", "path", "count"), 0, lambda *_: None),
     "all_reduce": NativeOp(("x", "ranks#"), 1, _like),
     "all_gather": NativeOp(("x", "ranks#"), 1, _all_gather),

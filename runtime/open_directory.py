@@ -86,7 +86,8 @@ def _open_session(
     spec = manifest.spec
     tensors = (*spec.state, *spec.shared, *spec.caches)
     needed = sum(tensor.nbytes for tensor in tensors)
-    filled = sum(tensor.nbytes for tensor in tensors if tensor.fill)  # zeros cost nothing until they are used
+    # Zeros cost nothing until they are used; a row uses all of its recurrent layers' states, however short it is.
+    filled = sum(tensor.nbytes for tensor in tensors if tensor.fill or tensor.name in spec.recurrent)
     if spec.device == "cpu" and filled > (available := available_memory()):
         raise _too_large(needed, f"{available / GIGABYTE:.2f} available")
     try:

@@ -5,12 +5,14 @@ that its tokens and those before them decide: with a lookahead of 1, as EAGLE-3 
 block 1 slots 31 to 62, for slot 31 needs token 32. What else a drafter keeps comes anew from the prompt's last chunk,
 which is always prefilled.
 
-Where a model keeps states of recurrent layers alone, blocks are their tokens, which tell where a state was.
+Where a model keeps states of recurrent layers alone, blocks are their tokens, which tell where a state was. A state
+cannot be cut back to a block's end, so a row that ends leaves one more block, of fewer tokens, with its state: the next
+turn of a conversation goes on from there.
 """
 
 import math
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
 from itertools import count
 
 from ..errors import InputError
@@ -56,6 +58,7 @@ class PrefixCache:
         # By number, which is quicker to hash: the least recently used first, a block after those that follow it.
         self._recent: OrderedDict[int, BlockKey] = OrderedDict()
         self._numbers = count()
+        self._ends: Counter[int | str] = Counter()  # ahead of how many shorter blocks each block, or a scope, is
 
     def _places(self, budget: int) -> int:
         """How many blocks there are at most. Those that take nothing are as many as lie ahead of all states."""
@@ -78,27 +81,74 @@ class PrefixCache:
         prefill. The last token is no part of a prefill, and one more is left to it: what else a drafter keeps."""
         found = self._find(scope, prompt, len(prompt), [])
         if self._states is not None:
-            found = self._states.last(found[: (len(prompt) - 1) // BLOCK])
-        cached = min(BLOCK * len(found), len(prompt) - 1) - self._lookahead
+            found = self._last_state(self._states, scope, prompt[:-1], found[: (len(prompt) - 1) // BLOCK])
+        last = len(found[-1][0][1]) if found else 0
+        cached = min(BLOCK * (len(found) - 1) + last, len(prompt) - 1) - self._lookahead
         if cached < 1:
             return 0
         self._touch(found)
-        self.session.resume(row, cached, self._runs((block.place for _, block in found), 0))
+        self.session.resume(row, cached, self._runs([block.place for _, block in found], 0, last))
         if self._states is not None:
             self._states.recall(row, found[-1][1])
         return cached
 
-    def keep(self, row: int, scope: str, tokens: Sequence[int], count: int, known: Chain) -> Chain:
+    def keep(
+        self,
+        row: int,
+        scope: str,
+        tokens: Sequence[int],
+        count: int,
+        known: Chain,
+        ends: bool = False,
+        settled: bool = True,
+    ) -> Chain:
         """Keep what is new of a row -> its blocks. tokens: its first `count` are all that it has, its root included,
         which is the last; known: what this returned before for the same request, so that a long prompt is not compared
-        from its start on with each of its chunks."""
+        from its start on with each of its chunks. ends: nothing more comes of the row. settled: no step that has begun
+        takes its state further."""
         found = self._add(row, scope, tokens, count, known)
-        length = self.session.lengths[row]
-        if self._states is not None and length and length == self._end_of_block(length):
-            at = (length + self._lookahead) // BLOCK
-            if at == len(found):
-                self._states.keep(row, found[-1][1])
+        covered = self.session.lengths[row] + self._lookahead
+        if self._states is None or not settled or covered > count or covered // BLOCK != len(found):
+            return found
+        if ends and self._states.of_drafter:  # after a step, those have read the root as well
+            return found
+        if covered % BLOCK == 0:
+            self._states.keep(row, found[-1][1])
+        elif ends:
+            self._keep_end(row, scope, tuple(tokens[BLOCK * len(found) : covered]), found, self._states)
         return found
+
+    def _keep_end(self, row: int, scope: str, tokens: tuple[int, ...], found: Chain, states: RowStates) -> None:
+        """Keep a row's state behind these tokens, fewer than a block's, which follow its blocks; and their slots."""
+        key = found[-1][1].number if found else scope, tokens
+        block = self._blocks.get(key)
+        if block is None:
+            places = self._make_room(1, found)
+            if not places:
+                return
+            block = TokenBlock(next(self._numbers), places[0])
+            try:
+                for run in self._runs(places, len(found), len(tokens)):
+                    self.session.keep(row, *run)
+            except BaseException:
+                self._free += places
+                raise
+            self._blocks[key], self._recent[block.number] = block, key
+            self._ends[key[0]] += 1
+        states.keep(row, block)
+        self._touch([*found, (key, block)])
+
+    def _last_state(self, states: RowStates, scope: str, prompt: Sequence[int], found: Chain) -> Chain:
+        """The blocks of a prompt, up to the last with a state, which may be a shorter one. found: its whole ones."""
+        whole = len(states.last(found))
+        for index in range(len(found), whole - 1, -1):
+            before = found[index - 1][1].number if index else scope
+            rest = tuple(prompt[BLOCK * index : BLOCK * (index + 1) - 1]) if before in self._ends else ()
+            for size in range(len(rest), 0, -1):
+                key = before, rest[:size]
+                if key in self._blocks and states.has(self._blocks[key]):
+                    return [*found[:index], (key, self._blocks[key])]
+        return found[:whole]
 
     def _end_of_block(self, end: int) -> int:
         """The last token up to `end` after which a block has all of its slots."""
@@ -112,7 +162,7 @@ class PrefixCache:
             return found
         places = self._make_room(count // BLOCK - first, found)
         try:
-            for run in self._runs(places, first):
+            for run in self._runs(places, first, BLOCK):
                 self.session.keep(row, *run)
         except BaseException:
             self._free += places
@@ -150,22 +200,29 @@ class PrefixCache:
         if len(places) < wanted:
             numbers, removed = {block.number for _, block in needed}, []
             while len(places) < wanted and self._recent and next(iter(self._recent)) not in numbers:
-                gone = self._blocks.pop(self._recent.popitem(last=False)[1])
+                key = self._recent.popitem(last=False)[1]
+                gone = self._blocks.pop(key)
                 places.append(gone.place)
-                removed.append(gone.number)
+                if len(key[1]) == BLOCK:  # nobody was told of shorter ones
+                    removed.append(gone.number)
+                elif self._ends[key[0]] > 1:
+                    self._ends[key[0]] -= 1
+                else:
+                    del self._ends[key[0]]
                 if self._states is not None:
                     self._states.forget(gone)
             if self.events is not None and removed:
                 self.events.removed(removed)
         return sorted(places)
 
-    def _runs(self, places: Iterable[int], first: int) -> list[tuple[int, int, int]]:
-        """Blocks of a row, `first` the number of the first of them, as slots of the row, slots of the store, and how
-        many: what lies side by side is one run."""
+    def _runs(self, places: Sequence[int], first: int, last: int) -> list[tuple[int, int, int]]:
+        """Blocks of a row, `first` the number of the first of them and `last` the tokens of the last one, as slots of
+        the row, slots of the store, and how many: what lies side by side is one run."""
         runs: list[tuple[int, int, int]] = []
         for index, place in enumerate(places, first):
             missing = 0 if index else self._lookahead  # nothing is ahead of the first token
-            start, at, size = BLOCK * index - self._lookahead + missing, BLOCK * place + missing, BLOCK - missing
+            tokens = BLOCK if index < first + len(places) - 1 else last
+            start, at, size = BLOCK * index - self._lookahead + missing, BLOCK * place + missing, tokens - missing
             if runs and sum(runs[-1][1:]) == at:
                 start, at, size = runs[-1][0], runs[-1][1], runs[-1][2] + size
                 runs.pop()

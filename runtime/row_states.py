@@ -25,9 +25,10 @@ class RowStates:
     """States within a budget, on the host; the least recently used make room for others."""
 
     def __init__(self, session: Session, budget: int, parts: int):
-        """budget: most bytes of a prefix cache, of which the states are one of so many parts. Raises InputError where
-        that is less than the state of a row takes."""
+        """budget: most bytes of a prefix cache, of which the states are one of so many parts. of_drafter: whether some
+        of the states are the drafter's. Raises InputError where that is less than the state of a row takes."""
         self.session = session
+        self.of_drafter = not set(session.spec.recurrent).isdisjoint(session.spec.drafter_tensors)
         tensors = [tensor for tensor in session.spec.state if tensor.name in session.spec.recurrent]
         self.row_bytes = sum(math.prod(t.shape[1:]) * DTYPE_BYTES[t.dtype] for t in tensors)
         self.most = budget // parts // self.row_bytes
@@ -45,8 +46,12 @@ class RowStates:
 
     def last(self, blocks: Sequence[Keyed]) -> list[Keyed]:
         """The first of these blocks, up to the last one with a state."""
-        with_state = [index for index, (_, block) in enumerate(blocks, 1) if block.number in self._kept]
+        with_state = [index for index, (_, block) in enumerate(blocks, 1) if self.has(block)]
         return list(blocks[: max(with_state, default=0)])
+
+    def has(self, block: TokenBlock) -> bool:
+        """Whether a state is kept with a block."""
+        return block.number in self._kept
 
     def keep(self, row: int, block: TokenBlock) -> None:
         """Keep a row's state, which is that at the end of the block."""

@@ -131,13 +131,14 @@ class Rows:
             taken.cached = self.prefixes.recall(row, asked.prefix_scope, asked.prompt)
         return row
 
-    def _keep(self, taken: TakenRequest) -> None:
-        """Keep what a request has in its row, for others that begin like it."""
+    def _keep(self, taken: TakenRequest, ends: bool = False, settled: bool = True) -> None:
+        """Keep what a request has in its row, for others that begin like it. ends, settled: see `PrefixCache.keep`."""
         if self.prefixes is not None and taken.row is not None:
             asked, count = taken.request, self.session.processed(taken.row) + 1
             tokens = [*asked.prompt, *taken.output] if taken.output else asked.prompt  # one chunk after the other
             count = min(count, len(tokens))
-            taken.kept = self.prefixes.keep(taken.row, asked.prefix_scope, tokens, count, taken.kept)
+            given = taken.row, asked.prefix_scope, tokens, count, taken.kept
+            taken.kept = self.prefixes.keep(*given, ends, settled)
 
     def _compact(self, rows: int) -> None:
         for source, target in self.session.compact(rows).items():
@@ -214,7 +215,7 @@ class Rows:
                 self._fail(row, error)
                 continue
             if output.finish:
-                self._end(row)
+                self._end(row, bool(report.finish))
             told = Event(report, taken.admitted, taken.prefilled, now, taken.cached, launched.nodes, output)
             taken.caller.events.put((taken.request, told))
 
@@ -260,9 +261,9 @@ class Rows:
         self._release(row)
         taken.caller.events.put((taken.request, error))
 
-    def _end(self, row: int) -> None:
-        """Keep what a row has, and free it."""
-        self._keep(self.running[row])
+    def _end(self, row: int, finished: bool = False) -> None:
+        """Keep what a row has, and free it. finished: its last step said that it has, so no other takes it further."""
+        self._keep(self.running[row], ends=True, settled=finished or self._next is None)
         self._release(row)
 
     def _release(self, row: int) -> None:

@@ -43,7 +43,8 @@ class Session(Buffers):
         self._unfilled: dict[int, list[int]] = {}  # rows of which not all is in the caches -> their prompts
         self._running: list[int] = []  # the others, in order: those that take part in the next step
         self._predicted = [0] * spec.max_batch  # tokens of each row's prediction
-        self._gaps = any(cache.name in spec.drafter_tensors for cache in spec.caches)  # what is left out, they lack
+        kept = {*spec.recurrent, *(cache.name for cache in spec.caches)}
+        self._gaps = not kept.isdisjoint(spec.drafter_tensors)  # what is left out, these lack
         # 10 tokens, all processed: a cheap step makes 13, pending 3, processed 10; a whole one that adds 2 15, 0, 15.
         self._pending = [0] * spec.max_batch  # tokens of each row since a drafter that pauses took part
         self._processed = [0] * spec.max_batch  # tokens of each row, up to the first that such a drafter left out

@@ -37,6 +37,8 @@ MODELS = {  # what other attention and other layers are checked with
     "Lfm2": "ngram",  # short convolutions
     "GraniteMoeHybrid": "ngram",  # Mamba-2
     "FalconMamba": "ngram",  # Mamba-1, no attention at all
+    "MiniMax": "ngram",  # lightning attention, experts
+    "Rwkv": "ngram",  # sums that fade, and a shift of tokens
 }
 MOST = {"float16": 0.05, "bfloat16": 0.4}  # gap of rounding, see `logit_gap`
 LOW = ("none", "ngram", "right dynamic", "head chain", "head static", "head dynamic")

@@ -49,16 +49,18 @@ from ...kernels.tree_attention.onnx import tree_attention, tree_attention_node
 from ...kernels.tree_attention.op import tree_attention as tree_attention_op
 from ...kernels.tree_layout.onnx import tree_layout
 from ...kernels.tree_layout.op import tree_layout as tree_layout_op
+from ...kernels.wkv.onnx import wkv, wkv_chain, wkv_nodes, wkv_token
+from ...kernels.wkv.op import wkv as wkv_op
 
 DOMAIN = OPS.domain
 INDEX_TYPES = (onnx_ir.DataType.INT64, onnx_ir.DataType.INT32)
 PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(OPS.version), "aot": 1}
 NODES = (
-    tree_layout, tree_attention, linear_attention, linear_attention_chain, accept, compact, fold, shift, expert_linear,
-    choose, top_log_probs, rank,
+    tree_layout, tree_attention, linear_attention, linear_attention_chain, wkv, wkv_chain, accept, compact, fold, shift,
+    expert_linear, choose, top_log_probs, rank,
 )  # fmt: skip
 HELPERS = (  # that the nodes' functions call
-    pack_bits, unpack_bits, spread_heads, only_allowed, *NOISE_HELPERS, *CHOOSE_HELPERS, *RANK_HELPERS,
+    pack_bits, unpack_bits, spread_heads, wkv_token, only_allowed, *NOISE_HELPERS, *CHOOSE_HELPERS, *RANK_HELPERS,
 )  # fmt: skip
 
 
@@ -92,6 +94,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         compacted_op._opoverload: _node(compact),
         linear_attention_op._opoverload: linear_attention_nodes,
         folded_op._opoverload: fold_node,
+        wkv_op._opoverload: wkv_nodes,
         shifted_op._opoverload: _node(shift),
         expert_linear_op._opoverload: expert_linear_node,
         choose_op._opoverload: _node(choose),

@@ -20,12 +20,15 @@ from specstep.compile.source import Source
 from specstep.graphs import convolution as convolution_module
 from specstep.graphs import hybrid_cache as hybrid_cache_module
 from specstep.graphs import linear_attention as linear_attention_module
+from specstep.graphs import rwkv as rwkv_module
 from specstep.graphs.attention import Pass
 from specstep.graphs.convolution import convolve
 from specstep.graphs.experts import EXPERTS_NAME, mix_experts
+from specstep.graphs.rwkv import SHIFT
 from specstep.graphs.target import CausalLM
 from specstep.kernels.bits import chain_bits
 from specstep.kernels.linear_attention.op import linear_attention
+from specstep.kernels.wkv.op import wkv
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -43,7 +46,7 @@ GATED = ["Qwen3Next", "Qwen3_5Text", "OlmoHybrid", "KimiLinear"]  # linear atten
 MAMBA = ["Mamba", "FalconMamba", "Jamba"]
 LINEAR = [*GATED, "Mamba2", *MAMBA, "MiniMax"]
 CONVOLVED = ["Lfm2", "Lfm2Moe", *GATED, "Mamba2", *MAMBA]
-ATTENDING = [name for name in ARCHITECTURES if name not in ("Mamba", "FalconMamba", "Mamba2")]
+ATTENDING = [name for name in ARCHITECTURES if name not in ("Mamba", "FalconMamba", "Mamba2", "Rwkv")]
 SCALED = [name for name in ATTENDING if name not in ("Gemma3nText", "Gemma4Text")]  # those have a scale of 1
 PLACED = [name for name in ATTENDING if name not in ("NemotronH", "Jamba", "KimiLinear")]  # those that know positions
 
@@ -124,11 +127,43 @@ def linear_attention_given(change: Callable[..., dict[str, Any]]) -> Callable[[p
     return apply
 
 
-def no_commit(name: str) -> Callable[[pytest.MonkeyPatch], None]:
+def wkv_given(change: Callable[..., dict[str, Any]]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A mutation of what RWKV's attention is given, as above."""
+    names = "key", "value", "decay", "first", "state", "parents"
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        def mutated(*inputs: Any) -> Any:
+            given = dict(zip(names, inputs, strict=True))
+            return wkv(*(given | change(given)).values())
+
+        patch.setattr(rwkv_module, "wkv", mutated)
+
+    return apply
+
+
+def shifted(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A mutation of what is ahead of RWKV's tokens: change(ahead, own), [B, T, C] each."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        whole = rwkv_module.taps
+
+        def mutated(inputs: Any, size: int) -> list[torch.Tensor]:
+            ahead, own = whole(inputs, size)
+            return [change(ahead, own), own]
+
+        patch.setattr(rwkv_module, "taps", mutated)
+
+    return apply
+
+
+def follows_neighbour(ahead: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """As in a chain, whatever the tree."""
+    return torch.cat([ahead[:, :1], own[:, : 1 - SHIFT]], 1)
+
+
+def no_commit(module: Any, name: str) -> Callable[[pytest.MonkeyPatch], None]:
     """What the tokens of a pass leave is not kept."""
-    return lambda patch: patch.setattr(
-        {"fold": hybrid_cache_module, "shift": convolution_module}[name], name, lambda *_: None
-    )
+    return lambda patch: patch.setattr(module, name, lambda *_: None)
 
 
 def during_forward(change: Callable[[CausalLM, pytest.MonkeyPatch], None]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -235,7 +270,7 @@ MUTATIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str]]] = {
         CONVOLVED,
     ),
     "inputs of neighbours": (convolution(neighbours), CONVOLVED),
-    "inputs not kept": (no_commit("shift"), CONVOLVED),
+    "inputs not kept": (no_commit(convolution_module, "shift"), [*CONVOLVED, "Rwkv"]),
     "no decay": (linear_attention_given(lambda given: {"decay": torch.ones_like(given["decay"])}), LINEAR),
     "one rate for a channel": (
         linear_attention_given(lambda given: {"rates": given["rates"].mean(1, keepdim=True).expand_as(given["rates"])}),
@@ -251,7 +286,16 @@ MUTATIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str]]] = {
     "keys in another order": (linear_attention_given(lambda given: {"key": given["key"].flip(3)}), LINEAR),
     "states of neighbours": (linear_attention_given(lambda given: {"parents": None}), LINEAR),
     "no state": (linear_attention_given(lambda given: {"state": torch.zeros_like(given["state"])}), LINEAR),
-    "states not kept": (no_commit("fold"), LINEAR),
+    "states not kept": (no_commit(hybrid_cache_module, "fold"), LINEAR),
+    "sums not kept": (no_commit(rwkv_module, "shift"), ["Rwkv"]),
+    "no sums": (wkv_given(lambda given: {"state": torch.zeros_like(given["state"])}), ["Rwkv"]),
+    "sums of neighbours": (wkv_given(lambda given: {"parents": None}), ["Rwkv"]),
+    "sums that do not fade": (wkv_given(lambda given: {"decay": torch.zeros_like(given["decay"])}), ["Rwkv"]),
+    "no weight of its own": (wkv_given(lambda given: {"first": torch.zeros_like(given["first"])}), ["Rwkv"]),
+    "channels in another order": (wkv_given(lambda given: {"decay": given["decay"].flip(0)}), ["Rwkv"]),
+    "no shift": (shifted(lambda ahead, own: own), ["Rwkv"]),
+    "nothing ahead": (shifted(lambda ahead, own: torch.zeros_like(own)), ["Rwkv"]),
+    "shift along neighbours": (shifted(follows_neighbour), ["Rwkv"]),
     "siblings see each other": (siblings_see_each_other, ATTENDING),
 }
 CASES = [

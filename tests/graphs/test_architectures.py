@@ -46,7 +46,8 @@ def test_output_equals_transformers(architecture, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "architecture", ["Lfm2", "Qwen3Next", "KimiLinear", "GraniteMoeHybrid", "Mamba2", "Mamba", "Jamba", "MiniMax"]
+    "architecture",
+    ["Lfm2", "Qwen3Next", "KimiLinear", "GraniteMoeHybrid", "Mamba2", "Mamba", "Jamba", "MiniMax", "Rwkv"],
 )
 def test_512_tokens_equal_transformers(architecture, tmp_path):
     """One of each kind of recurrent layer: an error that a state gathers would show."""
@@ -135,7 +136,6 @@ OTHERS = {
     "Falcon": ({"alibi": False}, "computes attention in code of its own"),
     "Bloom": ({}, "computes attention in code of its own"),
     "Nemotron": ({"num_key_value_heads": 2}, "its layers drop keyword arguments ahead of the attention function"),
-    "Rwkv": ({}, "cannot be traced|code of its own"),
     "xLSTM": ({"num_heads": 4, "num_blocks": 2}, "its code uses `cache.rnn_state`; expected keys and values"),
     "Zamba": ({"num_hidden_layers": 6, "attention_head_dim": 24, "attn_layer_period": 2, "attn_layer_offset": 1,
                "intermediate_size": 64}, "its layers scan 2 heads in as many calls; expected one call a layer"),

@@ -126,6 +126,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "MiniMax": SMALL
     | {"layer_types": LINEAR["layer_types"], "head_dim": 16, "block_size": 8, "num_local_experts": 4}
     | {"num_experts_per_tok": 2, "linear_attn_alpha_factor": 1.3, "linear_attn_beta_factor": 0.7},
+    "Rwkv": SMALL | {"rescale_every": 2},
     "Mamba2": SMALL
     | {"num_heads": 12, "head_dim": 8, "n_groups": 2, "state_size": 10, "chunk_size": 8, "conv_kernel": 4, "expand": 2},
 }

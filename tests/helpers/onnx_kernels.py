@@ -46,6 +46,12 @@ def factors(decay: Tensor, rates: Tensor | None) -> Tensor:
     return decay[..., None] if rates is None else (decay[:, :, :, None] * rates).exp()
 
 
+def wkv(*inputs: Any) -> list[Tensor]:
+    *given, parents = inputs
+    name = "wkv_chain" if parents is None else "wkv"
+    return run(name, given if parents is None else inputs, {}, [torch.float32, torch.float32])
+
+
 def shift(window: Tensor, *inputs: Tensor) -> None:
     window.copy_(run("shift", [window, *inputs], {}, [window.dtype])[0])
 

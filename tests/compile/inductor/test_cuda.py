@@ -88,15 +88,16 @@ def test_programs_become_code_that_launches_little_and_copies_no_cache(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("architecture", "layers"), [("Qwen3_5Text", 2), ("Mamba2", 3), ("Mamba", 3)])
+@pytest.mark.parametrize(("architecture", "layers"), [("Qwen3_5Text", 2), ("Mamba2", 3), ("Mamba", 3), ("Rwkv", 3)])
 def test_recurrent_layers_become_two_kernels(architecture, layers, tmp_path, tools):
-    """One that reads the states and one that writes them, of each layer; no state is copied."""
+    """One that reads the states and one that writes them, of each layer; no state is copied. RWKV's are as small as a
+    token, and written as the inputs of convolutions are."""
     options = {"drafter": "ngram", "nodes": 6, "dtype": "bfloat16", "max_batch": 4, "max_seq_len": 192}
     script = Path(__file__).parents[2] / "helpers" / "fake_cuda.py"
     ended = run(tmp_path, str(script), architecture, json.dumps(options | {"compute_capability": ["9.0"]}))
     assert "assuming every input is mutated" not in ended.stderr
     for program in json.loads(ended.stdout).values():
-        for kernel in ("linear_attention_kernel", "fold_kernel"):
+        for kernel in ("wkv_kernel",) if architecture == "Rwkv" else ("linear_attention_kernel", "fold_kernel"):
             assert len([name for name in program["launches"] if name.startswith(kernel)]) == layers
         state = re.compile(r", ((4, 12|12, 10), 8|3, 10, 32)\)$")  # behind the rows
         assert [shape for shape in program["allocated"] if state.search(shape)] == []

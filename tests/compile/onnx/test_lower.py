@@ -388,7 +388,7 @@ def test_the_shortest_rows(tmp_path):
     assert got == [greedy(expected, prompt, 4 - len(prompt), []) for prompt in prompts]
 
 
-HYBRIDS = ["Qwen3_5Text", "Lfm2", "GraniteMoeHybrid", "FalconH1", "Mamba2", "Jamba", "MiniMax"]
+HYBRIDS = ["Qwen3_5Text", "Lfm2", "GraniteMoeHybrid", "FalconH1", "Mamba2", "Jamba", "MiniMax", "Rwkv"]
 
 
 @pytest.mark.slow
