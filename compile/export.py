@@ -1,5 +1,6 @@
 """Trace a flat program into one exported graph and check what every backend relies on."""
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 from torch.export import Dim, ExportedProgram
-from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..errors import BuildError
@@ -20,6 +20,8 @@ from ..runtime.engine_file import EngineSpec
 from .assemble import FlatProgram, example_inputs
 from .drafters.blame import describe_error, line_of, model_line, reason_of
 from .drafters.validate import foreign_scorers
+from .graph_edits import base_of, written_arguments
+from .layers_once.once import layers_once
 
 Export = Callable[[FlatProgram, EngineSpec], ExportedProgram]
 Compile = Callable[[ExportedProgram, Path, dict[str, Any]], None]  # a program to a package, with Inductor's settings
@@ -46,8 +48,7 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
     inputs = example_inputs(spec, program, slots=min(2, spec.capacity // spec.slot_step - 1) * spec.slot_step)
     shapes = (tuple(dynamic.get(name, {}) for name in program.inputs),)
     try:
-        with torch.no_grad(), patch.object(torch._prims, "min", _lesser, create=True):
-            exported = torch.export.export(program, tuple(inputs), dynamic_shapes=shapes, strict=False)
+        exported = _trace(program, inputs, shapes)
     except Exception as error:  # tracing raises anything
         if line_of(error) or has_foreign_scorer(program):
             raise BuildError(f"drafter: {describe_error(error)}; {EXPECTED}") from error
@@ -65,6 +66,16 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
     if has_foreign_scorer(program) and not is_fake(inputs[0]):
         _check_least(exported, program, spec, inputs)
     return exported
+
+
+def _trace(program: FlatProgram, inputs: list[Tensor], shapes: Any) -> ExportedProgram:
+    """The program's graph. Layers that are alike are traced once; where that fails, each of them is."""
+    with torch.no_grad(), patch.object(torch._prims, "min", _lesser, create=True):
+        with contextlib.suppress(Exception), layers_once(program) as once:
+            exported = torch.export.export(program, tuple(inputs), dynamic_shapes=shapes, strict=False)
+            once.check_sizes()
+            return exported
+        return torch.export.export(program, tuple(inputs), dynamic_shapes=shapes, strict=False)
 
 
 def _lesser(stride: Any, other: Any) -> Any:
@@ -131,29 +142,3 @@ def written_inputs(exported: ExportedProgram) -> set[str]:
     them only once the graph is functional."""
     written = (base_of(value) for node in exported.graph.nodes for value in written_arguments(node))
     return {base.name for base in written if base.op == "placeholder"}
-
-
-def written_arguments(node: Node) -> list[Node]:
-    """The arguments that a node writes to in place."""
-    schema = getattr(node.target, "_schema", None)
-    arguments = schema.arguments if schema is not None else ()
-    given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | node.kwargs
-    written: list[Node] = []
-    for argument in arguments:
-        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given:
-            value = given[argument.name]
-            written += value if isinstance(value, list | tuple) else [value]
-    return written
-
-
-def base_of(node: Node) -> Node:
-    """What a node is a view of."""
-    while node.op == "call_function":
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.returns[0].alias_info is None:
-            break
-        source = node.kwargs.get("out", node.args[0])  # of a view, of a write in place, or of `getitem`
-        if not isinstance(source, Node):
-            break
-        node = source
-    return node

@@ -40,3 +40,29 @@ def drop_all_assertions(exported: ExportedProgram) -> None:
     for node in exported.graph.find_nodes(op="call_function", target=ASSERTION):
         exported.graph.erase_node(node)
     exported.graph_module.recompile()
+
+
+def written_arguments(node: Node) -> list[Node]:
+    """The arguments that a node writes to in place."""
+    schema = getattr(node.target, "_schema", None)
+    arguments = schema.arguments if schema is not None else ()
+    given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | node.kwargs
+    written: list[Node] = []
+    for argument in arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given:
+            value = given[argument.name]
+            written += value if isinstance(value, list | tuple) else [value]
+    return written
+
+
+def base_of(node: Node) -> Node:
+    """What a node is a view of."""
+    while node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.returns[0].alias_info is None:
+            break
+        source = node.kwargs.get("out", node.args[0])  # of a view, of a write in place, or of `getitem`
+        if not isinstance(source, Node):
+            break
+        node = source
+    return node

@@ -31,7 +31,7 @@ def convolve(inputs: ConvolutionInputs, weight: Tensor, bias: Tensor | None) -> 
     for tap, token in enumerate(where.window(size).unbind(2)):
         x = inputs_by_age.gather(1, (token + kept)[:, :, None].expand(-1, -1, weight.shape[0]))
         out = out + x.float() * weight[:, tap].float()
-    where.on_commit(lambda path, count: shift(inputs.window, inputs.own, path, count))
+    where.on_commit(shift, inputs.window, inputs.own)
     return out if bias is None else out + bias.float()
 
 

@@ -15,7 +15,7 @@ from torch import SymInt, Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from ..export import base_of, written_arguments
+from ..graph_edits import base_of, written_arguments
 
 LEAST = 3  # layers of a kind that are worth a function of their own
 NUMBERED = re.compile(r"^(.*?\.\d+)(?:\.|$)")  # the outermost module of a list, in a module's name
