@@ -5,6 +5,8 @@ import inspect
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -70,13 +72,13 @@ def _describe(layer: nn.Module, number: int, places: set[Place]) -> Layer | None
             lines.append(f"{name}: {type(module)} {id(type(module))}")
             for tensors in (module._parameters, module._buffers):
                 lines += [f"{key}: {'None' if x is None else describe_tensor(x)}" for key, x in tensors.items()]
-            lines += _hooks(module) if name else []
             for key, value in sorted(vars(module).items()):
                 if (name, key) in places:
                     own.append((name, key))
                     lines.append(f"{key}: its number")
                 elif key not in CONTENTS and not key.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
-                    lines.append(f"{key}: {_describe_value(value)}")
+                    own_method = isinstance(value, MethodType) and value.__self__ is module
+                    lines.append(f"{key}: {_describe_value(value.__func__ if own_method else value)}")
     except Opaque:
         return None
     return Layer(layer, number, "\n".join(lines), tuple(own))
@@ -87,15 +89,27 @@ def describe_tensor(x: Tensor) -> str:
     return f"{type(x)} {x.dtype} {tuple(x.shape)} {x.stride()} {x.device} {x.requires_grad}"
 
 
-def _hooks(module: nn.Module) -> list[str]:
-    """Those that run around a module within a layer. Raises Opaque for those that take something out of it."""
-    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+def check_hooks(layer: nn.Module) -> None:
+    """Raises Opaque if something within a layer has a hook, which may take something out of it. Those of the layer
+    itself run in any case."""
+    inner = [module for module in layer.modules() if module is not layer]
+    hooks = [
+        hook
+        for module in inner
+        for held in (module._forward_pre_hooks, module._forward_hooks)
+        for hook in held.values()
+    ]
     for hook in hooks:
         given = inspect.getclosurevars(hook).nonlocals if inspect.isfunction(hook) else {}
-        # transformers' keep what we do not ask for, but for hidden states.
+        # transformers' own keep what nobody asks for here, but for hidden states.
         if not hook.__module__.startswith("transformers.") or given.get("key", "hidden_states") == "hidden_states":
             raise Opaque
-    return [hook.__qualname__ for hook in hooks]
+
+
+def attributes(layer: nn.Module) -> list[dict[str, int]]:
+    """The identities of all that the modules of a layer hold."""
+    held = (held for module in layer.modules() for held in (vars(module), module._parameters, module._buffers))
+    return [{key: id(value) for key, value in each.items()} for each in held]
 
 
 def _describe_value(value: Any) -> str:
@@ -108,6 +122,8 @@ def _describe_value(value: Any) -> str:
         inside = [_describe_value(item) for item in value]
     elif isinstance(value, set | frozenset):
         inside = sorted(_describe_value(item) for item in value)
+    elif isinstance(value, partial):
+        inside = [_describe_value(part) for part in (value.func, value.args, value.keywords)]
     elif isinstance(value, Tensor):
         raise Opaque
     else:

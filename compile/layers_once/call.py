@@ -6,7 +6,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_slot
 
@@ -66,11 +66,13 @@ class Call:
         number. Raises Opaque."""
         left = []
         for where, (writes, earlier) in zip(self.given.passes, self.left, strict=True):
-            new = {name for name, tensor in where.earlier.items() if earlier.get(name) is not tensor}
+            new = [name for name, tensor in where.earlier.items() if earlier.get(name) is not tensor]
             own = names_of_layer(new, self.number)
-            if own.keys() != new:
+            if len(own) != len(new):
                 raise Opaque
-            left.append(([tuple(write) for write in where.writes[writes:]], {own[name]: where.earlier[name] for name in new}))
+            left.append(
+                ([tuple(write) for write in where.writes[writes:]], {own[name]: where.earlier[name] for name in new})
+            )
         return left
 
 
@@ -96,8 +98,9 @@ class Traced:
         """Whether something of it is read behind it that is not in the outcome. Sizes are the same wherever they are
         read."""
         left = set(self.places.values())
-        readers = (user for node in self.nodes if node not in left for user in node.users if user not in self.inside)
-        return any(getattr(user.target, "overloadpacket", None) not in SIZES for user in readers)
+        hidden = (node for node in self.nodes if node not in left and not isinstance(node.meta.get("val"), SymInt))
+        readers = (user for node in hidden for user in node.users if user not in self.inside)
+        return any(packet_of(user) not in SIZES for user in readers)
 
     def _place(self, tensor: Tensor) -> None:
         self.places[id(tensor)] = node_of(tensor, self.call.tracer)
@@ -113,6 +116,8 @@ class Traced:
     def _describe(self, node: Node) -> str:
         """What a node computes and where, in the same words for each layer of a kind."""
         given = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: Word(self._word(x)))
+        if packet_of(node) in SIZES:  # of any tensor that has it
+            given = ()
         value = torch.utils._pytree.tree_map(self.call.describe, node.meta.get("val"))
         stack = [(*map(self._here, (key, name)), kind) for key, (name, kind) in node.meta["nn_module_stack"].items()]
         names = f"{node.target} {id(node.target)} {base_name(node)}"
@@ -125,7 +130,10 @@ class Traced:
     def _word(self, node: Node) -> str:
         if node in self.inside:
             return f"n{self.inside[node]}"
-        return f"x{self.roles[node]}" if node in self.roles else node.name
+        if node in self.roles:
+            return f"x{self.roles[node]}"
+        value = node.meta.get("val")  # one size may be read in many places
+        return f"({self.call.describe(value)})" if isinstance(value, SymInt) else node.name
 
 
 class Word(str):
@@ -144,9 +152,14 @@ def node_of(tensor: Tensor, tracer: Any) -> Node:
     return node
 
 
+def packet_of(node: Node) -> Any:
+    """The operator that a node calls, whatever its overload; None for a function."""
+    return getattr(node.target, "overloadpacket", None)
+
+
 def base_name(node: Node) -> str:
     """The name that the tracer asked for, to which the graph appended a number."""
-    targets = node.target, getattr(getattr(node.target, "overloadpacket", None), "__name__", None)
+    targets = node.target, getattr(packet_of(node), "__name__", None)
     asked = [ILLEGAL.sub("_", node.graph._target_to_str(target)) for target in targets if target is not None]
     fitting = [name for name in asked if node.name.removeprefix(name).removeprefix("_").isdigit() or node.name == name]
     if not fitting:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
 
 from ...graphs.layer_number import LayerNumber
-from .alike import Layer, Opaque, alike_layers, describe_tensor
+from .alike import Layer, Opaque, alike_layers, attributes, check_hooks, describe_tensor
 from .call import Call, Traced
 from .given import Given
 from .repeat import repeat
@@ -38,6 +38,7 @@ class _Once:
         self.traced: dict[str, Traced] = {}  # the last call of each kind
         self.same: dict[str, tuple[Traced, Traced]] = {}  # the two calls of a kind that were found the same
         self.running: set[int] = set()
+        self.found: list[Traced] = []  # all that ever stood for others
         self.repeated: list[tuple[Traced, Call]] = []
 
     def called(self, original: Callable[..., Any], module: nn.Module, *given: Any, **named: Any) -> Any:
@@ -55,21 +56,26 @@ class _Once:
         try:
             with _untraced():
                 call, kind = _begin(layer, tracer, (given, named))
-                if self._may_repeat(call, kind):
-                    self.repeated.append((self.same[kind][1], call))
-                    return repeat(*self.repeated[-1])
         except Opaque:
             return forward(*given, **named)
-        numbers = [vars(layer.module.get_submodule(name))[key] for name, key in layer.places]
+        if self._may_repeat(call, kind):
+            self.repeated.append((self.same[kind][1], call))
+            with _untraced():
+                return repeat(*self.repeated[-1])
+        numbers, held = (
+            [vars(layer.module.get_submodule(name))[key] for name, key in layer.places],
+            attributes(layer.module),
+        )
         for number in numbers:
             number.read = False
         result = forward(*given, **named)
         before = self.traced.pop(kind, None)
         with contextlib.suppress(Opaque), _untraced():
-            if not any(number.read for number in numbers):
+            if not any(number.read for number in numbers) and attributes(layer.module) == held:
                 self.traced[kind] = traced = Traced(call, result)
                 if before is not None and before.text == traced.text:
                     self.same[kind] = before, traced
+                    self.found += self.same[kind]
         return result
 
     def _may_repeat(self, call: Call, kind: str) -> bool:
@@ -80,14 +86,17 @@ class _Once:
 
     def check_readers(self) -> None:
         """To be called once all is traced. Raises Leaked."""
-        if any(traced.leaks() for pair in self.same.values() for traced in pair):
+        if any(traced.leaks() for traced in self.found):
             raise Leaked
 
     def check_sizes(self) -> None:
         """To be called once it is known which sizes are one: those of the layer that was traced stand for those of the
         one that it was repeated for. Raises Leaked."""
         for traced, call in self.repeated:
-            if any(describe_tensor(one) != describe_tensor(other) for one, other in zip(traced.call.tensors, call.tensors, strict=True)):
+            if any(
+                describe_tensor(one) != describe_tensor(other)
+                for one, other in zip(traced.call.tensors, call.tensors, strict=True)
+            ):
                 raise Leaked
 
 
@@ -97,6 +106,7 @@ def _begin(layer: Layer, tracer: Any, arguments: Any) -> tuple[Call, str]:
     layers, _, number = path.rpartition(".")
     if number != str(layer.number):
         raise Opaque
+    check_hooks(layer.module)
     call = Call(tracer, Given.of(layer, arguments), layer.number, path)
     return call, f"{id(tracer.graph)} {layers}\n{layer.text}\n{call.kind}"
 

@@ -44,7 +44,9 @@ class _Repetition:
     def _copy(self, node: Node) -> Node:
         given, named = torch.fx.node.map_arg((node.args, node.kwargs), self._node)
         copy: Node = node.graph.create_node(node.op, node.target, given, named, base_name(node))
-        stack = {self._path(key): (self._path(name), kind) for key, (name, kind) in node.meta["nn_module_stack"].items()}
+        stack = {
+            self._path(key): (self._path(name), kind) for key, (name, kind) in node.meta["nn_module_stack"].items()
+        }
         copy.meta = {**node.meta, "nn_module_stack": stack}
         return copy
 
