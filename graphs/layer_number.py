@@ -1,5 +1,8 @@
 """The number of a layer, which says whether somebody has looked at it."""
 
+import builtins
+import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,36 +19,40 @@ class LayerNumber:
         self.read = True
         return getattr(self.number, name)
 
-    @property
-    def __class__(self) -> type:  # for isinstance
+    @property  # for isinstance
+    def __class__(self) -> type:  # type: ignore[override]
         return int
 
 
 def number_of(layer: int) -> int:
     """The number itself, for a cache, which keeps the same of each layer: that is no look."""
-    return layer.number if type(layer) is LayerNumber else layer  # type: ignore[unreachable]
+    return layer.number if type(layer) is LayerNumber else layer
 
 
-def _reading(name: str) -> Callable[..., Any]:
-    def read(number: LayerNumber, *given: Any) -> Any:
-        number.read = True
-        return getattr(int, name)(number.number, *(number_of(value) for value in given))
+def _reading(function: Callable[..., Any]) -> Callable[..., Any]:
+    def read(self: LayerNumber, *given: Any) -> Any:
+        self.read = True
+        return function(self.number, *(number_of(value) for value in given))
 
     return read
 
 
-for _name in (
-    *("__index__", "__int__", "__float__", "__complex__", "__bool__", "__hash__", "__repr__", "__str__", "__format__"),
-    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__pos__", "__neg__", "__abs__", "__invert__"),
-    *("__round__", "__floor__", "__ceil__", "__trunc__"),
-    *(
-        f"__{side}{operation}__"
-        for operation in (
-            *("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift"),
-            *("and", "or", "xor"),
-        )
-        for side in ("", "r")
-    ),
-):
-    if hasattr(int, _name):
-        setattr(LayerNumber, _name, _reading(_name))
+def _reading_last(function: Callable[..., Any]) -> Callable[..., Any]:
+    def read(self: LayerNumber, other: Any) -> Any:
+        self.read = True
+        return function(number_of(other), self.number)
+
+    return read
+
+
+for _name in ("int", "float", "complex", "bool", "hash", "repr", "str", "format", "round", "divmod"):
+    setattr(LayerNumber, f"__{_name}__", _reading(getattr(builtins, _name)))
+for _name in ("floor", "ceil", "trunc"):
+    setattr(LayerNumber, f"__{_name}__", _reading(getattr(math, _name)))
+for _name in ("index", "eq", "ne", "lt", "le", "gt", "ge", "pos", "neg", "abs", "invert"):
+    setattr(LayerNumber, f"__{_name}__", _reading(getattr(operator, _name)))
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor"):
+    _function = getattr(operator, f"__{_name}__")
+    setattr(LayerNumber, f"__{_name}__", _reading(_function))
+    setattr(LayerNumber, f"__r{_name}__", _reading_last(_function))
+LayerNumber.__rdivmod__ = _reading_last(divmod)  # type: ignore[attr-defined]

@@ -116,8 +116,7 @@ class Traced:
     def _describe(self, node: Node) -> str:
         """What a node computes and where, in the same words for each layer of a kind."""
         given = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: Word(self._word(x)))
-        if packet_of(node) in SIZES:  # of any tensor that has it
-            given = ()
+        given = given if packet_of(node) not in SIZES else ((), {})  # of any tensor that has it
         value = torch.utils._pytree.tree_map(self.call.describe, node.meta.get("val"))
         stack = [(*map(self._here, (key, name)), kind) for key, (name, kind) in node.meta["nn_module_stack"].items()]
         names = f"{node.target} {id(node.target)} {base_name(node)}"
