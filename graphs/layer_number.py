@@ -19,8 +19,8 @@ class LayerNumber:
         self.read = True
         return getattr(self.number, name)
 
-    @property  # for isinstance
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # for isinstance
         return int
 
 

@@ -10,6 +10,7 @@ from torch import SymInt, Tensor
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_slot
 
+from ...graphs.attention import Write
 from ...graphs.hybrid_cache import names_of_layer
 from ..graph_edits import base_of, written_arguments
 from .alike import PLAIN, Opaque, describe_tensor
@@ -61,18 +62,19 @@ class Call:
         counts = ((self.within(name), count) for name, count in self.tracer.num_calls.items())
         return {name: count for name, count in counts if name is not None}
 
-    def left_behind(self) -> list[tuple[list[Any], dict[str, Tensor]]]:
-        """What the layer has left to each pass since it began: writes, and tensors by their name without the layer's
-        number. Raises Opaque."""
+    def new_writes(self) -> list[list[Write]]:
+        """The writes that the layer has left to each pass since it began."""
+        return [where.writes[writes:] for where, (writes, _) in zip(self.given.passes, self.left, strict=True)]
+
+    def new_tensors(self) -> list[dict[str, Tensor]]:
+        """What it has left to each for later passes, by names without the layer's number. Raises Opaque."""
         left = []
-        for where, (writes, earlier) in zip(self.given.passes, self.left, strict=True):
+        for where, (_, earlier) in zip(self.given.passes, self.left, strict=True):
             new = [name for name, tensor in where.earlier.items() if earlier.get(name) is not tensor]
             own = names_of_layer(new, self.number)
             if len(own) != len(new):
                 raise Opaque
-            left.append(
-                ([tuple(write) for write in where.writes[writes:]], {own[name]: where.earlier[name] for name in new})
-            )
+            left.append({own[name]: where.earlier[name] for name in new})
         return left
 
 
@@ -82,7 +84,12 @@ class Traced:
 
     def __init__(self, call: Call, result: Any):
         """Raises Opaque for what cannot be repeated."""
-        self.call, self.outcome = call, (result, call.left_behind())
+        writes = call.new_writes()
+        self.functions = [[write.function for write in each] for each in writes]
+        self.call, self.outcome = (
+            call,
+            (result, [[write.tensors for write in each] for each in writes], call.new_tensors()),
+        )
         nodes = takewhile(lambda node: node is not call.last, reversed(call.tracer.graph.nodes))
         self.nodes = list(nodes)[::-1]
         self.inside = {node: index for index, node in enumerate(self.nodes)}
@@ -92,7 +99,9 @@ class Traced:
         self.calls = {name: count - call.called.get(name, 0) for name, count in call.calls().items()}
         self._check_writes()
         outcome = map_tensors((self.outcome, call.tensors), lambda x: Word(self._word(self.places[id(x)])))
-        self.text = "\n".join([*map(self._describe, self.nodes), f"{outcome} {sorted(self.calls.items())}"])
+        self.text = "\n".join(
+            [*map(self._describe, self.nodes), f"{outcome} {self.functions} {sorted(self.calls.items())}"]
+        )
 
     def leaks(self) -> bool:
         """Whether something of it is read behind it that is not in the outcome. Sizes are the same wherever they are
@@ -174,6 +183,6 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
         return type(value)(map_tensors(item, function) for item in value)
     if type(value) is dict:
         return {key: map_tensors(item, function) for key, item in value.items()}
-    if type(value) in PLAIN or callable(value):  # the functions of writes
+    if type(value) in PLAIN:
         return value
     raise Opaque

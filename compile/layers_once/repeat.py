@@ -29,9 +29,11 @@ class _Repetition:
             self.copies[node] = self._copy(node)
         for theirs, ours in zip(self.traced.call.tensors, self.call.tensors, strict=True):
             self._track(ours, self.traced.places[id(theirs)])  # what was written to
-        result, left = map_tensors(self.traced.outcome, self._tensor)
-        for where, (writes, earlier) in zip(self.call.given.passes, left, strict=True):
-            where.writes += [Write(*write) for write in writes]
+        result, writes, left = map_tensors(self.traced.outcome, self._tensor)
+        for where, functions, tensors, earlier in zip(
+            self.call.given.passes, self.traced.functions, writes, left, strict=True
+        ):
+            where.writes += map(Write, functions, tensors)
             where.earlier |= {name_of_layer(name, self.call.number): tensor for name, tensor in earlier.items()}
         for name, count in self.traced.calls.items():
             self.call.tracer.num_calls[self.call.path + name] = self.call.called.get(name, 0) + count

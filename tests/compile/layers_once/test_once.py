@@ -19,11 +19,10 @@ from torch.export import ExportedProgram
 
 LAYERS_ONCE = "specstep.compile.export.layers_once"
 SIX = {"num_hidden_layers": 6}
-THREES = ["full_attention"] * 3
 
 
-def linear(kind: str) -> dict[str, Any]:
-    return {"num_hidden_layers": 7, "layer_types": [kind, kind, "full_attention", kind, *THREES]}
+def recurrent(kind: str) -> dict[str, Any]:
+    return {"num_hidden_layers": 6, "layer_types": [*[kind] * 5, "full_attention"]}
 
 
 def assembled(model: Any, **options: Any) -> Assembled:
@@ -92,8 +91,8 @@ def test_the_graph_is_that_of_every_layer() -> None:
         ("Qwen3Moe", SIX | {"mlp_only_layers": [0]}, 3, 3),
         ("DeepseekV3", SIX, 2, 2),
         ("GptOss", {"num_hidden_layers": 8, "layer_types": ["sliding_attention", "full_attention"] * 4}, 3, 3),
-        ("Lfm2", linear("conv"), 0, 0),
-        ("Qwen3Next", linear("linear_attention"), 0, 0),
+        ("Lfm2", recurrent("conv"), 2, 2),
+        ("Qwen3Next", recurrent("linear_attention"), 3, 3),
     ],
 )
 def test_the_graph_of_mixed_layers_is_that_of_every_layer(
