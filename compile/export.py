@@ -1,5 +1,6 @@
 """Trace a flat program into one exported graph and check what every backend relies on."""
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from .drafters.blame import describe_error, line_of, model_line, reason_of
 from .drafters.validate import foreign_scorers
 from .fold_numbers import fold_numbers
 from .graph_edits import base_of, drop_dead_code, written_arguments
+from .layers_once.once import layers_once
 
 Export = Callable[[FlatProgram, EngineSpec], ExportedProgram]
 Compile = Callable[[ExportedProgram, Path, dict[str, Any]], None]  # a program to a package, with Inductor's settings
@@ -47,8 +49,7 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
     inputs = example_inputs(spec, program, slots=min(2, spec.capacity // spec.slot_step - 1) * spec.slot_step)
     shapes = (tuple(dynamic.get(name, {}) for name in program.inputs),)
     try:
-        with torch.no_grad(), patch.object(torch._prims, "min", _lesser, create=True):
-            exported = torch.export.export(program, tuple(inputs), dynamic_shapes=shapes, strict=False)
+        exported = _trace(program, inputs, shapes)
     except Exception as error:  # tracing raises anything
         if line_of(error) or has_foreign_scorer(program):
             raise BuildError(f"drafter: {describe_error(error)}; {EXPECTED}") from error
@@ -68,6 +69,16 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
     if has_foreign_scorer(program) and not is_fake(inputs[0]):
         _check_least(exported, program, spec, inputs)
     return exported
+
+
+def _trace(program: FlatProgram, inputs: list[Tensor], shapes: Any) -> ExportedProgram:
+    """The program's graph. Layers that are alike are traced once; where that fails, each of them is."""
+    with torch.no_grad(), patch.object(torch._prims, "min", _lesser, create=True):
+        with contextlib.suppress(Exception), layers_once(program) as once:
+            exported = torch.export.export(program, tuple(inputs), dynamic_shapes=shapes, strict=False)
+            once.check_sizes()
+            return exported
+        return torch.export.export(program, tuple(inputs), dynamic_shapes=shapes, strict=False)
 
 
 def _lesser(stride: Any, other: Any) -> Any:

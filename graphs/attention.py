@@ -4,6 +4,7 @@ Letters: B batch, T tokens in this pass, M tree keys, H heads, G query heads per
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,16 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..kernels.bits import chain_bits, word_count
 from ..kernels.int8_rows import quantize_rows
 from ..kernels.tree_attention.op import tree_attention
+from .layer_number import number_of
 
 ATTENTION_NAME = "specstep"
+
+
+class Write(NamedTuple):
+    """A write that waits for the tokens that are committed, see `Pass.on_commit`."""
+
+    function: Callable[..., None]
+    tensors: tuple[Tensor | None, ...]
 
 
 class Pass:
@@ -44,7 +53,7 @@ class Pass:
         self.parents, self.state, self.count = parents, state or {}, count
         self.earlier = {} if earlier is None else earlier
         self._windows: dict[int, Tensor] = {}  # layers share them
-        self._writes: list[Callable[[Tensor, Tensor], None]] = []
+        self.writes: list[Write] = []
 
     @property
     def positions(self) -> Tensor:
@@ -83,18 +92,19 @@ class Pass:
         where = self.lengths, self.depths, self.ancestors, self.key_depths, self.first_key, self.wanted, self.outputs
         return Pass(*where, self.parents, state, self.count)
 
-    def on_commit(self, write: Callable[[Tensor, Tensor], None]) -> None:
-        """Leave a write to the state of the rows, write(path [B, places], count [B]), until it is known which tokens
-        are committed: the first `count` of a path."""
+    def on_commit(self, write: Callable[..., None], *tensors: Tensor | None) -> None:
+        """Leave a write to the state of the rows, write(*tensors, path [B, places], count [B]), until it is known which
+        tokens are committed: the first `count` of a path."""
         if self.count is None:
-            self._writes.append(write)
+            self.writes.append(Write(write, tensors))
         else:
-            write(torch.arange(self.depths.shape[1], device=self.depths.device).expand_as(self.depths), self.count)
+            path = torch.arange(self.depths.shape[1], device=self.depths.device).expand_as(self.depths)
+            write(*tensors, path, self.count)
 
     def commit(self, path: Tensor, count: Tensor) -> None:
         """Do what was left. path [B, places] int64: tokens of this pass; count [B] int64: how many are committed."""
-        for write in self._writes:
-            write(path, count)
+        for write, tensors in self.writes:
+            write(*tensors, path, count)
 
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float, sinks: Tensor | None
@@ -152,7 +162,7 @@ class LayerCache:
         that does not see it would multiply it with 0, which is not 0."""
         row = torch.arange(key.shape[0], device=key.device)[:, None, None]
         head = torch.arange(key.shape[1], device=key.device)[:, None]
-        caches = self.keys[layer_idx], self.values[layer_idx]
+        caches = self.keys[number_of(layer_idx)], self.values[number_of(layer_idx)]
         for cache, new in zip(caches, (key, value), strict=True):
             rounded = cache.dtype == torch.int8
             new = new if rounded else new.to(cache.dtype)
@@ -160,6 +170,10 @@ class LayerCache:
             new = quantize_rows(new) if rounded else new
             cache.index_put_((row, head, self.slots[:, None]), new)
         return caches
+
+    def of_layer(self, number: int) -> dict[str, Tensor]:
+        """All that there is of one layer, in the same words for each."""
+        return {"keys": self.keys[number], "values": self.values[number]}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0

@@ -45,7 +45,7 @@ def taps(inputs: ConvolutionInputs, size: int) -> list[Tensor]:
 
 def commit_inputs(inputs: ConvolutionInputs) -> None:
     """Have the last inputs kept of what the tokens of the pass leave, once it is known which of them are committed."""
-    inputs.where.on_commit(lambda path, count: shift(inputs.window, inputs.own, path, count))
+    inputs.where.on_commit(shift, inputs.window, inputs.own)
 
 
 def replaced(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,8 +3,9 @@
 Letters: B batch, T tokens in this pass, H heads, S cache slots, D head size, C channels, W inputs of a window.
 """
 
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from ..kernels.fold.op import fold
 from .attention import LayerCache, Pass
+from .layer_number import number_of
 
 WINDOW, RECURRENT = "window.", "recurrent."  # state tensors, each with the number of its layer
+OF_LAYER = re.compile(rf"({re.escape(WINDOW)}|{re.escape(RECURRENT)})(\d*)(\..*)?")
 
 
 def window_name(layer: int, index: int = 0) -> str:
@@ -55,6 +58,17 @@ def take_state() -> RecurrentState | None:
     return state
 
 
+def names_of_layer(names: Iterable[str], number: int) -> dict[str, str]:
+    """Those names that are of a layer -> the name without its number."""
+    found = [(name, OF_LAYER.fullmatch(name)) for name in names]
+    return {name: f"{part[1]}{part[3] or ''}" for name, part in found if part and part[2] == str(number)}
+
+
+def name_of_layer(name: str, number: int) -> str:
+    """A name without a number, as `names_of_layer` has it -> that of a layer."""
+    return OF_LAYER.sub(rf"\g<1>{number}\g<3>", name)
+
+
 class Written(NamedTuple):
     """What a pass writes to a state of linear attention once its tokens are committed, see `kernels.fold`."""
 
@@ -78,7 +92,7 @@ class HybridCache(LayerCache):
         self.where, self.index = where, {layer: index for index, layer in enumerate(layers)}
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        return super().update(key, value, self.index[layer_idx])
+        return super().update(key, value, self.index[number_of(layer_idx)])
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         """None: transformers then hands all tokens of a convolution to `update_conv_state`, one alone, too."""
@@ -87,20 +101,27 @@ class HybridCache(LayerCache):
         self, x: Tensor, layer_idx: int, *_: object, state_idx: int = 0, **__: object
     ) -> ConvolutionInputs:
         """x [B, C, T], the inputs of one of a layer's convolutions -> those that it reads."""
-        name = window_name(layer_idx, state_idx)
+        name = window_name(number_of(layer_idx), state_idx)
         window = self.where.state[name]
         own = x.transpose(1, 2).to(window.dtype, memory_format=torch.contiguous_format, copy=True)
         return ConvolutionInputs(self.where.with_earlier(name, own), window, self.where)
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
         """None, as above: what computes the layer takes its state next."""
-        name = f"{RECURRENT}{layer_idx}"
+        name = f"{RECURRENT}{number_of(layer_idx)}"
         _next.state = RecurrentState(name, self.where.state[name], self.where)
 
     def update_recurrent_state(self, written: Written, layer_idx: int, *_: object, **__: object) -> None:
         """Have the pass write to a layer's state what its tokens leave there, once they are committed."""
-        state = self.where.state[f"{RECURRENT}{layer_idx}"]
-        self.where.on_commit(lambda path, count: fold(state, *written, path, count))
+        state = self.where.state[f"{RECURRENT}{number_of(layer_idx)}"]
+        self.where.on_commit(fold, state, *written)
+
+    def of_layer(self, number: int) -> dict[str, Tensor]:
+        """Its keys and values, its state, and what earlier passes left of it."""
+        kept = super().of_layer(self.index[number]) if number in self.index else {}
+        for kind, held in (("state", self.where.state), ("earlier", self.where.earlier)):
+            kept |= {f"{kind} {rest}": held[name] for name, rest in names_of_layer(held, number).items()}
+        return kept
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return super().get_mask_sizes(query_length, layer_idx) if self.keys else (query_length, 0)

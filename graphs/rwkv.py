@@ -93,8 +93,7 @@ def either_function(original: Callable[..., Any]) -> Callable[..., Any]:
         )
         decay, sums = -time_decay.float().exp(), kept.tensor.unflatten(2, (3, -1))[:, 0]
         out, states = wkv(keys, values, decay, time_first.float(), sums, where.parents)
-        left = states.flatten(2)
-        where.on_commit(lambda path, count: shift(kept.tensor, left, path, count))
+        where.on_commit(shift, kept.tensor, states.flatten(2))
         return out[:, where.first_key :].to(key.dtype), None
 
     return call
