@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ...errors import BuildError
-from .fields import Fields, has, head_size, layer_types
+from .fields import Fields, head_size, layer_types
 from .file import GgufFile
 from .metadata import Metadata
 from .mixtures import experts
@@ -67,27 +67,28 @@ def gemma3(metadata: Metadata, file: GgufFile) -> Fields:
 
 
 def gemma3n(metadata: Metadata, file: GgufFile) -> Fields:
-    layers, whole = metadata.need("block_count"), rope_parameters(metadata, file, metadata.need("attention.key_length"))
+    whole = rope_parameters(metadata, file, metadata.need("attention.key_length"))
+    kinds, laurel = layer_types(metadata, 5), file.tensors.get("blk.0.laurel_l.weight")
     if (streams := metadata.need("altup.num_inputs")) != _STREAMS:
         raise BuildError(f"model: {metadata.name}: altup.num_inputs: expected {_STREAMS}, got {streams}")
-    return layer_types(metadata, 5) | _per_layer(metadata, file) | {
+    return kinds | _per_layer(metadata, file) | ({} if laurel is None else {"laurel_rank": laurel.shape[0]}) | {
         "intermediate_size": _of_layers(metadata, "feed_forward_length"),
         "final_logit_softcapping": metadata.get("final_logit_softcapping"),
         "rope_parameters": {"full_attention": whole, "sliding_attention": _local(metadata)},
         "altup_num_inputs": streams,
         "altup_active_idx": metadata.need("altup.active_idx"),
-        "laurel_rank": file.tensors["blk.0.laurel_l.weight"].shape[0] if has(file, "laurel_l.weight") else 0,
         "activation_sparsity_pattern": [
             round(0.5 + math.erf(scale / math.sqrt(2)) / 2, 6)  # the share that a normal distribution has below it
             for scale in _of_layers(metadata, "activation_sparsity_scale")
         ],
-        "num_kv_shared_layers": metadata.get("attention.shared_kv_layers", max(0, layers - 20)),
+        "num_kv_shared_layers": _sharing(metadata, kinds["layer_types"], metadata.need("block_count") - 20),
     }  # fmt: skip
 
 
 def gemma4(metadata: Metadata, file: GgufFile) -> Fields:
     """Its global layers have heads of another size, and its last layers may have no keys, and twice the width."""
-    kinds, shared = layer_types(metadata, 6), metadata.get("attention.shared_kv_layers", 0)
+    kinds = layer_types(metadata, 6)
+    shared = _sharing(metadata, kinds["layer_types"], 0)
     whole, with_keys = [kind == "full_attention" for kind in kinds["layer_types"]], len(kinds["layer_types"]) - shared
     rope = _proportional(metadata, file, metadata.need("attention.key_length"))
     same = any(
@@ -99,6 +100,17 @@ def gemma4(metadata: Metadata, file: GgufFile) -> Fields:
         "final_logit_softcapping": metadata.get("final_logit_softcapping"),
         "rope_parameters": {"full_attention": rope, "sliding_attention": _local(metadata)},
     } | _heads(metadata, whole)  # fmt: skip
+
+
+def _sharing(metadata: Metadata, kinds: list[str], default: int) -> int:
+    """How many layers attend to the keys of an earlier one of their kind, the last ones. Raises BuildError."""
+    shared = metadata.get("attention.shared_kv_layers", max(0, default))
+    if not 0 <= shared < len(kinds) or {*kinds[: len(kinds) - shared]} != {*kinds}:
+        raise BuildError(
+            f"model: {metadata.name}: attention.shared_kv_layers: expected a layer of each kind ahead of those, got "
+            f"{shared} of {len(kinds)}"
+        )
+    return int(shared)
 
 
 def _widths(metadata: Metadata, with_keys: int) -> Fields:
