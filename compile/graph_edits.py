@@ -11,6 +11,7 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 CONVERSIONS = (aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, aten.type_as.default)  # of dtypes
+LINEAR = aten.linear.default
 ASSERTION = aten._assert_tensor_metadata.default  # the exporter puts one ahead of each conversion
 
 
@@ -35,10 +36,10 @@ def drop_assertions(node: Node) -> bool:
 
 
 def drop_dead_code(exported: ExportedProgram) -> None:
-    """Erase what no output and no write to an input depends on: a prefill asks for no logits, so that of its last layer
-    all but keys and values goes, and so do layers that have none. With it go assertions of dtypes, which were those of
-    the trace: torch 2.11 makes another one of a scatter over zeros, which changes nothing, and would stop at what
-    asserts it."""
+    """Erase what no output and no write to an input depends on: a prefill asks for no logits, so that of its last
+    layer all behind keys and values goes, and so do layers that have none. With it go assertions of dtypes, which were
+    those of the trace: torch 2.11 makes another one of a scatter over zeros, which changes nothing, and would stop at
+    what asserts it."""
     live: set[Node] = set()
     read: set[Node] = set()  # tensors whose elements are: what was written to them before is live, too
     for node in reversed(exported.graph.nodes):
@@ -49,6 +50,9 @@ def drop_dead_code(exported: ExportedProgram) -> None:
             continue
         live |= {node, *node.all_input_nodes}
         read |= {base_of(source) for source in node.all_input_nodes}
+    # Layers of one x become one product, whose weights programs share: what stands beside one that stays does, too.
+    shared = {node.args[0] for node in live if node.target == LINEAR}
+    live |= {node for node in exported.graph.nodes if node.target == LINEAR and node.args[0] in shared}
     for node in reversed(exported.graph.nodes):
         if node not in live:
             exported.graph.erase_node(node)

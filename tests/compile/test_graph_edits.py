@@ -45,10 +45,11 @@ def linear_layers(architecture, drafter="ngram"):
     return [[*node.meta["nn_module_stack"].values()][-1][0].partition("model.model.")[2] for node in nodes]
 
 
-def test_a_prefill_computes_of_the_last_layer_keys_and_values_alone():
+def test_a_prefill_ends_with_the_keys_and_values_of_the_last_layer():
+    """Queries are part of their product."""
     names = linear_layers("Llama")
-    assert len(names) == 2 * 7 + 2
-    assert names[-2:] == ["layers.2.self_attn.k_proj", "layers.2.self_attn.v_proj"]
+    assert len(names) == 2 * 7 + 3
+    assert names[-3:] == [f"layers.2.self_attn.{part}_proj" for part in "qkv"]
 
 
 def test_a_prefill_leaves_layers_out_that_share_keys():
