@@ -22,7 +22,7 @@ from .drafters.blame import describe_error, line_of, model_line, reason_of
 from .drafters.validate import foreign_scorers
 from .fold_numbers import fold_numbers
 from .graph_edits import base_of, drop_dead_code, written_arguments
-from .layers_once.once import layers_once
+from .traced_once.once import layers_traced_once
 
 Export = Callable[[FlatProgram, EngineSpec], ExportedProgram]
 Compile = Callable[[ExportedProgram, Path, dict[str, Any]], None]  # a program to a package, with Inductor's settings
@@ -74,7 +74,7 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
 def _trace(program: FlatProgram, inputs: list[Tensor], shapes: Any) -> ExportedProgram:
     """The program's graph. Layers that are alike are traced once; where that fails, each of them is."""
     with torch.no_grad(), patch.object(torch._prims, "min", _lesser, create=True):
-        with contextlib.suppress(Exception), layers_once(program) as once:
+        with contextlib.suppress(Exception), layers_traced_once(program) as once:
             exported = torch.export.export(program, tuple(inputs), dynamic_shapes=shapes, strict=False)
             once.check_sizes()
             return exported

@@ -95,7 +95,7 @@ class LayerCode:
 
 
 @contextlib.contextmanager
-def layers_once(program: ExportedProgram, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def layers_compiled_once(program: ExportedProgram, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Have each kind of layer of a program compiled once. The program, which calls them then, is to be compiled within
     it, with the settings that it gives."""
     code = LayerCode(config)

@@ -29,7 +29,7 @@ from .compilers import check_torch, check_vector_instructions
 from .exact_walk import left_over
 from .forked import Forked, run_forked
 from .kept_code import find_program, keep_program, program_key
-from .layer_code import layers_once
+from .layer_code import layers_compiled_once
 from .lean_code import FEW_PAIRS, UNCHECKED, known, no_input_checks, rules_made_once
 from .of_rank import export_like
 from .rewrites import rewrite_for_cpu, rewrite_for_gpu
@@ -200,7 +200,7 @@ def compile_programs(
 def _compiles(program: ExportedProgram, path: Path, config: dict[str, Any]) -> Callable[[Any], None]:
     def compile_it(progress: OnProgress) -> None:
         settings = signed(config, program)
-        with _lean(), layers_once(program, settings) as with_layers:
+        with _lean(), layers_compiled_once(program, settings) as with_layers:
             _compile(program, path, with_layers)
 
     return compile_it

@@ -119,7 +119,7 @@ def _untraced() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def layers_once(program: nn.Module) -> Iterator[_Once]:
+def layers_traced_once(program: nn.Module) -> Iterator[_Once]:
     """Within it a trace of the program traces each kind of layer twice."""
     layers = alike_layers(program)
     once = _Once(layers)

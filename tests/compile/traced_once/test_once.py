@@ -12,12 +12,12 @@ from models import tiny_model
 from specstep.compile.assemble import Assembled, assemble
 from specstep.compile.config import make_config
 from specstep.compile.export import export_program
-from specstep.compile.layers_once.once import layers_once
 from specstep.compile.source import Source
+from specstep.compile.traced_once.once import layers_traced_once
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-LAYERS_ONCE = "specstep.compile.export.layers_once"
+LAYERS_ONCE = "specstep.compile.export.layers_traced_once"
 SIX = {"num_hidden_layers": 6}
 
 
@@ -36,7 +36,7 @@ def traced(graphs: Assembled, name: str) -> tuple[ExportedProgram, int]:
 
     @contextlib.contextmanager
     def watched(program: nn.Module) -> Iterator[Any]:
-        with layers_once(program) as once:
+        with layers_traced_once(program) as once:
             yield once
         seen.append(len(once.repeated))
 
