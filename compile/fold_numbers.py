@@ -15,6 +15,7 @@ from torch.fx import Node
 aten = torch.ops.aten
 KEPT = aten.detach_.default  # the one write in place that changes nothing
 COUNTED = aten.arange.start_step
+RANDOM = torch.Tag.nondeterministic_seeded  # of ops that give another value each time
 MOST = 65536  # elements that are held
 POWER = aten.pow.Scalar
 
@@ -65,11 +66,12 @@ def _counts(node: Node) -> bool:
 
 def _value(node: Node, known: dict[Node, Any]) -> Any:
     """What a node makes of known values, None where it does more than compute."""
-    computes = isinstance(node.target, OpOverload) and (not node.target._schema.is_mutable or node.target == KEPT)
-    if not computes and node.target != operator.getitem:
+    op = node.target
+    computes = isinstance(op, OpOverload) and (not op._schema.is_mutable or op == KEPT) and RANDOM not in op.tags
+    if not computes and op != operator.getitem:
         return None
     arguments, named = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
-    return node.target(*arguments, **named)  # type: ignore[operator]
+    return op(*arguments, **named)  # type: ignore[operator]
 
 
 def _number(node: Node, value: Tensor) -> Node:

@@ -58,3 +58,14 @@ def test_powers_of_a_range_are_held():
     assert not [spec for spec in specs if spec.kind == InputKind.CONSTANT_TENSOR], "the compiler would rename it"
     (held,) = (value for name, value in program.constants.items() if name.startswith("folded_"))
     assert torch.equal(held, 1.0 / (10000.0 ** (torch.arange(0, 12, 2, dtype=torch.float32) / 12)))
+
+
+class Noise(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.rand_like(torch.tensor(1.0))
+
+
+def test_what_is_another_number_each_time_stays():
+    program = torch.export.export(Noise(), (torch.zeros(1),))
+    fold_numbers(program)
+    assert torch.ops.aten.rand_like.default in targets(program)
