@@ -12,10 +12,10 @@ CONFIG, MARK = "config.pbtxt", "# Written by `specstep export-triton`."
 MODEL = '''"""Written by `specstep export-triton`: an instance of this model is an engine of the installed specstep."""
 
 import triton_python_backend_utils
-from specstep.serving.triton.model import Model
+from specstep.serving.triton.model import TritonModel
 
 
-class TritonPythonModel(Model):
+class TritonPythonModel(TritonModel):
     utils = triton_python_backend_utils
 '''
 
