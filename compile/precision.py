@@ -78,7 +78,7 @@ def _fp8(weight: Tensor) -> WeightForm:
     return WeightForm(FP8, lambda weight: quantize(weight)[0])
 
 
-def fp8_scales() -> WeightForm:
+def fp8_scales(_: Tensor) -> WeightForm:
     """The scales of a weight that becomes FP8."""
     return WeightForm(FP8_SCALES, lambda weight: quantize(weight)[1])
 

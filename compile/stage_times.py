@@ -4,14 +4,8 @@ import time
 
 from ..progress import OnProgress
 
-BUILD_STAGES = (
-    "loading",
-    "comparing",
-    "tracing",
-    "compiling",
-    "translating",
-    "writing",
-)  # as messages of a build begin
+# As the messages of a build begin.
+BUILD_STAGES = ("loading", "comparing", "tracing", "compiling", "packing", "translating", "writing")
 # What is usually left, by the stage that begins, as a multiple of what went before. Most of a build's time is Python's
 # and depends on the machine alone.
 LEFT = {"tracing": 8.0, "compiling": 1.4}

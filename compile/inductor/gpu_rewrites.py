@@ -13,9 +13,9 @@ from torch.fx import Node
 from ...kernels.fp8_linear.op import fp8_linear
 from ...kernels.kv_write.op import kv_write
 from ..graph_edits import insert_call
-from ..precision import FP8, Precision, WeightForm, fp8_scales
+from ..precision import FP8, Precision
 from .packed_weights import OpCall, joined_layers, replace_layers
-from .stored_program import Packed, PackedTensors, StoredProgram
+from .stored_program import COPIED, FP8_SCALED, Packed, PackedTensors, StoredProgram
 
 MOST_COUNTED = 1024  # elements of a row, each compared with all: a million comparisons take a few microseconds
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -30,11 +30,10 @@ def join_layers(exported: Collection[ExportedProgram], precision: Precision) -> 
     programs = [StoredProgram(program, packed, "cuda", DTYPES) for program in exported]
     for program, runs in zip(programs, joined_layers(programs, outputs=1), strict=True):
         for layers in runs:
-            form = program.form(layers[0].args[1])
-            if form.kind == FP8:
-                replace_layers(program, layers, form, partial(_fp8_linear, program, layers))
+            if program.kind(layers[0].args[1]) == FP8:
+                replace_layers(program, layers, partial(_fp8_linear, program, layers))
             elif len(layers) > 1:
-                replace_layers(program, layers, WeightForm(form.kind, torch.clone), _linear)
+                replace_layers(program, layers, _linear, COPIED)
         program.drop_unused()
     return list(packed.made.values())
 
@@ -46,7 +45,7 @@ def _linear(x: Node, weight: Node, bias: Any, columns: int) -> OpCall:
 def _fp8_linear(
     program: StoredProgram, layers: Sequence[Node], x: Node, weight: Node, bias: Any, columns: int
 ) -> OpCall:
-    scales = program.packed([layer.args[1] for layer in layers], fp8_scales())
+    scales = program.packed([layer.args[1] for layer in layers], FP8_SCALED)
     return fp8_linear._opoverload, (x, weight, scales, bias)
 
 

@@ -27,6 +27,7 @@ from ..writer import identity
 MOST_BYTES = 2**30  # of all programs; the ones that were not used for longest go first
 DIGEST = hashlib.sha256().digest_size
 SMALL, SHORT = 65_536, 8  # elements of constants whose values count: of integers, of numbers
+PROGRAM = "pt2"  # the ending of a compiled program's name
 OURS = "specstep"  # the namespace of our ops
 PACKAGE = Path(__file__).parents[2]
 SOURCES = ("*.py", "compile/**/*.py", "graphs/**/*.py", "kernels/**/*.py")  # what a program may have come from
@@ -34,35 +35,41 @@ SOURCES = ("*.py", "compile/**/*.py", "graphs/**/*.py", "kernels/**/*.py")  # wh
 
 def find_program(key: str, path: Path) -> bool:
     """Write the program that is kept under a key to `path` -> whether there is one, whole."""
-    kept = _place(key)
-    try:
-        data = kept.read_bytes()
-    except OSError:
-        return False
-    if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
-        return False
-    path.write_bytes(data[DIGEST:])
-    with suppress(OSError):  # of another user, say
-        os.utime(kept)
-    return True
+    data = kept_bytes(key, PROGRAM)
+    if data is not None:
+        path.write_bytes(data)
+    return data is not None
 
 
 def keep_program(key: str, path: Path) -> None:
-    """Keep the program at `path`, and no more of all than MOST_BYTES. A cache that cannot be written keeps nothing."""
-    data = path.read_bytes()
+    """Keep the program at `path`."""
+    keep_bytes(key, PROGRAM, path.read_bytes())
+
+
+def kept_bytes(key: str, kind: str) -> bytes | None:
+    """What is kept under a key, whole, or None. kind: the ending of the file's name."""
+    kept = _place(key, kind)
+    try:
+        data = kept.read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
+        return None
+    with suppress(OSError):  # of another user, say
+        os.utime(kept)
+    return data[DIGEST:]
+
+
+def keep_bytes(key: str, kind: str, data: bytes) -> None:
+    """Keep something, and no more of all than MOST_BYTES. A cache that cannot be written keeps nothing."""
     with suppress(OSError):
-        keep(_place(key), hashlib.sha256(data).digest() + data)
+        keep(_place(key, kind), hashlib.sha256(data).digest() + data)
         _remove_oldest()
 
 
 def program_key(program: ExportedProgram, settings: Mapping[str, Any]) -> str:
     """A digest of all that a compiled program depends on. settings: Inductor's, in `str` the same in each process."""
-    known = hashlib.sha256(_compiler().encode())
-    for config in (torch._inductor.config, torch._functorch.config):  # what the environment changed is in them
-        given = config.save_config_portable(ignore_private_configs=False)
-        given.pop("aot_inductor.metadata", None)  # what the last compilation of this process wrote there
-        known.update(_text(given).encode())
-    known.update("\n".join(sorted(f"{name}={_text(value)}" for name, value in settings.items())).encode())
+    known = surroundings(settings)
     known.update(f"{program.graph_signature}{sorted(map(str, program.range_constraints.items()))}".encode())
     for line in _lines(program.graph_module):
         known.update(line.encode())
@@ -72,17 +79,29 @@ def program_key(program: ExportedProgram, settings: Mapping[str, Any]) -> str:
         same = first.setdefault((identity(tensor), tensor.storage_offset()) if tensor.numel() else name, name)
         known.update(f"{name} {same} {_kind(tensor)}".encode())
         if name not in unseen:
-            known.update(_seen_values(tensor))
+            known.update(seen_values(tensor))
     return known.hexdigest()
 
 
-def _place(key: str) -> Path:
-    return cache_path(PROGRAMS, f"{key}.pt2")
+def surroundings(settings: Mapping[str, Any]) -> "hashlib._Hash":
+    """A digest, to be gone on with, of what compiles: PyTorch and its settings, our code, this processor."""
+    known = hashlib.sha256(_compiler().encode())
+    for config in (torch._inductor.config, torch._functorch.config):  # what the environment changed is in them
+        given = config.save_config_portable(ignore_private_configs=False)
+        given.pop("aot_inductor.metadata", None)  # what the last compilation of this process wrote there
+        known.update(_text(given).encode())
+    known.update("\n".join(sorted(f"{name}={_text(value)}" for name, value in settings.items())).encode())
+    return known
+
+
+def _place(key: str, kind: str) -> Path:
+    return cache_path(PROGRAMS, f"{key}.{kind}")
 
 
 def _remove_oldest() -> None:
     """Raises OSError."""
-    kept = sorted(((file.stat().st_mtime, file) for file in cache_path(PROGRAMS).glob("*.pt2")), reverse=True)
+    files = [file for file in cache_path(PROGRAMS).iterdir() if not file.name.startswith(".")]
+    kept = sorted(((file.stat().st_mtime, file) for file in files), reverse=True)
     total = 0
     for _, file in kept:
         total += file.stat().st_size
@@ -141,7 +160,7 @@ def _for_our_ops_alone(program: ExportedProgram) -> Iterator[str]:
             yield names[node.name]
 
 
-def _seen_values(tensor: Tensor) -> bytes:
+def seen_values(tensor: Tensor) -> bytes:
     """Values of a constant that the compiler may have folded into the code: those of tables, and of what holds one
     number everywhere, as norms of new models do."""
     flat = tensor.detach().reshape(-1)

@@ -25,10 +25,12 @@ from ..precision import Precision, plain
 from ..stages import count_operators, stage_shares
 from ..writer import write_weights
 from . import exact
+from .compiled import Compiled
 from .compilers import check_torch, check_vector_instructions
 from .exact_walk import left_over
 from .forked import Forked, run_forked
 from .kept_code import find_program, keep_program, program_key
+from .kept_lowering import find_lowering, keep_lowering, lowering_key
 from .layer_code import layers_compiled_once
 from .lean_code import FEW_PAIRS, UNCHECKED, known, no_input_checks, rules_made_once
 from .of_rank import export_like
@@ -72,36 +74,53 @@ def load_described_gpu() -> ModuleType:
 
 
 def _lower(graphs: Assembled, directory: Path, progress: OnProgress, export: Export, compile_one: Compile) -> Lowered:
-    check_torch(graphs.spec.device)
-    if graphs.spec.device == "cpu" and not has_library():
+    device = graphs.spec.device
+    check_torch(device)
+    if device == "cpu" and not has_library():
         _check_without_library(graphs.spec.config["weights"])
-    exported, programs = {}, {}
+    key = lowering_key(graphs, cpu_settings()) if device == "cpu" and has_library() else None
+    if key:
+        progress("packing weights")
+    compiled = find_lowering(key, graphs, directory) if key else None
+    if compiled is None:
+        compiled = _trace_and_compile(graphs, directory, progress, export, compile_one)
+        if key and compiled.keys:
+            keep_lowering(key, graphs, compiled)
+    if compiled.inexact and device == "cpu":
+        progress(f"warning: drafts may change a text: {'; '.join(compiled.inexact)}")
+    progress("writing weights")
+    if device == "cpu" and has_library():
+        shutil.copyfile(build_library(), directory / LIBRARY_NAME)  # with the mode of a new file
+    first, *others = graphs.spec.weights_files
+    names = write_weights(directory, compiled.constants, first)
+    for file, constants in zip(others, compiled.others, strict=True):
+        if write_weights(directory, constants, file) != names:
+            raise AssertionError(f"{file}: expected the names of {first}")
+    programs = {
+        name: dataclasses.replace(graphs.spec.programs[name], file=f"{name}.pt2", constants=constants)
+        for name, constants in names.items()
+    }
+    return Lowered(programs, compiled.stages, requires(device), {}, compiled.inexact, compiled.details())
+
+
+def _trace_and_compile(
+    graphs: Assembled, directory: Path, progress: OnProgress, export: Export, compile_one: Compile
+) -> Compiled:
+    exported, device = {}, graphs.spec.device
     for name, program in graphs.programs.items():
         progress(f"tracing {name}")
         exported[name] = export(program, graphs.spec)
     progress(f"compiling {' and '.join(f'{name} ({len(e.graph.nodes)} nodes)' for name, e in exported.items())}")
     stages = stage_shares(exported["step"])  # before its weights are packed
-    device = graphs.spec.device
-    packed = compile_programs(exported, directory, device, graphs.precision, compile_one)
-
-    inexact = _drafts_may_change(device, exported.values())
-    if inexact and device == "cpu":
-        progress(f"warning: drafts may change a text: {'; '.join(inexact)}")
-    progress("writing weights")
-    if device == "cpu" and has_library():
-        shutil.copyfile(build_library(), directory / LIBRARY_NAME)  # with the mode of a new file
+    packed, keys = compile_programs(exported, directory, device, graphs.precision, compile_one)
     wanted = {name: constant_names(directory / f"{name}.pt2", device) for name in exported}
-    first, *others = graphs.spec.weights_files
-    constants = write_weights(directory, _constants(exported, wanted), first)
-    for file, of_rank in zip(others, graphs.others, strict=True):
+    others = []
+    for of_rank in graphs.others:
         own, more = export_like(exported, of_rank, graphs, export)
         packed += more
-        if write_weights(directory, _constants(own, wanted), file) != constants:
-            raise AssertionError(f"{file}: expected the names of {first}")
-    for name in exported:
-        programs[name] = dataclasses.replace(graphs.spec.programs[name], file=f"{name}.pt2", constants=constants[name])
-    details = {"weights": _bytes_of_kinds(packed), "operators": count_operators(exported["step"])}
-    return Lowered(programs, stages, requires(device), {}, inexact, details)
+        others.append(_constants(own, wanted))
+    inexact, operators = _drafts_may_change(device, exported.values()), count_operators(exported["step"])
+    return Compiled(_constants(exported, wanted), packed, stages, inexact, operators, keys, tuple(others))
 
 
 def _constants(exported: Mapping[str, ExportedProgram], wanted: dict[str, list[str]]) -> dict[str, dict[str, Tensor]]:
@@ -132,14 +151,6 @@ def _drafts_may_change(device: str, exported: Collection[ExportedProgram]) -> li
     return left_over(exported)
 
 
-def _bytes_of_kinds(packed: list[Packed]) -> dict[str, int]:
-    """What the packed weights of each kind take in memory."""
-    kinds = dict.fromkeys((weight.kind for weight in packed), 0)
-    for weight in packed:
-        kinds[weight.kind] += weight.tensor.nbytes
-    return kinds
-
-
 @contextlib.contextmanager
 def _lean() -> Iterator[None]:
     # Our ops take any strides. By default the compiler copies what does not have those of the traced tensors: each
@@ -160,28 +171,25 @@ def compile_programs(
     device: str,
     precision: Precision = plain,
     compile_one: Compile = _compile,
-) -> list[Packed]:
-    """Compile each program to `directory/NAME.pt2`: the graph, without weights. Returns the weights that were packed.
-    Raises BuildError. compile_one: what compiles a program for a GPU.
+) -> tuple[list[Packed], dict[str, str]]:
+    """Compile each program to `directory/NAME.pt2`: the graph, without weights. Returns the weights that were packed,
+    and where the user's cache keeps each program, on a CPU. Raises BuildError. compile_one: what compiles a program for
+    a GPU.
 
     A CPU program is rewritten where the library of our kernels can be built. Each program is compiled in a process of
     its own, at the same time: compiling is one thread of Python, then one of g++. The processes are forked and share
     the weights. What was compiled before comes from the user's cache.
     """
-    config, paths = CONFIG | known(UNCHECKED), {name: directory / f"{name}.pt2" for name in exported}
+    paths = {name: directory / f"{name}.pt2" for name in exported}
     if device == "cuda":  # CUDA does not survive a fork
-        config |= GPU_CONFIG
+        config = CONFIG | known(UNCHECKED) | GPU_CONFIG
         if known(FEW_LAUNCHES) == FEW_LAUNCHES:
             config |= FEW_LAUNCHES
         packed = rewrite_for_gpu(exported.values(), precision)
         for name, program in exported.items():
             compile_one(program, paths[name], signed(config, program))
-        return packed
-    packed = []
-    if has_library():
-        packed = rewrite_for_cpu(exported.values(), precision)
-        config |= exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()}
-    config |= known(FEW_PAIRS)
+        return packed, {}
+    packed, config = rewrite_for_cpu(exported.values(), precision) if has_library() else [], cpu_settings()
     check_vector_instructions()
     keys = {name: program_key(program, signed(config, program)) for name, program in exported.items()}
     missing = [name for name, key in keys.items() if not find_program(key, paths[name])]
@@ -194,7 +202,13 @@ def compile_programs(
             child.process.terminate()
     for name in missing:
         keep_program(keys[name], paths[name])
-    return packed
+    return packed, keys
+
+
+def cpu_settings() -> dict[str, Any]:
+    """Inductor's, for programs of a CPU."""
+    ours = exact.CONFIG | {"aot_inductor.custom_ops_to_c_shims": c_shims()} if has_library() else {}
+    return CONFIG | known(UNCHECKED) | ours | known(FEW_PAIRS)
 
 
 def _compiles(program: ExportedProgram, path: Path, config: dict[str, Any]) -> Callable[[Any], None]:

@@ -14,8 +14,8 @@ from ...kernels.linear.groups import GROUP_KINDS
 from ...kernels.linear.packing import OUTPUTS, STEPS
 from ...kernels.native import load_library
 from ..graph_edits import insert_call
-from ..precision import Precision, WeightForm, plain
-from .stored_program import Packed, PackedTensors, StoredProgram, WeightKey, as_is, turned
+from ..precision import Precision, plain
+from .stored_program import COPIED, Packed, PackedTensors, StoredProgram, WeightKey
 
 OpCall = tuple[Any, tuple[Any, ...]]  # an op and its arguments
 
@@ -40,9 +40,9 @@ def pack_weights(exported: Collection[ExportedProgram], precision: Precision = p
         held.update(key for run in runs for key in _weights(program, run))
     for program, runs in zip(programs, linears, strict=True):
         for layers in runs:
-            replace_layers(program, layers, program.form(layers[0].args[1]), _packed_linear)
+            replace_layers(program, layers, _packed_linear)
         for node in program.embeddings():
-            if program.key(node.args[0]) in held or program.form(node.args[0]).kind in GROUP_KINDS:
+            if program.key(node.args[0]) in held or program.kind(node.args[0]) in GROUP_KINDS:
                 _replace_embedding(program, node)
         for node in program.calls(expert_linear._opoverload):
             _replace_experts(program, node)
@@ -95,7 +95,7 @@ def _joins(program: StoredProgram, run: list[Node], node: Node) -> bool:
     biases = [_bias(layer) for layer in (*run, node)]
     return (
         program.key(node.args[1]) not in _weights(program, run)
-        and program.form(node.args[1]).kind == program.form(run[-1].args[1]).kind
+        and program.kind(node.args[1]) == program.kind(run[-1].args[1])
         and (all(bias is None for bias in biases) or all(bias in program.stored for bias in biases))
     )
 
@@ -112,15 +112,16 @@ def _packed_linear(x: Node, weight: Node, bias: Any, columns: int) -> OpCall:
     return torch.ops.specstep.packed_linear.default, (x, weight, bias, columns)
 
 
-def replace_layers(program: StoredProgram, layers: list[Node], form: WeightForm, linear: Callable[..., OpCall]) -> None:
-    """One product for all layers, which read the same x, and a slice of it for each. form: what their weights become.
-    linear: x, weight, bias and the number of outputs -> the call that gives them."""
+def replace_layers(
+    program: StoredProgram, layers: list[Node], linear: Callable[..., OpCall], rule: str | None = None
+) -> None:
+    """One product for all layers, which read the same x, and a slice of it for each. linear: x, weight, bias and the
+    number of outputs -> the call that gives them. rule: see `StoredProgram.recipe`."""
     columns = [_columns(layer) for layer in layers]
     bias = _bias(layers[0])
     if len(layers) > 1 and bias is not None:
-        biases = [_bias(layer) for layer in layers]
-        bias = program.packed(biases, WeightForm(str(biases[0].meta["val"].dtype).removeprefix("torch."), torch.clone))
-    weight, axis = program.packed([layer.args[1] for layer in layers], form), layers[0].meta["val"].dim() - 1
+        bias = program.packed([_bias(layer) for layer in layers], COPIED)
+    weight, axis = program.packed([layer.args[1] for layer in layers], rule), layers[0].meta["val"].dim() - 1
     ends = list(accumulate(columns))
     with program.graph.inserting_before(layers[0]):
         new = [insert_call(layers[0], *linear(layers[0].args[0], weight, bias, ends[-1]))]
@@ -132,8 +133,8 @@ def replace_layers(program: StoredProgram, layers: list[Node], form: WeightForm,
 
 
 def _replace_embedding(program: StoredProgram, node: Node) -> None:
-    weight = program.packed([node.args[0]], program.form(node.args[0]))
-    columns, depth = program.tensor(node.args[0]).shape
+    weight = program.packed([node.args[0]])
+    columns, depth = node.args[0].meta["val"].shape  # type: ignore[union-attr]
     op = torch.ops.specstep.packed_embedding.default
     with program.graph.inserting_before(node):
         program.replace(node, insert_call(node, op, (weight, node.args[1], columns, depth)))
@@ -141,7 +142,7 @@ def _replace_embedding(program: StoredProgram, node: Node) -> None:
 
 def _replace_experts(program: StoredProgram, node: Node) -> None:
     x, weight, experts, transposed = node.args
-    packed = program.packed([weight], program.form(weight, turned if transposed else as_is))
+    packed = program.packed([weight], turned=bool(transposed))
     op = torch.ops.specstep.packed_expert_linear.default
     with program.graph.inserting_before(node):
         program.replace(node, insert_call(node, op, (x, packed, experts, _columns(node))))
@@ -151,7 +152,7 @@ def _replace_addmm(program: StoredProgram, node: Node) -> None:
     bias, x, weight = node.args
     if bias not in program.stored or bias.meta["val"].dim() != 1 or node.kwargs:  # type: ignore[union-attr]
         return
-    packed = program.packed([weight], program.form(weight, turned))
+    packed = program.packed([weight], turned=True)
     op = torch.ops.specstep.packed_linear.default
     with program.graph.inserting_before(node):
         program.replace(node, insert_call(node, op, (x, packed, bias, _columns(node))))

@@ -1,7 +1,6 @@
 """Exported programs and the tensors that they store, some of which are packed."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,20 +12,35 @@ from torch.fx import Node
 
 from ...kernels.expert_linear.op import expert_linear
 from ..graph_edits import CONVERSIONS, drop_assertions
-from ..precision import Precision, WeightForm, plain
+from ..precision import Precision, WeightForm, fp8_scales, plain
 from ..writer import identity
 
 STORED = (InputKind.PARAMETER, InputKind.BUFFER)
-Turn = Callable[[Tensor], Tensor]  # from a stored tensor to a weight [..., N, K]
 WeightKey = tuple[Any, ...]  # of a tensor, or of several that are packed together
+ASKED, KEPT, COPIED, FP8_SCALED = "as asked", "dtype kept", "copied", "fp8 scales"
 
 
-def as_is(weight: Tensor) -> Tensor:
-    return weight
+def copied(tensor: Tensor) -> WeightForm:
+    """Keep a tensor as it is."""
+    return WeightForm(str(tensor.dtype).removeprefix("torch."), torch.clone)
 
 
-def turned(weight: Tensor) -> Tensor:
-    return weight.transpose(-1, -2)
+# What a weight becomes, by rule, where a build asks for a precision.
+RULES: dict[str, Callable[[Precision], Precision]] = {
+    ASKED: lambda precision: precision,
+    KEPT: lambda precision: plain,
+    COPIED: lambda precision: copied,
+    FP8_SCALED: lambda precision: fp8_scales,
+}
+
+
+class Recipe(NamedTuple):
+    """How a packed weight is made: of stored tensors, converted, turned, and joined along their first dimension."""
+
+    names: tuple[str, ...]
+    dtype: str
+    rule: str  # of RULES
+    turned: bool  # the last two dimensions change places, which gives [..., N, K]
 
 
 class Packed(NamedTuple):
@@ -35,6 +49,7 @@ class Packed(NamedTuple):
     name: str
     kind: str
     tensor: Tensor
+    recipe: Recipe
 
 
 class PackedTensors:
@@ -45,24 +60,30 @@ class PackedTensors:
         self.forms: dict[WeightKey, WeightForm] = {}
         self.made: dict[WeightKey, Packed] = {}
 
-    def form(self, weight: Tensor) -> WeightForm:
-        """What a weight [..., N, K] becomes."""
-        key = identity(weight)
+    def form(self, held: Tensor, recipe: Recipe) -> WeightForm:
+        """What a stored tensor becomes, by itself or as the first of several."""
+        key = (*identity(held), *recipe[1:])
         if key not in self.forms:
-            self.forms[key] = self.precision(weight)
+            self.forms[key] = RULES[recipe.rule](self.precision)(_converted(held, recipe))
         return self.forms[key]
 
-    def of(self, name: str, weights: Mapping[WeightKey, Callable[[], Tensor]], form: WeightForm) -> Packed:
-        """These tensors, joined along their first dimension and brought to a form, under a name made from `name`."""
-        key = (form.kind, *weights)
+    def of(self, recipe: Recipe, held: Sequence[Tensor]) -> Packed:
+        """What a recipe makes of stored tensors, under a name made from that of the first."""
+        form = self.form(held[0], recipe)
+        key = (form.kind, *recipe[1:], *map(identity, held))
         if key not in self.made:
-            name, taken = f"{name}_packed", {other.name for other in self.made.values()}
+            name, taken = f"{recipe.names[0]}_packed", {other.name for other in self.made.values()}
             while name in taken:  # by another tensor, of another program
                 name += "_"
-            tensors = [read() for read in weights.values()]
-            made = form.make(torch.cat(tensors) if len(tensors) > 1 else tensors[0])
-            self.made[key] = Packed(name, form.kind, made)
+            tensors = [_converted(tensor, recipe) for tensor in held]
+            joined = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+            self.made[key] = Packed(name, form.kind, form.make(joined), recipe)
         return self.made[key]
+
+
+def _converted(held: Tensor, recipe: Recipe) -> Tensor:
+    tensor = held.to(getattr(torch, recipe.dtype))
+    return tensor.transpose(-1, -2) if recipe.turned else tensor
 
 
 class StoredProgram:
@@ -102,11 +123,6 @@ class StoredProgram:
     def _here(self, *tensors: Tensor) -> bool:
         return all(tensor.device.type == self.device for tensor in tensors)
 
-    def tensor(self, node: Any) -> Tensor:
-        """The stored tensor behind a placeholder, or what a conversion of it gives: a new tensor each time, where it
-        does more than nothing."""
-        return self._held(node).to(node.meta["val"].dtype)
-
     def _placeholder(self, node: Any) -> Node:
         return node if node.op == "placeholder" else self._placeholder(node.args[0])
 
@@ -116,19 +132,23 @@ class StoredProgram:
     def key(self, node: Any) -> WeightKey:
         return (*identity(self._held(node)), node.meta["val"].dtype)
 
-    def form(self, node: Any, turn: Turn = as_is) -> WeightForm:
-        """What a stored weight becomes once it is turned. One that the graph converts keeps what that gives: the model
-        asks for its precision."""
-        held, dtype = turn(self._held(node)), node.meta["val"].dtype
-        kept = held.dtype != dtype or (held.dim() == 2 and len(held) in self.routed)
-        form = plain(held.to(dtype)) if kept else self.packed_tensors.form(held)
-        return WeightForm(form.kind, lambda weight: form.make(turn(weight)))
+    def recipe(self, nodes: Sequence[Any], rule: str | None = None, turned: bool = False) -> Recipe:
+        """How these stored tensors are packed as one. rule: None where it is the precision that is asked for, but for a
+        weight that the graph converts, which keeps what that gives, and for a router."""
+        held, dtype = self._held(nodes[0]), nodes[0].meta["val"].dtype
+        kept = held.dtype != dtype or (held.dim() == 2 and held.shape[-1 if turned else 0] in self.routed)
+        names = tuple({self.key(node): self.stored[node] for node in nodes}.values())
+        return Recipe(names, str(dtype).removeprefix("torch."), rule or (KEPT if kept else ASKED), turned)
 
-    def packed(self, nodes: Sequence[Any], form: WeightForm) -> Node:
-        """The placeholder of these stored tensors in a form, joined. They are used no more."""
+    def kind(self, node: Any) -> str:
+        """What the elements of a stored weight become."""
+        return self.packed_tensors.form(self._held(node), self.recipe([node])).kind
+
+    def packed(self, nodes: Sequence[Any], rule: str | None = None, turned: bool = False) -> Node:
+        """The placeholder of these stored tensors, packed as one, see `recipe`. They are used no more."""
         self.replaced |= {self._placeholder(node) for node in nodes}
-        tensors = {self.key(node): partial(self.tensor, node) for node in nodes}
-        made = self.packed_tensors.of(self.stored[nodes[0]], tensors, form)
+        recipe = self.recipe(nodes, rule, turned)
+        made = self.packed_tensors.of(recipe, [self.exported.state_dict[name].detach() for name in recipe.names])
         if made.name not in self.added:
             self.added[made.name] = self._add(made.name, made.tensor)
         return self.added[made.name]

@@ -19,9 +19,11 @@ NF4 = torch.tensor([
 E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
-def save_quantized(folder: Path, config: dict[str, Any], write: Callable[[Tensor], Written]) -> dict[str, Tensor]:
+def save_quantized(
+    folder: Path, config: dict[str, Any], write: Callable[[Tensor], Written], seed: int = 0
+) -> dict[str, Tensor]:
     """Write the model, with all projections quantised -> its weights by name, in float32."""
-    save_model(folder, **SIZES)
+    save_model(folder, seed=seed, **SIZES)
     path = folder / "model.safetensors"
     state, values = load_file(path), dict[str, Tensor]()
     for name in [name for name in state if "proj.weight" in name]:
