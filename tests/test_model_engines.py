@@ -217,7 +217,8 @@ def test_the_list_has_the_last_used_first_and_removes(model, builds, capsys):
     assert lines[0].startswith(first.name) and lines[1].startswith(second.name) and lines[2].startswith("2 engines, ")
     assert lines[3].startswith("0 compiled programs, 0 MiB, in ")
     cache_path("programs").mkdir()
-    cache_path("programs", "a.pt2").write_bytes(bytes(2**20))
+    for name in ("a.pt2", "a.lowering"):
+        cache_path("programs", name).write_bytes(bytes(2**20))
     assert main(["cache", "--remove", "other"]) == 2
     assert "remove: expected names of the list" in capsys.readouterr().err
     assert main(["cache", "--remove", second.name]) == 0 and not second.exists() and first.exists()
@@ -230,8 +231,9 @@ def test_the_list_has_the_last_used_first_and_removes(model, builds, capsys):
         assert main(["cache", "--clear"]) == 0 and not kept_engines()
         assert running.exists() and not any(folder.exists() for folder in left)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-3].startswith("0 engines, 0 of 65,536 MiB, in ") and not [*cache_path("programs").iterdir()]
-    assert lines[-2].startswith("1 compiled programs, 1 MiB, removed, in ")
+    assert lines[-4].startswith("0 engines, 0 of 65,536 MiB, in ") and not [*cache_path("programs").iterdir()]
+    assert lines[-3].startswith("1 compiled programs, 1 MiB, removed, in ")
+    assert lines[-2].startswith("1 lowered engines, 1 MiB, removed, in ")
     assert lines[-1].startswith("1 libraries of kernels, 1 MiB, removed, in ") and not [*cache_path().glob("*/*.so")]
 
 
