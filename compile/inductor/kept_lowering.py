@@ -13,6 +13,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from ...progress import OnProgress, silent
 from ..assemble import Assembled, FlatProgram
 from ..export import has_foreign_scorer
 from ..precision import Precision
@@ -48,7 +49,7 @@ def lowering_key(graphs: Assembled, settings: Mapping[str, Any]) -> str | None:
     return known.hexdigest()
 
 
-def find_lowering(key: str, graphs: Assembled, directory: Path) -> Compiled | None:
+def find_lowering(key: str, graphs: Assembled, directory: Path, progress: OnProgress = silent) -> Compiled | None:
     """The kept lowering of graphs, its packages in `directory`; None where there is none for these weights."""
     data = kept_bytes(key, SUFFIX)
     if data is None:
@@ -57,6 +58,7 @@ def find_lowering(key: str, graphs: Assembled, directory: Path) -> Compiled | No
     record = json.loads(text)
     if not all(find_program(record["keys"][name], directory / f"{name}.pt2") for name in graphs.programs):
         return None
+    progress("packing weights")
     stored = _stored(graphs.programs)
     try:
         packed = _pack(record[PACKED], stored, graphs.precision)

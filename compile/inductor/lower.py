@@ -79,9 +79,7 @@ def _lower(graphs: Assembled, directory: Path, progress: OnProgress, export: Exp
     if device == "cpu" and not has_library():
         _check_without_library(graphs.spec.config["weights"])
     key = lowering_key(graphs, cpu_settings()) if device == "cpu" and has_library() else None
-    if key:
-        progress("packing weights")
-    compiled = find_lowering(key, graphs, directory) if key else None
+    compiled = find_lowering(key, graphs, directory, progress) if key else None
     if compiled is None:
         compiled = _trace_and_compile(graphs, directory, progress, export, compile_one)
         if key and compiled.keys:
