@@ -90,14 +90,17 @@ class _Walk:
             yield from self._object(value)
 
     def _object(self, value: Any) -> Iterator[str]:
-        if isinstance(value, type | BuiltinFunctionType):
+        if isinstance(value, type):
             yield f"named {self._known(value.__module__, value.__qualname__)}"
+        elif isinstance(value, BuiltinFunctionType):  # of a module, or of an object, whose contents count
+            yield from self._parts(f"function {value.__module__} {value.__qualname__}", [value.__self__])
         elif isinstance(value, MethodType):
             yield from self._parts("method", [value.__func__, value.__self__])
         elif isinstance(value, FunctionType):
             yield f"function {self._known(value.__module__, value.__qualname__)} {value.__code__.co_firstlineno}"
-            cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            yield from self._parts("given", [cells, value.__defaults__, value.__kwdefaults__, vars(value)])
+            yield from self._parts(
+                "given", [_closed_over(value), value.__defaults__, value.__kwdefaults__, vars(value)]
+            )
         elif isinstance(value, functools.partial):
             yield from self._parts("partial", [value.func, value.args, value.keywords])
         elif isinstance(value, dict):
@@ -149,6 +152,14 @@ class _Walk:
         if root == "transformers":
             self.sources.add(module)
         return f"{module}.{name}"
+
+
+def _closed_over(function: FunctionType) -> list[Any]:
+    """Raises Opaque for a name that has no value yet."""
+    try:
+        return [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:
+        raise Opaque from None
 
 
 def _whole(x: Tensor) -> bytes:

@@ -84,7 +84,11 @@ def code(model):
     model.model.norm.forward = functools.partial(torch.mul, 2)
 
 
-CHANGES = [eps, setting, flag, kind, hook, buffer, few_values, shape, dtype, tie, names, mode, code]
+def bound(model):
+    model.look_up = {"one": 1}.get
+
+
+CHANGES = [bound, eps, setting, flag, kind, hook, buffer, few_values, shape, dtype, tie, names, mode, code]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -95,6 +99,15 @@ def test_what_code_may_look_at_changes_it(llama, change):
     again = copy.deepcopy(llama)
     change(again)
     assert digest(again) == digest(changed)
+
+
+def test_what_a_bound_function_reads_counts(llama):
+    digests = []
+    for held in ({"one": 1}, {"one": 2}):
+        model = copy.deepcopy(llama)
+        model.look_up = held.get
+        digests.append(digest(model))
+    assert digests[0] != digests[1]
 
 
 def test_two_names_of_one_object_are_not_two_objects():
@@ -117,9 +130,22 @@ def somebodys():
 somebodys.__module__ = "somebody"
 
 
-@pytest.mark.parametrize(
-    "held", [Foreign(), Foreign, somebodys, SimpleNamespace(inner=[Foreign()]), {Foreign()}, iter(()), object()]
-)
+def unfinished():
+    def inner():
+        return later
+
+    if inner is None:
+        later = 1
+    return inner
+
+
+UNKNOWN = [
+    Foreign(), Foreign, somebodys, SimpleNamespace(inner=[Foreign()]), {Foreign()}, iter(()), object(),
+    [Foreign()].index, unfinished(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("held", UNKNOWN)
 def test_what_nobody_knows_has_no_digest(held):
     module = nn.Linear(2, 2)
     module.held = held
