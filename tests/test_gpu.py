@@ -41,6 +41,7 @@ MODELS = {  # what other attention and other layers are checked with
     "Rwkv": "ngram",  # sums that fade, and a shift of tokens
 }
 MOST = {"float16": 0.05, "bfloat16": 0.4}  # gap of rounding, see `logit_gap`
+MOST_FP8 = 1.0
 LOW = ("none", "ngram", "right dynamic", "head chain", "head static", "head dynamic")
 
 
@@ -129,3 +130,18 @@ def test_tensorrt_equals_transformers(backend, choice, model_folder, tmp_path):
         for _ in range(2):  # the second time all steps are replays
             for at_once in (1, 4):
                 assert answers(engine, at_once) == expected
+
+
+@pytest.mark.parametrize("choice", ["none", "ngram"])
+def test_low_precision_weights_of_eight_bits(choice, model_folder, tmp_path, record_property):
+    """fp8 weights, and what they are multiplied with: the text is nearly that of the model as it was."""
+    options = {"dtype": "bfloat16", "weights": "fp8"} | CHOICES[choice]
+    folder = engine_of(f"{choice}-fp8", model_folder, tmp_path / "engine", **options)
+    model = tiny_model("Llama")
+    with specstep.load(folder, nodes="all", learning=False) as engine:
+        said = answers(engine, 8)
+        assert answers(engine, 8) == said, "replays"
+    gaps = [round(logit_gap(model, prompt, tokens), 3) for prompt, tokens in zip(PROMPTS, said, strict=True)]
+    record_property("gaps", gaps)
+    assert max(gaps) <= MOST_FP8
+    assert logit_gap(model, PROMPTS[0], [(token + 1) % 320 for token in said[0]]) > MOST_FP8
