@@ -47,8 +47,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 1 where a token is too far behind."""
     options = parse(arguments)
-    source = load_source(options.model, "bfloat16", "cpu")
-    room = read_manifest(options.engine).spec.max_seq_len - options.max_new_tokens
+    spec = read_manifest(options.engine).spec
+    source = load_source(options.model, spec.config["dtype"], "cpu")
+    room = spec.max_seq_len - options.max_new_tokens
     questions = read_questions(OWN, source.tokenizer, options.questions, room, print)
     result: dict[str, Any] = machine(options.device) | {"engines": {}, "answers": options.questions}
     said: dict[str, list[list[int]]] = {}

@@ -55,7 +55,6 @@ def linear_attention_kernel(
     first = tl.load(state + place * N * P + of_state, mask=inside, other=0.0)
     current = first
     exponents = rates_of(rates, head, of_state, inside, N, P)
-    zero = zero.to(tl.float32)
     for t in range(tokens):
         token = row * tokens + t
         if parents is not None:
