@@ -44,8 +44,8 @@ def test_a_part_says_what_failed_and_why_what_was_noted_and_skipped(tests):
 
 
 def test_a_part_that_takes_too_long_keeps_what_it_did(tests):
-    part = run_tests([*tests, "good or slow"], 10, jobs=1)
-    assert part["passed"] == 1 and part["failed"] == {"pytest": "ended with more than 10 s"}
+    part = run_tests([*tests, "good or slow"], 20, jobs=1)
+    assert part["passed"] == 1 and part["failed"] == {"pytest": "ended with more than 20 s"}
 
 
 def test_nothing_to_run_is_a_failure_and_so_is_a_file_that_does_not_import(tests, tmp_path):
@@ -137,7 +137,7 @@ def test_the_parts_take_eight_minutes_in_all_and_name_what_is_there():
     assert sum(part.seconds for part in PARTS.values()) == 470
     assert all((BENCH / part.script[0]).is_file() for part in PARTS.values() if part.script)
     assert all((BENCH.parent / part.tests[0]).exists() for part in PARTS.values() if part.tests)
-    assert list(PARTS)[:2] == ["kernels", "engines"] and parse([]).parts == list(PARTS)
+    assert list(PARTS)[:2] == ["engines", "requests"] and parse([]).parts == list(PARTS)
     assert 1 <= gpu_check.workers() <= (os.cpu_count() or 1)
 
 

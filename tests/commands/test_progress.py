@@ -204,7 +204,8 @@ def test_loading_a_gguf_prints_nothing_and_leaves_the_settings_alone(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("backend", ["onnx", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["onnx", "inductor"])
 def test_a_build_says_its_own_stages_alone(backend, tmp_path):
     """Neither warnings nor bars of other libraries, and no question."""
     model = save_model(tmp_path / "model", tokenizer=True, num_hidden_layers=1)

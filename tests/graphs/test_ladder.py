@@ -82,8 +82,10 @@ def test_every_rung_says_the_same(drafter, tree, model_folder, drafter_folder, p
     "drafter",
     [
         "ngram,eagle3",
-        "published",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("eagle3", "model", "ngram,model", "pard2", "self")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("published", "eagle3", "model", "ngram,model", "pard2", "self")
+        ),
     ],
     ids=lambda name: name.replace(",", "+"),
 )

@@ -59,7 +59,7 @@ def test_reading_fewer_slots_leaves_the_caches(onnx_folder):
     assert np.abs(again["keys.0"][:, :, 64:100]).min(axis=(0, 1, 3)).max() > 0
 
 
-@pytest.mark.parametrize(("given", "expected"), [("2,1", 2), ("many", 0)])
+@pytest.mark.parametrize(("given", "expected"), [("2,1", 2), pytest.param("many", 0, marks=pytest.mark.slow)])
 def test_threads_are_those_that_openmp_is_given(given, expected, onnx_folder, monkeypatch):
     seen = []
     real = onnx_session.onnxruntime.InferenceSession

@@ -24,8 +24,8 @@ LOGPROB_ERROR, CACHE_ERROR = 2e-5, 5e-5
     params=[
         "none",
         "ngram",
-        "draft model",
-        "eagle3",
+        pytest.param("draft model", marks=pytest.mark.slow),
+        pytest.param("eagle3", marks=pytest.mark.slow),
         "ngram,eagle3",
         "published",
         "onnx",

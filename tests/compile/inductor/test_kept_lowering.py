@@ -88,7 +88,7 @@ def test_other_weights_become_what_their_own_trace_makes_of_them(architecture, t
                for name, tensor in before.constants["step"].items())  # fmt: skip
 
 
-@pytest.mark.parametrize("file", ["awq", "gptq"])
+@pytest.mark.parametrize("file", [pytest.param("awq", marks=pytest.mark.slow), "gptq"])
 def test_groups_of_a_file_stay_what_they_are(file, tmp_path):
     """They are found by their values."""
     config, write, kind = FILES[file]
