@@ -1,11 +1,11 @@
 """Run a model in a wider floating-point dtype without a second copy of its weights."""
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 WIDTHS = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 4, torch.float64: 8}
 GATHERS = {torch.ops.aten.embedding.default, torch.ops.aten.index.Tensor, torch.ops.aten.index_select.default}
@@ -29,14 +29,22 @@ class RaisedTo(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if func in GATHERS:
             return self._raised(func(*args, **(kwargs or {})))
-        written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-        names = [a.name for a in func._schema.arguments]
+        names, written = _arguments(func)
         args = [arg if name in written else self._raised(arg) for name, arg in zip(names, args, strict=False)]
         kwargs = {name: arg if name in written else self._raised(arg) for name, arg in (kwargs or {}).items()}
         return func(*args, **kwargs)
 
     def _raised(self, argument: Any) -> Any:
         """A tensor, a dtype, or a list of these."""
+        if isinstance(argument, Tensor):
+            return argument.to(self.dtype) if argument.dtype in self._narrow else argument
         if isinstance(argument, torch.dtype):
             return self.dtype if argument in self._narrow else argument
-        return tree_map_only(Tensor, lambda t: t.to(self.dtype) if t.dtype in self._narrow else t, argument)
+        return [self._raised(one) for one in argument] if isinstance(argument, list | tuple) else argument
+
+
+@functools.cache
+def _arguments(func: Any) -> tuple[list[str], set[str]]:
+    """The names of an operation's arguments, and of those that it writes."""
+    given = func._schema.arguments
+    return [a.name for a in given], {a.name for a in given if a.alias_info is not None and a.alias_info.is_write}
