@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WIDTHS = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 4, torch.float64: 8}
+PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}  # what they give is never an argument itself
 GATHERS = {torch.ops.aten.embedding.default, torch.ops.aten.index.Tensor, torch.ops.aten.index_select.default}
 
 
@@ -23,16 +24,31 @@ class RaisedTo(TorchDispatchMode):
     def __init__(self, dtype: torch.dtype):
         super().__init__()
         self.dtype, self._narrow = dtype, {one for one, width in WIDTHS.items() if width < WIDTHS[dtype]}
+        # Where a product's arguments are raised, by their places: to be given new memory takes longer than to fill it.
+        self._room: dict[tuple[int, torch.device], Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.is_view:
             return func(*args, **(kwargs or {}))
         if func in GATHERS:
             return self._raised(func(*args, **(kwargs or {})))
+        if func in PRODUCTS:
+            args = [self._raised_here(arg, place) for place, arg in enumerate(args)]
         names, written = _arguments(func)
         args = [arg if name in written else self._raised(arg) for name, arg in zip(names, args, strict=False)]
         kwargs = {name: arg if name in written else self._raised(arg) for name, arg in (kwargs or {}).items()}
         return func(*args, **kwargs)
+
+    def _raised_here(self, argument: Any, place: int) -> Any:
+        """A matrix, raised where the last one of its place was. Others are left alone."""
+        if not isinstance(argument, Tensor) or argument.dtype not in self._narrow or argument.dim() != 2:
+            return argument
+        if not (argument.is_contiguous() or argument.T.is_contiguous()):
+            return argument
+        key, count = (place, argument.device), argument.numel()
+        if key not in self._room or self._room[key].numel() < count:
+            self._room[key] = torch.empty(count, dtype=self.dtype, device=argument.device)
+        return self._room[key].as_strided(argument.shape, argument.stride()).copy_(argument)
 
     def _raised(self, argument: Any) -> Any:
         """A tensor, a dtype, or a list of these."""

@@ -394,6 +394,25 @@ def test_views_in_float32_are_views_and_tables_are_not_copied():
     assert x.tolist() == [1, 5, 5] and max(copied.sizes) < table.numel()
 
 
+@torch.no_grad()
+def test_products_in_float32_are_those_of_wider_copies():
+    """Of matrices that grow and shrink, lie turned, or have gaps; and each is still right when others were made."""
+    torch.manual_seed(0)
+    made = []
+    for rows, depth, columns in ((3, 8, 5), (7, 20, 30), (2, 4, 4), (7, 20, 30)):
+        x, weight, bias = torch.randn(rows, depth), torch.randn(columns, depth), torch.randn(columns)
+        gaps = torch.randn(columns, 2 * depth)[:, ::2]
+        narrow = [each.bfloat16() for each in (x, weight, bias, gaps)]
+        wide = [each.float() for each in narrow]
+        with RaisedTo(torch.float32):
+            made += [(narrow[0] @ narrow[1].T, wide[0] @ wide[1].T), (narrow[0] @ narrow[3].T, wide[0] @ wide[3].T)]
+            made += [(torch.addmm(narrow[2], narrow[0], narrow[1].T), torch.addmm(wide[2], wide[0], wide[1].T))]
+            made += [(narrow[0] @ narrow[0].T, wide[0] @ wide[0].T)]
+    for got, expected in made:
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, expected)
+
+
 class Copied(TorchDispatchMode):
     """The sizes of the float32 tensors that are made."""
 
