@@ -46,11 +46,11 @@ class Part:
 
 
 PARTS = {  # 470 seconds, and ten to start
-    "engines": Part(90, (ENGINES, "-k", "float32")),  # 45 of engines that were built ahead
-    "requests": Part(50, ("tests/test_gpu_requests.py",)),
-    "low precision": Part(60, (ENGINES, "-k", "low_precision")),
+    "engines": Part(75, (ENGINES, "-k", "float32")),  # 45 of engines that were built ahead
+    "requests": Part(65, ("tests/test_gpu_requests.py",)),
+    "low precision": Part(50, (ENGINES, "-k", "low_precision")),
     "tensorrt": Part(30, (ENGINES, "-k", "tensorrt")),
-    "kernels": Part(120, ("tests/kernels", "-m", "gpu")),  # 113 on the H200, of which compiling takes most
+    "kernels": Part(130, ("tests/kernels", "-m", "gpu")),  # 113 to 124 on the H200, of which compiling takes most
     "attention and products": Part(35, script=("bench_floor.py", "--quick", "--models", "llama-3-8b")),
     "steps": Part(85, script=("gpu_table.py", "--quick", "--keep", KEPT)),
 }

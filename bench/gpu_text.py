@@ -3,8 +3,8 @@
 python bench/gpu_text.py ENGINE [--model smollm2-135m] [--questions 12] [--max-new-tokens 128] [--nodes 0 all auto]
                          [--out bench/results/gpu_text.json]
 
-Greedy answers to the questions of `make bench`, one row. transformers reads each answer in float32 on the same GPU: how
-far a token is behind the likeliest one there is rounding, or a defect. `--device cpu` runs with an engine for a CPU.
+Greedy answers to the questions of `make bench`. transformers scores each answer in float32 on the same GPU: a token
+whose logit is far below the greatest one there was not chosen by the model. `--device cpu` takes an engine for a CPU.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 OUT = Path(__file__).parent / "results" / "gpu_text.json"
 WARM = 3  # answers that are not timed
-NEAR = 0.5  # of a logit: more is not bfloat16's rounding, which is told apart
+NEAR = 0.5  # the most that rounding in bfloat16 may cost a chosen token's logit
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     source = load_source(options.model, spec.config["dtype"], "cpu")
     room = spec.max_seq_len - options.max_new_tokens
     questions = read_questions(OWN, source.tokenizer, options.questions, room, print)
-    result: dict[str, Any] = machine(options.device) | {"engines": {}, "answers": options.questions}
+    result: dict[str, Any] = machine(options.device) | {"engines": {}, "answers": len(questions)}
     said: dict[str, list[list[int]]] = {}
     for nodes in options.nodes:
         for rows in options.rows:
@@ -100,9 +100,10 @@ def _each(seconds: Sequence[float], tokens: Sequence[int], rows: int) -> list[tu
 
 
 def generate_ms(model: PreTrainedModel, questions: Sequence[Question], count: int) -> float:
-    """Milliseconds a token of transformers' own `generate`, as it comes, prompts with them as above."""
+    """Milliseconds a token of transformers' `generate` with its defaults, the prompt's time included. The first answer
+    warms up."""
     times = []
-    for question in questions[:4]:
+    for question in [questions[0], *questions[:3]]:
         ids = torch.tensor([question.tokens], device=model.device)
         wait(model.device.type)
         begin = time.perf_counter()
@@ -114,7 +115,8 @@ def generate_ms(model: PreTrainedModel, questions: Sequence[Question], count: in
 
 @torch.no_grad()
 def judged(model: PreTrainedModel, questions: Sequence[Question], answers: Sequence[Sequence[int]]) -> dict[str, float]:
-    """behind: the most that a token's logit is behind the likeliest one's. own_choice: the share that are it."""
+    """behind: the most that a token's logit is below the greatest one of its place. own_choice: the share of tokens
+    that have the greatest."""
     gaps: list[Tensor] = []
     for question, tokens in zip(questions, answers, strict=True):
         ids = torch.tensor([[*question.tokens, *tokens]], device=model.device)
@@ -125,7 +127,7 @@ def judged(model: PreTrainedModel, questions: Sequence[Question], answers: Seque
 
 
 def parted(said: dict[str, list[list[int]]], name: str) -> dict[str, int]:
-    """Answers that part from those of the first engine."""
+    """How many answers differ from those of the first number of nodes and rows."""
     first = next(iter(said.values()))
     return {"parted": sum(one != other for one, other in zip(first, said[name], strict=True))}
 

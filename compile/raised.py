@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WIDTHS = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 4, torch.float64: 8}
-PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}  # what they give is never an argument itself
+PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}  # their results share no memory with an argument
 GATHERS = {torch.ops.aten.embedding.default, torch.ops.aten.index.Tensor, torch.ops.aten.index_select.default}
 
 
@@ -16,9 +16,9 @@ class RaisedTo(TorchDispatchMode):
     """Within it, every operation takes and makes `dtype`, float32 or float64, where it would take or make a narrower
     floating-point one.
 
-    The weights stay as they are: an operation sees a wider copy, which is gone when it returns. Tensors that an
-    operation writes in place keep their dtype, and so do views: nothing is copied for them, nor for the rows of a table
-    that are not read.
+    The weights stay as they are: an operation sees a wider copy, which is gone when it returns, and a product one that
+    the next product writes over. Tensors that an operation writes in place keep their dtype, and so do views: nothing
+    is copied for them, nor for the rows of a table that are not read.
     """
 
     def __init__(self, dtype: torch.dtype):

@@ -33,12 +33,12 @@ DRAFTED = ["ngram", "right dynamic", "head chain", "head static", "head dynamic"
 
 
 @pytest.fixture
-def opened(model_folder, head_folder, drafter_folder, tmp_path):
+def opened(model_folder, head_folder, tmp_path):
     """`opened(choice, **options)`: its engine in float32, loaded with these options."""
     engines = []
 
     def load(choice, **options):
-        built = options_of(choice, head_folder, model_folder, drafter_folder)
+        built = options_of(choice, head_folder, model_folder)
         folder = engine_of(f"{choice}-float32", model_folder, tmp_path / choice, dtype="float32", **built)
         engines.append(specstep.load(folder, **({"nodes": "all", "learning": False} | options)))
         return engines[-1]
