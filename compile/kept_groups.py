@@ -51,20 +51,17 @@ class KeptGroups:
 
     def kind(self, weight: Tensor) -> str | None:
         """The kind, of `groups.GROUP_KINDS`, that all rows of a weight [..., N, K] have; None if there is none."""
-        if weight.dtype != torch.bfloat16 or weight.numel() == 0:
-            return None
-        depth, hashes = weight.shape[-1], _hash(weight.reshape(-1, weight.shape[-1]))
-        names = [name for (name, other) in self.kinds if other == depth]
-        return next((name for name in names if self._find(name, depth, hashes) is not None), None)
+        found = self._find(weight)
+        return found and found[0]
 
     def groups(self, weight: Tensor) -> Groups:
         """The groups of a weight [..., N, K] that has a kind. Raises ValueError for another one."""
-        kind, depth = self.kind(weight), weight.shape[-1]
-        if kind is None:
+        found = self._find(weight)
+        if found is None:
             raise ValueError(f"weight: expected rows of the model's file, got {tuple(weight.shape)} {weight.dtype}")
+        kind, places = found
+        depth = weight.shape[-1]
         flat = weight.reshape(-1, depth)
-        places = self._find(kind, depth, _hash(flat))
-        assert places is not None
         numbers, rows = self.kinds[kind, depth].weights[places], self.kinds[kind, depth].rows[places]
         held: Groups | None = None
         for number in numbers.unique().tolist():
@@ -81,11 +78,19 @@ class KeptGroups:
                 raise ValueError("weight: expected the values of the file's groups, got others")
         return held.each(lambda part: part.view(*weight.shape[:-1], *part.shape[1:]))
 
-    def _find(self, kind: str, depth: int, hashes: Tensor) -> Tensor | None:
-        """Places of these rows in a kind; None where one is missing."""
-        held = self.kinds[kind, depth].hashes
-        places = torch.searchsorted(held, hashes).clamp(max=len(held) - 1)
-        return places if torch.equal(held[places], hashes) else None
+    def _find(self, weight: Tensor) -> tuple[str, Tensor] | None:
+        """The kind that all rows of a weight have, and their places in it; None if there is none."""
+        if weight.dtype != torch.bfloat16 or weight.numel() == 0:
+            return None
+        depth = weight.shape[-1]
+        hashes = _hash(weight.reshape(-1, depth))
+        for name, other in self.kinds:
+            if other == depth:
+                held = self.kinds[name, depth].hashes
+                places = torch.searchsorted(held, hashes).clamp(max=len(held) - 1)
+                if torch.equal(held[places], hashes):
+                    return name, places
+        return None
 
 
 def _hash(rows: Tensor) -> Tensor:

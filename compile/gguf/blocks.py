@@ -46,6 +46,14 @@ def widened_tensors(file: Path) -> dict[str, list[str]]:
     return found
 
 
+def wide_values(tensor: GgufTensor) -> Tensor:
+    """The values of a tensor's rows, [N, K] float32."""
+    rows, depth = _rows(tensor), tensor.shape[-1] if tensor.shape else 1
+    if tensor.kind in NAMES and _fits(tensor):
+        return read_blocks(tensor.kind, rows).values(depth)
+    return torch.from_numpy(np.require(gguf.dequantize(rows, tensor.kind), requirements="W"))  # a copy of a map alone
+
+
 def read_blocks(kind: Type, rows: "np.typing.NDArray[Any]") -> Groups:
     """Rows of blocks as a file has them, uint8 [N, bytes]. kind: of NAMES."""
     blocks = torch.from_numpy(np.array(rows)).unflatten(-1, (-1, int(gguf.GGML_QUANT_SIZES[kind][1])))

@@ -4,17 +4,17 @@ import re
 from typing import Any
 
 import gguf
-import numpy as np
 import torch
 from gguf.constants import MODEL_ARCH_NAMES
 from torch import Tensor, nn
 
 from ...errors import BuildError
 from .architectures import Architecture
+from .blocks import wide_values
 from .file import GgufFile, GgufTensor
 from .metadata import Metadata
 
-VALUES = 2**24  # widened at once, to float32
+VALUES = 2**20  # widened at once, to float32: new memory takes longer than all else
 # Tensors that change no logit, and why.
 HARMLESS = (
     r"blk\.\d+\.attn_rot_embd\.weight",  # frequencies that follow from the metadata
@@ -97,8 +97,7 @@ def widened(tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
     found = torch.empty(len(rows), tensor.shape[-1] if tensor.shape else 1, dtype=dtype)
     step = max(1, VALUES // max(1, found.shape[1]))
     for at in range(0, len(rows), step):
-        part = np.require(gguf.dequantize(rows[at : at + step], tensor.kind), requirements="W")  # a copy of a map alone
-        found[at : at + step] = torch.from_numpy(part)
+        found[at : at + step] = wide_values(tensor._replace(data=rows[at : at + step]))
     return found.reshape(tensor.shape)
 
 

@@ -4,7 +4,7 @@ import torch
 from torch._inductor import cpu_vec_isa
 
 from ...errors import BuildError
-from ...kernels.native import detect_instruction_set
+from ...kernels.native import detect_instruction_set, has_library, library_error
 
 OLDEST_FOR_CPU = "2.13"
 
@@ -28,3 +28,18 @@ def check_vector_instructions() -> None:
             f"compile: expected code with {detect_instruction_set()} instructions, got none: the compiler's trial of "
             "them failed or took more than a minute; build again when the machine is less busy"
         )
+
+
+def check_library(weights: str) -> None:
+    """Raises BuildError where an engine without our kernels cannot be what the user asked for. weights: his option."""
+    if not has_library() and weights in ("int8", "int4"):
+        raise BuildError(
+            f"weights: expected auto or bfloat16 where our C++ kernels cannot be built, got {weights}: "
+            f"{why_no_library()}"
+        )
+
+
+def why_no_library() -> str:
+    """Why our kernels cannot be built."""
+    reason, *_ = str(library_error()).splitlines()
+    return reason

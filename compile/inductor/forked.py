@@ -1,5 +1,6 @@
 """Runs a function in a forked process, which shares this one's memory."""
 
+import gc
 import multiprocessing
 import warnings
 from collections.abc import Callable
@@ -10,7 +11,8 @@ import torch
 
 from ...errors import BuildError
 from ...progress import OnProgress, silent
-from .lean_code import collect_rarely
+
+OBJECTS = 100_000  # made between two collections of garbage: a compile makes millions, and few are in cycles
 
 
 class Forked:
@@ -28,7 +30,7 @@ class Forked:
     def _run(function: Callable[[OnProgress], Any], sender: Connection) -> None:
         torch.set_num_threads(1)  # the parent's OpenMP threads are not here
         warnings.simplefilter("ignore")  # the compiler's about itself
-        collect_rarely()
+        _collect_rarely()
         try:
             sender.send(("result", function(lambda line: sender.send(("line", line)))))
         except BuildError as error:
@@ -63,3 +65,10 @@ def run_forked(name: str, function: Callable[[OnProgress], Any], progress: OnPro
         return child.join(progress)
     finally:
         child.process.terminate()
+
+
+def _collect_rarely() -> None:
+    """For the rest of a process that only compiles: leave what was there before to itself, and look for garbage
+    rarely."""
+    gc.freeze()
+    gc.set_threshold(OBJECTS)

@@ -34,10 +34,9 @@ SHARED = ("*.py", "integrations/*.py", "utils/*.py")  # code of transformers tha
 def describe_origin(modules: Iterable[nn.Module]) -> str:
     """A digest of modules, the same in each process. Raises Opaque."""
     walk = _Walk()
-    digest = hashlib.sha256(f"{torch.get_default_dtype()}\n".encode())
     for module in modules:
-        for part in walk.lines(module):
-            digest.update(part.encode() + b"\n")
+        walk.add(module)
+    digest = hashlib.sha256("\n".join([str(torch.get_default_dtype()), *walk.lines]).encode())
     for file in sorted({file for name in walk.sources for file in _files(name)}):
         digest.update(str(file.relative_to(ROOT)).encode() + _digest(file))
     return digest.hexdigest()
@@ -62,78 +61,79 @@ def _digest(file: Path) -> bytes:
 
 
 class _Walk:
-    """Describes values one after the other, each object once. sources: the modules of transformers that were met."""
+    """Describes values one after the other, each object once. lines: what tells the values from others. sources: the
+    modules of transformers that were met."""
 
     def __init__(self) -> None:
+        self.lines: list[str] = []
         self.sources: set[str] = set()
         self._seen: dict[int, int] = {}
         self._held: list[Any] = []  # so that no other object gets the identity of one that was seen
         self._tensors: dict[Any, int] = {}
 
-    def lines(self, value: Any) -> Iterator[str]:
-        """What tells a value from others. Raises Opaque."""
+    def add(self, value: Any) -> None:
+        """Describe a value. Raises Opaque."""
         if isinstance(value, PLAIN):
-            yield f"{type(value).__qualname__} {value!r}"
+            self.lines.append(f"{type(value).__qualname__} {value!r}")
         elif isinstance(value, Tensor):
-            yield self._tensor(value)
+            self.lines.append(self._tensor(value))
         elif isinstance(value, ModuleType):
-            yield f"module {self._known(value.__name__, '')}"
+            self.lines.append(f"module {self._known(value.__name__, '')}")
         elif isinstance(value, set | frozenset):
             if not all(isinstance(item, PLAIN) for item in value):
                 raise Opaque
-            yield f"{self._type(value)} {sorted(map(repr, value))}"
+            self.lines.append(f"{self._type(value)} {sorted(map(repr, value))}")
         elif id(value) in self._seen:
-            yield f"seen {self._seen[id(value)]}"
+            self.lines.append(f"seen {self._seen[id(value)]}")
         else:
             self._seen[id(value)] = len(self._seen)
             self._held.append(value)
-            yield from self._object(value)
+            self._add_object(value)
 
-    def _object(self, value: Any) -> Iterator[str]:
+    def _add_object(self, value: Any) -> None:
         if isinstance(value, type):
-            yield f"named {self._known(value.__module__, value.__qualname__)}"
+            self.lines.append(f"named {self._known(value.__module__, value.__qualname__)}")
         elif isinstance(value, BuiltinFunctionType):  # of a module, or of an object, whose contents count
-            yield from self._parts(f"function {value.__module__} {value.__qualname__}", [value.__self__])
+            self._add_parts(f"function {value.__module__} {value.__qualname__}", [value.__self__])
         elif isinstance(value, MethodType):
-            yield from self._parts("method", [value.__func__, value.__self__])
+            self._add_parts("method", [value.__func__, value.__self__])
         elif isinstance(value, FunctionType):
-            yield f"function {self._known(value.__module__, value.__qualname__)} {value.__code__.co_firstlineno}"
-            yield from self._parts(
-                "given", [_closed_over(value), value.__defaults__, value.__kwdefaults__, vars(value)]
-            )
+            name = self._known(value.__module__, value.__qualname__)
+            given = [_closed_over(value), value.__defaults__, value.__kwdefaults__, vars(value)]
+            self._add_parts(f"function {name} {value.__code__.co_firstlineno}", given)
         elif isinstance(value, functools.partial):
-            yield from self._parts("partial", [value.func, value.args, value.keywords])
+            self._add_parts("partial", [value.func, value.args, value.keywords])
         elif isinstance(value, dict):
-            yield f"{self._type(value)} of {len(value)}"
+            self.lines.append(f"{self._type(value)} of {len(value)}")
             for key, item in value.items():
                 if key not in UNREAD:
-                    yield from self._parts("item", [key, item])
+                    self._add_parts("item", [key, item])
         elif isinstance(value, tuple | list):
-            yield from self._parts(f"{self._type(value)} of {len(value)}", value)
+            self._add_parts(f"{self._type(value)} of {len(value)}", value)
         elif isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-            yield f"operator {value}"
+            self.lines.append(f"operator {value}")
         elif hasattr(value, "__dict__"):
-            yield from self._instance(value)
+            self._add_instance(value)
         else:
             raise Opaque
 
-    def _instance(self, value: Any) -> Iterator[str]:
+    def _add_instance(self, value: Any) -> None:
         held = dict(vars(value))
         for base in type(value).__mro__:
             for name in _slots(base):
                 held[name] = getattr(value, name, None)
         if isinstance(value, nn.Module):  # numbers of hooks count all that there ever were
             hooks = {name: [*held.pop(name).values()] for name in list(held) if _are_hooks(name, held[name])}
-            yield from self._parts("hooks", [hooks])
+            self._add_parts("hooks", [hooks])
         elif isinstance(value, dict | tuple | list | set | frozenset) or type(value).__module__ == "builtins":
             raise Opaque
-        yield f"object {self._type(value)}"
-        yield from self.lines(held)
+        self.lines.append(f"object {self._type(value)}")
+        self.add(held)
 
-    def _parts(self, what: str, parts: Iterable[Any]) -> Iterator[str]:
-        yield what
+    def _add_parts(self, what: str, parts: Iterable[Any]) -> None:
+        self.lines.append(what)
         for part in parts:
-            yield from self.lines(part)
+            self.add(part)
 
     def _tensor(self, x: Tensor) -> str:
         same = self._tensors.setdefault((identity(x), x.storage_offset()) if x.numel() else id(x), len(self._tensors))

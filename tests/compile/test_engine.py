@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 from sessions import PROMPTS, agree
 from specstep.commands.describe import describe
 from specstep.compile.build import build
-from specstep.compile.inductor import compilers
-from specstep.compile.inductor import lower as inductor
+from specstep.compile.inductor import compilers, programs
 from specstep.compile.inductor.lower import instruction_flags
 from specstep.errors import BuildError
 from specstep.kernels.native import INSTRUCTION_SETS, CompilerError
@@ -150,7 +149,7 @@ def test_a_failed_build_leaves_nothing(error, model_folder, tmp_path, monkeypatc
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(inductor, "compile_programs", fail)
+    monkeypatch.setattr(programs, "compile_programs", fail)
     expected = specstep.BuildError if error in EXPECTED else type(error)
     with pytest.raises(expected, match=r"No space left|install g\+\+" if error in EXPECTED else ""):
         build(str(model_folder), tmp_path / "engine", dtype="float32", max_seq_len=64, drafter="none")

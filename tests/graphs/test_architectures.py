@@ -79,7 +79,8 @@ def test_hidden_states_up_to_that_behind_the_final_norm_are_features(architectur
         where = chain_pass(torch.zeros(1, dtype=torch.int64), 6, 6, state=state)
         _, features = target(tokens, where, keys, values)
         parts = features.split(48, -1)
-        torch.testing.assert_close(parts[-1], expected, atol=1e-5, rtol=1e-4)
+        # Against float64, transformers' own float32 is 2e-5 off here (Qwen3-Next).
+        torch.testing.assert_close(parts[-1], expected, atol=1e-4, rtol=1e-4)
         if 3 in layers:
             torch.testing.assert_close(final_norm(model)(parts[1]), parts[2])
             assert (parts[1] - parts[2]).abs().max() > 0.01

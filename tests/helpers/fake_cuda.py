@@ -12,8 +12,8 @@ import torch
 from models import tiny_model
 from specstep.compile.assemble import Assembled, assemble
 from specstep.compile.config import make_config
-from specstep.compile.inductor import lower as inductor
 from specstep.compile.inductor.described_gpu.lower import lowers_without
+from specstep.compile.inductor.programs import compile_package, compile_programs
 from specstep.compile.source import Source
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.graph import GraphLowering
@@ -36,7 +36,7 @@ def generated(graphs: Assembled) -> dict[str, str]:
 
     def capture(program: ExportedProgram, path: Path, config: dict[str, Any]) -> None:
         try:
-            inductor._compile(program, path, config)
+            compile_package(program, path, config)
         except Exception as error:
             codes[path.stem] = _code(error)
 
@@ -46,7 +46,7 @@ def generated(graphs: Assembled) -> dict[str, str]:
         mock.patch.object(PythonWrapperCodegen, "codegen_inputs", lambda _: None),  # C++ alone knows sizes of 64 * n
     ):
         exported = {name: export(program, graphs.spec) for name, program in graphs.programs.items()}
-        inductor.compile_programs(exported, Path(), "cuda", graphs.precision, compile_one)
+        compile_programs(exported, Path(), "cuda", graphs.precision, compile_one)
     return codes
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from specstep.compile.inductor.lower import compile_programs
+from specstep.compile.inductor.programs import compile_programs
 from specstep.kernels.all_reduce.op import all_reduce
 from specstep.kernels.all_reduce.reference import all_reduce as sum_in_order
 from specstep.kernels.communicator import Communicator, make_shared_memory

@@ -23,7 +23,7 @@ from triton.runtime.errors import OutOfResources
 from ....kernels.native import find_compiler
 from ...export import Compile, Export
 from ...gpus import GPU
-from ..lean_code import known
+from ..settings import known
 from .torch_without_gpu import described_gpu
 from .weightless import export_without_memory, weights_away
 

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from specstep.compile.inductor import kept_lowering
 from specstep.compile.inductor.compiled import Compiled
 from specstep.compile.inductor.kept_code import keep_bytes, keep_program, kept_bytes
 from specstep.compile.inductor.kept_lowering import find_lowering, keep_lowering, lowering_key
-from specstep.compile.inductor.lower import _constants
+from specstep.compile.inductor.programs import _constants
 from specstep.compile.inductor.rewrites import rewrite_for_cpu
 from specstep.compile.source import load_source
 
@@ -108,6 +111,18 @@ def test_weights_of_another_kind_are_traced(tmp_path):
     other = assembled(tmp_path / "model", weights="int8")
     assert find_lowering("key", other, tmp_path) is None
     assert lowering_key(first, {}) != lowering_key(other, {})
+
+
+def test_one_that_is_found_needs_no_compiler():
+    """It is 1.4 seconds of imports."""
+    program = (
+        "import sys; import specstep.compile.build, specstep.compile.inductor.lower as lower\n"
+        "there = lambda: 'torch._inductor.compile_fx' in sys.modules\n"
+        "print(there()); lower._programs(); print(there())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.stdout.split() == ["False", "True"], done.stderr
 
 
 def test_one_that_is_not_whole_is_traced(tmp_path):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from specstep.compile.inductor import layers as layers_module
-from specstep.compile.inductor import lower
+from specstep.compile.inductor import programs
 from specstep.compile.inductor.layers import LEAST, outline_layers
-from specstep.compile.inductor.lower import compile_programs
+from specstep.compile.inductor.programs import compile_programs
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -113,8 +113,8 @@ def test_what_cannot_be_a_function_stays_as_it_is():
 def test_compiled_code_computes_the_same_bits(name, tmp_path, monkeypatch):
     """Beside the same program with every layer compiled on its own; caches, and sizes of other inputs, too."""
     network, _ = CASES[name]
-    monkeypatch.setattr(lower, "find_program", lambda key, path: False)  # nothing from the cache
-    monkeypatch.setattr(lower, "keep_program", lambda key, path: None)
+    monkeypatch.setattr(programs, "find_program", lambda key, path: False)  # nothing from the cache
+    monkeypatch.setattr(programs, "keep_program", lambda key, path: None)
     program = exported(network)
     compile_programs({"once": program}, tmp_path, "cpu")
     monkeypatch.setattr(layers_module, "LEAST", 100)

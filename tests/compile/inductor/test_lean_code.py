@@ -2,7 +2,8 @@
 
 import zipfile
 
-from specstep.compile.inductor.lean_code import FEW_PAIRS, UNCHECKED, known, rules_made_once
+from specstep.compile.inductor.lean_code import rules_made_once
+from specstep.compile.inductor.settings import FEW_PAIRS, UNCHECKED, known
 from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 
 
