@@ -1,7 +1,7 @@
 """What PyTorch and the C++ compiler must do right here before a program is compiled for a CPU."""
 
 import torch
-from torch._inductor import cpu_vec_isa
+from torch._inductor import config, cpu_vec_isa
 
 from ...errors import BuildError
 from ...kernels.native import detect_instruction_set, has_library, library_error
@@ -19,15 +19,13 @@ def check_torch(device: str) -> None:
         )
 
 
-def check_vector_instructions() -> None:
-    """Find the vector instructions that the compiler may use; forked processes know them then. Inductor tries them out
-    in a process that it gives a minute: where that fails, on a very busy machine, it compiles scalar code without a
-    word. Raises BuildError."""
-    if detect_instruction_set() != "portable" and cpu_vec_isa.pick_vec_isa() == cpu_vec_isa.invalid_vec_isa:
-        raise BuildError(
-            f"compile: expected code with {detect_instruction_set()} instructions, got none: the compiler's trial of "
-            "them failed or took more than a minute; build again when the machine is less busy"
-        )
+def vector_instructions() -> str:
+    """The vector instructions that Inductor's code uses, as it names them. Where our kernels can be built with the
+    processor's own, Inductor need not compile its headers for each set of them to see whether they can be, which takes
+    7 seconds, and scalar code without a word where a busy machine takes a minute."""
+    here = True if detect_instruction_set() != "portable" and has_library() else None
+    with config.patch({"cpp.vec_isa_ok": here}):
+        return str(cpu_vec_isa.pick_vec_isa())  # known to this process, and to those that are forked, from now on
 
 
 def check_library(weights: str) -> None:

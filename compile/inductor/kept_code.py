@@ -23,6 +23,7 @@ from ...kernels.native import build_library, has_library
 from ...processor import cpu_instructions
 from ...user_cache import PROGRAMS, cache_path, keep
 from ..writer import identity
+from .compilers import vector_instructions
 
 MOST_BYTES = 2**30  # of all programs; the ones that were not used for longest go first
 DIGEST = hashlib.sha256().digest_size
@@ -112,7 +113,7 @@ def _remove_oldest() -> None:
 @cache
 def _compiler() -> str:
     """PyTorch, this processor, our ops' library, which the C++ compiler made, and our code, in a digest."""
-    known = hashlib.sha256(f"{torch.__version__} {torch._inductor.cpu_vec_isa.pick_vec_isa()}".encode())
+    known = hashlib.sha256(f"{torch.__version__} {vector_instructions()}".encode())
     known.update(f"{platform.machine()} {cpu_instructions()} {os.environ.get('CXX')}".encode())
     known.update(build_library().read_bytes() if has_library() else b"")
     for file in sorted(file for pattern in SOURCES for file in PACKAGE.glob(pattern)):

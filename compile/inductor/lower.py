@@ -7,8 +7,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from ...errors import needs_extra
 from ...kernels.native import LIBRARY_NAME, build_library, detect_instruction_set, has_library
 from ...progress import OnProgress
@@ -17,7 +15,7 @@ from ..assemble import Assembled
 from ..lowered import Lowered
 from ..writer import write_weights
 from .compiled import Compiled
-from .compilers import check_library, check_torch
+from .compilers import check_library, check_torch, vector_instructions
 from .forked import run_forked
 from .kept_lowering import find_lowering, keep_lowering, lowering_key
 from .settings import cpu_settings
@@ -87,7 +85,7 @@ def requires(device: str) -> dict[str, Any]:
     needs = {"torch": here["torch"], "architecture": here["architecture"]}
     if device == "cuda":
         return needs | {"cuda_capability": here["cuda_capability"], "cuda": here["cuda"]}
-    isa = [*str(torch._inductor.cpu_vec_isa.pick_vec_isa()).split(), detect_instruction_set()]
+    isa = [*vector_instructions().split(), detect_instruction_set()]
     return needs | {"instructions": [flag for flag in here["instructions"] if flag in instruction_flags(isa)]}
 
 

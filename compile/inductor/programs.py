@@ -18,7 +18,7 @@ from ..export import Compile, Export, export_program
 from ..precision import Precision, plain
 from ..stages import count_operators, stage_shares
 from .compiled import Compiled
-from .compilers import check_vector_instructions, why_no_library
+from .compilers import why_no_library
 from .exact_walk import left_over
 from .forked import Forked
 from .kept_code import find_program, keep_program, program_key
@@ -100,7 +100,6 @@ def compile_programs(
             compile_one(program, paths[name], signed(config, program))
         return packed, {}
     packed, config = rewrite_for_cpu(exported.values(), precision) if has_library() else [], cpu_settings()
-    check_vector_instructions()
     keys = {name: program_key(program, signed(config, program)) for name, program in exported.items()}
     missing = [name for name, key in keys.items() if not find_program(key, paths[name])]
     children = [Forked(name, _compiles(exported[name], paths[name], config)) for name in missing]
