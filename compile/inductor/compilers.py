@@ -1,5 +1,7 @@
 """What PyTorch and the C++ compiler must do right here before a program is compiled for a CPU."""
 
+import logging
+
 import torch
 from torch._inductor import config, cpu_vec_isa
 
@@ -7,6 +9,8 @@ from ...errors import BuildError
 from ...kernels.native import detect_instruction_set, has_library, library_error
 
 OLDEST_FOR_CPU = "2.13"
+# That a machine with CUDA's compiler has no GPU is no concern of a build.
+logging.getLogger("torch.utils.cpp_extension").addFilter(lambda record: "No CUDA runtime" not in record.msg)
 
 
 def check_torch(device: str) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import os
 import re
 import shutil
@@ -242,6 +243,13 @@ def test_vector_instructions_are_those_that_a_trial_finds():
     path = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], env=path, capture_output=True, text=True)
     assert done.stdout.split() == ["True", "0", "True"], done.stderr
+
+
+def test_a_machine_with_cuda_and_no_gpu_is_no_word_to_a_user(caplog):
+    log = logging.getLogger("torch.utils.cpp_extension")
+    log.warning("No CUDA runtime is found, using CUDA_HOME='%s'", "/usr/local/cuda")
+    log.warning("another")
+    assert [record.message for record in caplog.records] == ["another"]
 
 
 @pytest.mark.parametrize("version", ["2.11.0+cpu", "2.12.1"])
