@@ -50,12 +50,6 @@ class GgufFile(NamedTuple):
 def read_gguf(path: Path) -> GgufFile:
     """Open a file; of a split one, any part stands for all. Raises BuildError for what is damaged, of another byte
     order, or of a version or type that is not known."""
-    about = path.stat()
-    return _read_whole(path, about.st_mtime_ns, about.st_size)
-
-
-@functools.lru_cache(maxsize=1)  # a build asks for one three times, and words take half a second
-def _read_whole(path: Path, changed: int, size: int) -> GgufFile:
     first = _read_part(path)
     count = first.metadata.get("split.count", 0)
     if count < 2:
@@ -172,7 +166,7 @@ class _Reader:
         inner, count = Value(self._scalar("I")), self._scalar("Q")
         if inner in SCALARS:
             return self._array(SCALARS[inner], count)
-        return self._texts(count) if inner == Value.STRING else [self._value(inner) for _ in range(count)]
+        return [self._value(inner) for _ in range(count)]
 
     def _scalar(self, code: str) -> Any:
         return self._array(code, 1)[0]
@@ -186,18 +180,12 @@ class _Reader:
         return values
 
     def _text(self) -> str:
-        return self._texts(1)[0]
-
-    def _texts(self, count: int) -> list[str]:
-        texts, mapped, at = [], self.mapped, self.at
-        for _ in range(count):
-            start = at + 8
-            at = start + int.from_bytes(mapped[at:start], "little")
-            if at > len(mapped):
-                raise ValueError(f"it ends at byte {len(mapped)}")
-            texts.append(str(mapped[start:at], "utf-8"))
-        self.at = at
-        return texts
+        (length,) = struct.unpack_from("<Q", self.mapped, self.at)
+        start = self.at + 8
+        if start + length > len(self.mapped):
+            raise ValueError(f"it ends at byte {len(self.mapped)}")
+        self.at = start + length
+        return str(self.mapped[start : self.at], "utf-8")
 
 
 @functools.cache
