@@ -9,7 +9,7 @@ import pytest
 import specstep
 import torch
 from models import greedy, save_model, tiny_model
-from specstep.compile.inductor import kept_code, lower
+from specstep.compile.inductor import kept_code, lower, programs
 from specstep.compile.inductor.kept_code import find_program, keep_program, program_key
 from specstep.errors import BuildError
 from specstep.kernels.linear.groups import pack_groups
@@ -144,10 +144,10 @@ def test_a_fine_tune_is_built_without_a_trace_and_a_compiler(engine_folder, shar
         started.append(name)
         raise BuildError("a compiler is started")
 
-    monkeypatch.setattr(lower, "Forked", note)
+    monkeypatch.setattr(programs, "Forked", note)
     folder = save_model(tmp_path / "model", seed=1)
     with monkeypatch.context() as patch:
-        patch.setattr(lower, "export_program", None)  # nothing is traced
+        patch.setattr(lower, "_programs", None)  # what traces and compiles
         built = specstep.build(str(folder), tmp_path / "engine", **ENGINE)
     with specstep.load(built) as engine:
         expected = greedy(tiny_model("Llama", 1), [5, 6, 7], 24)
