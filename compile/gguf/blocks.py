@@ -51,7 +51,8 @@ def wide_values(tensor: GgufTensor) -> Tensor:
     rows, depth = _rows(tensor), tensor.shape[-1] if tensor.shape else 1
     if tensor.kind in NAMES and _fits(tensor):
         return read_blocks(tensor.kind, rows).values(depth)
-    return torch.from_numpy(np.require(gguf.dequantize(rows, tensor.kind), requirements="W"))  # a copy of a map alone
+    wide = gguf.dequantize(rows, tensor.kind)
+    return torch.from_numpy(np.require(wide, requirements="W"))  # copies what is the mapped file itself
 
 
 def read_blocks(kind: Type, rows: "np.typing.NDArray[Any]") -> Groups:

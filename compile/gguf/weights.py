@@ -14,7 +14,7 @@ from .blocks import wide_values
 from .file import GgufFile, GgufTensor
 from .metadata import Metadata
 
-VALUES = 2**20  # widened at once, to float32: new memory takes longer than all else
+VALUES = 2**20  # widened at once, to float32: for more, the system gives new memory, which is slow
 # Tensors that change no logit, and why.
 HARMLESS = (
     r"blk\.\d+\.attn_rot_embd\.weight",  # frequencies that follow from the metadata

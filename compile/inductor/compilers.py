@@ -9,7 +9,7 @@ from ...errors import BuildError
 from ...kernels.native import detect_instruction_set, has_library, library_error
 
 OLDEST_FOR_CPU = "2.13"
-# That a machine with CUDA's compiler has no GPU is no concern of a build.
+# Not for users: torch warns where it finds CUDA's compiler and no GPU.
 logging.getLogger("torch.utils.cpp_extension").addFilter(lambda record: "No CUDA runtime" not in record.msg)
 
 
@@ -24,16 +24,19 @@ def check_torch(device: str) -> None:
 
 
 def vector_instructions() -> str:
-    """The vector instructions that Inductor's code uses, as it names them. Where our kernels can be built with the
-    processor's own, Inductor need not compile its headers for each set of them to see whether they can be, which takes
-    7 seconds, and scalar code without a word where a busy machine takes a minute."""
+    """The vector instructions that Inductor's code uses, as it names them.
+
+    By default Inductor compiles its headers with each set of them, to see whether the compiler can: 7 seconds, and
+    scalar code without a word where a busy machine takes more than a minute. Our library, which was built with the
+    processor's own, has shown that already.
+    """
     here = True if detect_instruction_set() != "portable" and has_library() else None
     with config.patch({"cpp.vec_isa_ok": here}):
         return str(cpu_vec_isa.pick_vec_isa())  # known to this process, and to those that are forked, from now on
 
 
 def check_library(weights: str) -> None:
-    """Raises BuildError where an engine without our kernels cannot be what the user asked for. weights: his option."""
+    """Raises BuildError where these weights need our kernels, and they cannot be built. weights: the option."""
     if not has_library() and weights in ("int8", "int4"):
         raise BuildError(
             f"weights: expected auto or bfloat16 where our C++ kernels cannot be built, got {weights}: "

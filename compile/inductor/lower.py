@@ -51,7 +51,7 @@ def _programs() -> ModuleType:
     return programs
 
 
-def _lower(graphs: Assembled, directory: Path, progress: OnProgress, make: Callable[[], Compiled]) -> Lowered:
+def _lower(graphs: Assembled, directory: Path, progress: OnProgress, compile_all: Callable[[], Compiled]) -> Lowered:
     device = graphs.spec.device
     check_torch(device)
     if device == "cpu":
@@ -59,7 +59,7 @@ def _lower(graphs: Assembled, directory: Path, progress: OnProgress, make: Calla
     key = lowering_key(graphs, cpu_settings()) if device == "cpu" and has_library() else None
     compiled = find_lowering(key, graphs, directory, progress) if key else None
     if compiled is None:
-        compiled = make()
+        compiled = compile_all()
         if key and compiled.keys:
             keep_lowering(key, graphs, compiled)
     if compiled.inexact and device == "cpu":
