@@ -11,7 +11,10 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from specstep.compile.build import note_held_types
 from specstep.compile.config import make_config
+from specstep.compile.gguf import weights
 from specstep.compile.gguf.blocks import NAMES, kept_weights, read_blocks, widened_tensors
+from specstep.compile.gguf.file import read_gguf
+from specstep.compile.gguf.weights import widened
 from specstep.compile.kept_groups import KeptGroups
 from specstep.compile.precision import choose_precision
 from specstep.compile.source import load_source
@@ -85,6 +88,24 @@ def test_every_type_says_the_numbers_of_ggml(kind: Type) -> None:
     groups = read_blocks(kind, rows)
     assert groups.kind == NAMES[kind] and torch.equal(groups.values(768), exact)
     assert torch.equal(unpack_groups(pack_groups(groups), 37).values(768), exact)
+
+
+@pytest.mark.parametrize("kind", [*NAMES, Type.TQ1_0, Type.BF16, Type.F16], ids=lambda kind: kind.name)
+def test_a_model_is_loaded_with_the_numbers_of_ggml(
+    kind: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few rows at a time."""
+    if kind in NAMES:
+        rows = random_blocks(kind, 37, 768)
+    else:
+        rows = gguf.quantize(np.random.default_rng(0).normal(size=(37, 768)).astype(np.float32), kind)
+    if kind == Type.MXFP4:
+        rows.reshape(37, -1, 17)[7, 1, 0] = 150  # float16 has no such scale
+    tensor = read_gguf(write_tensors(tmp_path / "model.gguf", {"weight": (rows, kind)})).tensors["weight"]
+    monkeypatch.setattr(weights, "VALUES", 768 * 10)
+    exact = torch.from_numpy(np.array(gguf.dequantize(rows, kind)))
+    assert torch.equal(widened(tensor, torch.float32), exact)
+    assert torch.equal(widened(tensor, torch.bfloat16), exact.bfloat16())
 
 
 def test_types_without_a_kernel_are_named(tmp_path: Path) -> None:
