@@ -99,7 +99,7 @@ def _engine(
 
 
 def _eager(program: FlatProgram) -> Program:
-    @torch.no_grad()
+    @torch.inference_mode()
     def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         return program(*inputs)
 

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,19 @@ def own_environment(shared_folder, request):
         copy_new(kept, cache / "specstep")
         yield
     copy_new(cache / "specstep", kept)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shared_sessions():
+    """Engines for ONNX Runtime that are loaded again have the sessions that are open."""
+    if find_spec("onnxruntime") is None:
+        yield
+        return
+    from shared_sessions import shared_session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onnxruntime.InferenceSession", shared_session)
+        yield
 
 
 @pytest.fixture

@@ -19,11 +19,14 @@ from ..inductor.torch_session import TorchSession
 LOOK = 1.0  # seconds between two looks whether the first rank's process is there
 
 
-def main(directory: str, digest: str, rank: str, ranks: str, memory: str, place: str, parent: str, threads: str) -> int:
+def main(
+    directory: str, digest: str, rank: str, ranks: str, memory: str, place: str, parent: str, threads: str, flush: str
+) -> int:
     """Load the rank, say so, and make the calls that come until the connection ends -> the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(int(place))
     torch.set_num_threads(int(threads))
+    torch.set_flush_denormal(flush == "1")
     with contextlib.closing(connection):
         try:
             session = _open(Path(directory), digest, int(rank), int(ranks))

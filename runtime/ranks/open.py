@@ -16,7 +16,7 @@ from .session import RankSession
 def open_ranks(directory: Path, spec: EngineSpec, programs: list[Program]) -> RankSession:
     """Start the further ranks of an engine -> the session of the first, whose programs these are. Raises EngineError
     where one does not load."""
-    threads = max(1, torch.get_num_threads() // spec.ranks)
+    threads, flush = max(1, torch.get_num_threads() // spec.ranks), _flushes_denormals()
     others: list[RankProcess] = []
     memory: int | None = None
     communicator: Communicator | None = None
@@ -24,7 +24,7 @@ def open_ranks(directory: Path, spec: EngineSpec, programs: list[Program]) -> Ra
         memory = make_shared_memory(spec.ranks)
         digest = manifest_digest(directory)
         for rank in range(1, spec.ranks):
-            others.append(RankProcess(directory, digest, rank, spec.ranks, memory, threads))
+            others.append(RankProcess(directory, digest, rank, spec.ranks, memory, threads, flush))
         communicator = Communicator(memory, 0, spec.ranks)
         for each in others:
             each.wait_until_loaded()
@@ -39,3 +39,8 @@ def open_ranks(directory: Path, spec: EngineSpec, programs: list[Program]) -> Ra
     finally:
         if memory is not None:
             os.close(memory)
+
+
+def _flushes_denormals() -> bool:
+    """Whether this thread takes numbers that are too small to be normal for 0 (`torch.set_flush_denormal`)."""
+    return not bool(torch.full((1,), torch.finfo(torch.float32).tiny).div(2).count_nonzero())

@@ -25,14 +25,14 @@ RankCall = tuple[str, tuple[object, ...]]  # a method, and its arguments
 class RankProcess:
     """One further rank."""
 
-    def __init__(self, directory: Path, digest: str, rank: int, ranks: int, memory: int, threads: int):
+    def __init__(self, directory: Path, digest: str, rank: int, ranks: int, memory: int, threads: int, flush: bool):
         """Start it. digest: of the manifest that this process read; memory: what `make_shared_memory` gave; threads:
-        that it computes with."""
+        that it computes with; flush: whether they flush denormals to zero, as all ranks must, to have the same bits."""
         self.rank, self.ranks = rank, ranks
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
         with theirs:
-            given = [str(directory), digest, rank, ranks, memory, theirs.fileno(), os.getpid(), threads]
+            given = [str(directory), digest, rank, ranks, memory, theirs.fileno(), os.getpid(), threads, int(flush)]
             command = [sys.executable, "-P", "-m", f"{__package__}.follower", *map(str, given)]
             environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
             self._process = subprocess.Popen(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo.llm import KvEventPublisher, ModelInput, ModelRuntimeConfig, ModelType, WorkerType, register_model
-from dynamo.llm.exceptions import InvalidArgument
+from dynamo.llm.exceptions import HttpError, InvalidArgument
 from dynamo.runtime import DistributedRuntime, dynamo_worker
 
 from ...errors import EXIT_BROKEN, InputError, SpecstepError
@@ -24,26 +24,35 @@ from ...runtime.load import load
 from ...runtime.prefix_cache import BLOCK
 from ..bridge import Answer
 from ..kv_batches import INTERVAL, Follower
+from ..places import Queue, QueueFullError, on_error
 from .asked import request_of
 from .card import write_card
 
 ENDPOINT = "dynamo.backend.generate"
+MAX_QUEUE = 128  # requests that may wait for a row
 LOOK = 1.0  # seconds between two looks at whether the engine runs
 
 
 class Worker:
-    """Answers the calls of one engine."""
+    """Answers the calls of one engine, as many at once as have places. Belongs to one event loop."""
 
-    def __init__(self, engine: Engine):
-        self._engine = engine
+    def __init__(self, engine: Engine, max_queue: int):
+        self._engine, self._queue = engine, Queue(engine.spec.max_batch, max_queue)
 
     async def generate(self, asked: Mapping[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
-        """Token ids as they come, the last with the reason. Raises InvalidArgument for what the engine cannot take."""
+        """Token ids as they come, the last with the reason. Raises InvalidArgument for what the engine cannot take,
+        HttpError where the queue is full."""
         try:
-            request = request_of(self._engine, asked)
-        except InputError as error:
-            raise InvalidArgument(str(error)) from None
-        answer = Answer(self._engine, [request])
+            places = self._queue.take(1)
+        except QueueFullError as error:
+            # WorkerUnavailable would have the router leave this worker alone for a while.
+            raise HttpError(429, str(error)) from None
+        with on_error(places):
+            try:
+                request = request_of(self._engine, asked)
+            except InputError as error:
+                raise InvalidArgument(str(error)) from None
+            answer = Answer(self._engine, [request], places.give_back)
         watch = asyncio.ensure_future(_cancelled(context, answer))
         try:
             async for grown in answer.read():
@@ -53,6 +62,7 @@ class Worker:
         finally:
             watch.cancel()
             answer.cancel()
+            places.give_back()
 
 
 async def _cancelled(context: Any, answer: Answer) -> None:
@@ -87,8 +97,9 @@ async def end_broken(runtime: DistributedRuntime, engine: Engine) -> None:
     runtime.shutdown()
 
 
-async def serve(runtime: DistributedRuntime, engine: Engine, name: str, path: str) -> None:
-    """Register an engine and answer until the runtime is shut down, which it is when the engine breaks."""
+async def serve(runtime: DistributedRuntime, engine: Engine, name: str, path: str, max_queue: int = MAX_QUEUE) -> None:
+    """Register an engine and answer until the runtime is shut down, which it is when the engine breaks. max_queue:
+    requests that may wait for a row."""
     endpoint, config = runtime.endpoint(path), ModelRuntimeConfig()
     config.context_length, config.max_num_seqs = engine.spec.max_seq_len, engine.spec.max_batch
     config.total_kv_blocks = engine.cache_use.most_blocks or None
@@ -104,7 +115,7 @@ async def serve(runtime: DistributedRuntime, engine: Engine, name: str, path: st
             publisher = KvEventPublisher(endpoint, kv_block_size=BLOCK)
             beside.append(asyncio.ensure_future(publish(engine.kv_events, publisher)))
         try:
-            await endpoint.serve_endpoint(Worker(engine).generate)
+            await endpoint.serve_endpoint(Worker(engine, max_queue).generate)
         finally:
             for task in beside:
                 task.cancel()
@@ -119,7 +130,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--endpoint", default=ENDPOINT, help=f"NAMESPACE.COMPONENT.ENDPOINT (default: {ENDPOINT})")
     parser.add_argument("--prefix-cache", type=int, default=256, metavar="MIB")
     parser.add_argument("--prefill-per-step", type=int, default=64, metavar="N")
+    parser.add_argument(
+        "--max-queue", type=int, default=MAX_QUEUE, metavar="N", help=f"wait for a row (default: {MAX_QUEUE})"
+    )
     given = parser.parse_args(arguments)
+    if given.max_queue < 0:
+        parser.error(f"--max-queue: expected at least 0, got {given.max_queue}")
 
     fault: list[BaseException] = []
 
@@ -128,7 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kept = given.prefix_cache * 2**20
         how: Any = {"prefix_cache_bytes": kept, "prefill_per_step": given.prefill_per_step, "kv_events": bool(kept)}
         with load(given.engine, **how) as engine:
-            await serve(runtime, engine, given.name or given.engine.resolve().name, given.endpoint)
+            name = given.name or given.engine.resolve().name
+            await serve(runtime, engine, name, given.endpoint, given.max_queue)
             fault.extend([engine.broken] if engine.broken else [])
 
     try:

@@ -1,5 +1,6 @@
 """What is not finite never leaves its node: drafts whose keys and values are NaN are rejected, and the text stays."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ SLOW = [(NAN, "onnx"), (INFINITY, "onnx"), (NAN, "inductor"), (INFINITY, "induct
 PROMPTS = [[5, 6, 7] * 4, [40, 41, 42] * 5, list(range(30, 52))]
 LENGTH = 30
 OPTIONS = {"dtype": "float32", "max_batch": 3, "max_seq_len": 96, "prefill_chunk": 8}
+# As the tests' engine has it.
+ENGINE = {"drafter": "ngram", "dtype": "float32", "max_batch": 2, "max_seq_len": 192, "prefill_chunk": 16}
 
 
 class Spoilt(specstep.Scorer):
@@ -82,6 +85,28 @@ def test_rejected_drafts_that_are_not_finite_change_no_text(
             assert [result.token_ids for result in got] == answers
             assert sum(result.stats["steps"] for result in got) < 2 * LENGTH  # drafts beside the spoilt ones are right
         engine.generate([[spoilt, 9, *PROMPTS[0]]] * 3, 4, ignore_eos=True)  # rows that are not finite themselves
+        longer = [[*prompt, *answer[:9]] for prompt, answer in zip(PROMPTS, answers, strict=True)]
+        got = engine.generate(longer, LENGTH - 9, ignore_eos=True)
+        assert [result.token_ids for result in got] == [answer[9:] for answer in answers]
+
+
+@pytest.mark.parametrize("value", [NAN, INFINITY])
+def test_a_compiled_engine_rejects_them(value: float, model_folder: Path, engine_folder: Path, tmp_path: Path) -> None:
+    """As above; here the drafts are those of a prediction, so that the programs are those of the tests' engine."""
+    with specstep.load(engine_folder, nodes=0) as plain:
+        answers = [result.token_ids for result in plain.generate(PROMPTS, LENGTH, ignore_eos=True)]
+    compared = torch.randint(0, 320, (64,), generator=torch.Generator().manual_seed(0)).tolist()
+    spoilt = min(set(range(2, 320)) - {token for text in (*PROMPTS, *answers, compared) for token in text})
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    spoil(folder, spoilt, value)
+    predictions = [
+        [token for at in range(0, LENGTH, 4) for token in (*answer[at : at + 4], spoilt)] + answer for answer in answers
+    ]
+    with specstep.load(specstep.build(str(folder), tmp_path / "engine", **ENGINE), nodes="all") as engine:
+        for _ in range(2):
+            got = engine.generate(PROMPTS, LENGTH, ignore_eos=True, prediction=predictions)
+            assert [result.token_ids for result in got] == answers
+            assert all(result.stats["rejected_prediction_tokens"] > 3 for result in got)
         longer = [[*prompt, *answer[:9]] for prompt, answer in zip(PROMPTS, answers, strict=True)]
         got = engine.generate(longer, LENGTH - 9, ignore_eos=True)
         assert [result.token_ids for result in got] == [answer[9:] for answer in answers]

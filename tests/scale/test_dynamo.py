@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
 import pytest
@@ -56,7 +57,7 @@ def address(engine, tmp_path_factory):
 
         async def work():
             runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp", event_plane="zmq")
-            await serve(runtime, engine, "tiny", "tests.backend.generate")
+            await serve(runtime, engine, "tiny", "tests.backend.generate", max_queue=2)
 
         bound.close()
         threading.Thread(target=lambda: asyncio.run(work()), daemon=True).start()
@@ -110,6 +111,17 @@ def test_a_client_that_goes_away_frees_its_row(engine, address):
     with httpx.stream("POST", address + "/v1/chat/completions", json=body, timeout=PATIENCE) as response:
         next(response.iter_raw())
     until(lambda: is_idle(engine))
+
+
+def test_more_than_may_wait_are_told_to_come_again(engine, address):
+    """3 rows and 2 that wait: of 12 at once some are refused, none is lost, and the places come back."""
+    asked = {"max_tokens": 120, "ignore_eos": True}
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: chat(address, **asked), range(12)))
+    statuses = [answer.status_code for answer in answers]
+    assert set(statuses) == {200, 429} and statuses.count(200) >= 5, [answer.text for answer in answers]
+    until(lambda: is_idle(engine))
+    assert chat(address).status_code == 200
 
 
 def test_a_worker_whose_engine_breaks_ends_with_a_line(engine_folder, breaks, tmp_path):

@@ -19,7 +19,7 @@ from queue import Queue
 import numpy as np
 import pytest
 from scale_prompts import ASKED
-from served import PATIENCE, until
+from served import PATIENCE, until, user
 from specstep.cli import main
 from specstep.serving.server import listen
 
@@ -162,6 +162,21 @@ def test_text_over_http_comes_in_events(server, engine_folder):
         expected = engine.generate("hello", 16, ignore_eos=True)
     assert "".join(event["text"] for event in events) == expected.text
     assert events[-1]["finish_reason"] == "length" and events[-1]["completion_tokens"] == 16
+
+
+def test_a_chat_request_is_answered_as_by_the_server(server, engine_folder):
+    """The name of a special token that a user writes is text."""
+    import specstep
+
+    messages = user("hello </s> you")
+    asked = {"messages": messages, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    told = post(server, {"chat_request": json.dumps(asked)})
+    events = [json.loads(line.removeprefix("data: ")) for line in told.split("\n\n") if line]
+    with specstep.load(engine_folder) as engine:
+        expected = engine.generate(messages, 16, ignore_eos=True)
+        special = engine.generate(messages, 16, ignore_eos=True, parse_special=True)
+    assert "".join(json.loads(event["delta"]).get("content") or "" for event in events) == expected.text
+    assert events[-1]["prompt_tokens"] == len(expected.prompt_token_ids) > len(special.prompt_token_ids)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,27 @@ def test_an_engine_without_a_drafter_says_the_same(weights, tmp_path):
     assert said[0] == said[1]
 
 
+def note_caches(engine):
+    """What the caches of rows hold when they end: (a row's tokens, its keys and values of each layer) of each."""
+    session, noted = engine.session, []
+    release = session.release
+
+    def release_noted(row):
+        tokens = session.numpy("history", row)[: session.lengths[row]].tolist()
+        noted.append((tokens, {name: cache[row].clone() for name, cache in session.caches.items()}))
+        release(row)
+
+    session.release = release_noted
+    return noted
+
+
+def cached_bits(noted, text):
+    """The bytes of all keys and values of a text, but for its last two tokens: a row ends without them."""
+    count = len(text) - 2
+    [*_, caches] = [caches for tokens, caches in noted if tokens[:count] == text[:count]]
+    return {name: cache[:, :count].contiguous().view(torch.uint8) for name, cache in caches.items()}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "rows", "dtype"),
@@ -88,15 +109,17 @@ def test_an_engine_without_a_drafter_says_the_same(weights, tmp_path):
 def test_drafts_change_no_logits_of_a_mixture(model_type, rows, dtype, tmp_path):
     """Routers 1,024 deep, with the experts and choices that transformers gives the class: there PyTorch adds one row
     in another order than eight, and its compiler writes reductions of one row in another way than those of several.
-    Log-probabilities are what a request is told of its logits."""
+    Log-probabilities are what a request is told of its logits; what goes from layer to layer is in keys and values."""
     config = small_config(CONFIG_MAPPING[model_type], routed_width=1024)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "model")
     options = {"dtype": dtype, "max_seq_len": 128, "prefill_chunk": 32, "drafter": "ngram", "nodes": 6}
     folder, said = specstep.build(str(tmp_path / "model"), str(tmp_path / "it"), max_batch=rows, **options), []
     assert read_manifest(folder).about["drafts_may_change_text"] == []
+    cached = []
     for nodes in (0, "all"):
         with specstep.load(folder, nodes=nodes) as engine:
+            cached.append(note_caches(engine))
             together = PROMPTS if nodes else [[prompt] for prompt in PROMPTS]
             asked = {"ignore_eos": True, "sampling": {"logprobs": 20}}
             for _ in range(2):  # what was learned of a text is drafted when it is asked for again
@@ -104,6 +127,9 @@ def test_drafts_change_no_logits_of_a_mixture(model_type, rows, dtype, tmp_path)
     plain, drafted = [result for results in said[0] for result in results], said[-1]
     assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
     assert [each.logprobs for each in drafted] == [each.logprobs for each in plain]
+    for prompt, each in zip(PROMPTS, plain, strict=True):
+        expected, got = (cached_bits(noted, prompt + each.token_ids) for noted in cached)
+        assert expected and all(torch.equal(got[name], bits) and bits.any() for name, bits in expected.items())
     assert sum(each.stats["steps"] for each in drafted) < sum(len(each.token_ids) for each in drafted)
 
 

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import run_rank
 import specstep
+import torch
 from models import save_model
+from safetensors.torch import load_file, save_file
 from specstep.commands.describe import describe
 from specstep.commands.profile import _check as check_profile
 from specstep.compile.locate import ALIASES
@@ -82,6 +84,38 @@ def test_every_rank_has_the_state_of_one_device_and_its_share_of_the_caches(pair
             assert np.array_equal(np.concatenate([first[name], second[name]], 1), expected), name
         else:
             assert np.array_equal(first[name], expected) and np.array_equal(second[name], expected), name
+
+
+@pytest.fixture
+def flush_denormals():
+    """`torch.set_flush_denormal`, of this thread and those that it starts."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("needs a processor that flushes denormals")
+    torch.set_flush_denormal(False)
+    yield torch.set_flush_denormal
+    torch.set_flush_denormal(False)
+
+
+def test_denormals_are_zero_in_all_ranks_or_in_none(pair, flush_denormals, tmp_path):
+    """A model whose attention is made of them: its text is another one where they are 0."""
+    model = shutil.copytree(pair / "model", tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith("input_layernorm.weight"):
+            weights[name] = torch.rand_like(weight) * 1e-38
+        elif name.endswith("o_proj.weight"):
+            weights[name] = weight * 1e38
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    options = {"drafter": "ngram", "nodes": 4, "dtype": "float32", "max_batch": 2, "max_seq_len": 64}
+    for name, parts in (("parts", {"sum_parts": 2}), ("ranks", {"ranks": 2})):
+        specstep.build(str(model), tmp_path / name, **options, **parts)
+    said = {}
+    for flush in (False, True):
+        flush_denormals(flush)
+        for name in ("parts", "ranks"):
+            with specstep.load(tmp_path / name, nodes="all") as engine:
+                said[name, flush] = texts(engine)
+    assert said["ranks", False] == said["parts", False] != said["parts", True] == said["ranks", True]
 
 
 def test_a_killed_rank_ends_the_engine_with_one_line(pair):
