@@ -13,7 +13,10 @@ from unittest.mock import patch
 from torch._export.utils import _compiling_state_context
 from torch._inductor.codecache import AotCodeCompiler
 from torch._inductor.compile_fx import compile_fx_aot
+from torch._inductor.ir import ExternKernel
+from torch._inductor.lowering import make_fallback
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from .layers import LayerKind, outline_layers
 
@@ -89,6 +92,7 @@ class LayerCode:
         declared = "\n".join(DECLARED.findall(wrapper))
         if owned != 1 or MEMBERS.search(body) or not set(CALLED.findall(body)) <= set(CALLED.findall(declared)):
             return False
+        make_fallback(kind.overload, layout_constraint=_computed_once)
         self.shims[kind.overload] = [_declaration(kind, len(inputs))]
         self.cached.update(CACHED.findall(wrapper))
         self.kernels.append(KERNEL.sub(f"{kind.op}_", kernels))
@@ -117,6 +121,17 @@ def layers_compiled_once(program: ExportedProgram, config: dict[str, Any]) -> It
     outline_layers(program, code.add)
     with code.written():
         yield config | {SHIMS: config.get(SHIMS, {}) | code.shims}
+
+
+def _computed_once(call: Node, *given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What layers are called with, laid out as their code was compiled for it. Inductor would compute what is cheap, as
+    the cosines of positions, for each layer anew."""
+
+    def lay_out(value: Any, node: Any) -> Any:
+        value.realize()
+        return ExternKernel.require_exact_strides(value, node.meta["val"].stride())
+
+    return tuple(map(lay_out, given, call.args)), {}
 
 
 def _declaration(kind: LayerKind, inputs: int) -> str:

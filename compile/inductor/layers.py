@@ -235,7 +235,7 @@ def _make_kind(layer: _Layer) -> LayerKind:
     name = f"layer_{next(_numbers)}"
     given = [f"Tensor{f'(a{index}!)' if index in layer.written else ''} x{index}" for index in layer.inputs.values()]
     returned = "Tensor" if len(layer.outputs) == 1 else f"({', '.join(['Tensor'] * len(layer.outputs))})"
-    _LIBRARY.define(f"{name}({', '.join(given)}) -> {returned}", tags=(torch.Tag.needs_exact_strides,))
+    _LIBRARY.define(f"{name}({', '.join(given)}) -> {returned}")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
     return LayerKind(name, GraphModule({}, graph), len(layer.outputs))
 

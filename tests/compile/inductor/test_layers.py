@@ -1,5 +1,8 @@
 """Layers that are alike are compiled once: the same bits as without, whatever a layer has of its own."""
 
+import re
+import zipfile
+
 import pytest
 import torch
 from specstep.compile.inductor import layers as layers_module
@@ -106,6 +109,17 @@ def test_what_cannot_be_a_function_stays_as_it_is():
     before = str(program.graph)
     assert outline_layers(program, lambda kind: False) == []
     assert str(program.graph).count("linear") == before.count("linear")
+
+
+def test_what_layers_read_is_computed_once(engine_folder):
+    """Cosines of positions, say: Inductor would compute them for each layer."""
+    for name in ("step", "plain"):
+        with zipfile.ZipFile(engine_folder / f"{name}.pt2") as package:
+            file = next(file for file in package.namelist() if file.endswith(".wrapper.cpp"))
+            calls = re.findall(r"CHECK\(aoti_torch_cpu_layer_\d+\((.*)\)\);", package.read(file).decode())
+        made = [[value for value in call.split(", ") if value.startswith("buf")] for call in calls]
+        assert len(calls) == 3 and all(len(each) > 3 for each in made)
+        assert all(each[1:] == made[0][1:] for each in made), made  # the first is what the layer before returned
 
 
 @pytest.mark.slow
