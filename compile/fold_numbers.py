@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import is_fake
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
+
+from .graph_edits import add_buffer
 
 aten = torch.ops.aten
 KEPT = aten.detach_.default  # the one write in place that changes nothing
@@ -29,7 +30,8 @@ def fold_numbers(exported: ExportedProgram) -> None:
         users = [user for user in node.users if user not in known]
         if not users or not isinstance(value, Tensor) or (value.dim() and node not in powers):
             continue
-        new = _held(exported, node, value) if value.dim() else _number(node, value)
+        name = f"folded_{node.name}"
+        new = add_buffer(exported, name, value, persistent=False) if value.dim() else _number(node, value)
         for user in users:
             user.replace_input_with(node, new)
     _hold_constants(exported)
@@ -79,21 +81,6 @@ def _number(node: Node, value: Tensor) -> Node:
         new = node.graph.call_function(aten.full.default, ([], value.item()))
     new.kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
     new.meta = dict(node.meta)
-    return new
-
-
-def _held(exported: ExportedProgram, node: Node, value: Tensor) -> Node:
-    """A buffer of the program."""
-    specs, name = exported.graph_signature.input_specs, f"folded_{node.name}"
-    placeholders = node.graph.find_nodes(op="placeholder")
-    place = next(index for index, spec in enumerate(specs) if spec.kind == InputKind.USER_INPUT)
-    mode = detect_fake_mode([placeholder.meta.get("val") for placeholder in placeholders])
-    assert mode is not None
-    with node.graph.inserting_before(placeholders[place]):
-        new = node.graph.placeholder(name)
-    new.meta["val"] = mode.from_tensor(value, static_shapes=True)
-    specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(name=new.name), name, persistent=False))
-    exported.constants[name] = value
     return new
 
 

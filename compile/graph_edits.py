@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node
 
 aten = torch.ops.aten
@@ -23,6 +25,21 @@ def insert_call(place: Node, op: Any, arguments: Sequence[Any]) -> Node:
     assert mode is not None
     with mode, enable_python_dispatcher():  # which knows sizes that vary, in every torch
         new.meta = {**place.meta, "val": op(*values)}
+    return new
+
+
+def add_buffer(exported: ExportedProgram, name: str, tensor: Tensor, *, persistent: bool, device: Any = None) -> Node:
+    """The placeholder of a new buffer of a program, on `device`, by default its own. persistent: it is of the state,
+    not of the constants."""
+    specs, placeholders = exported.graph_signature.input_specs, exported.graph.find_nodes(op="placeholder")
+    place = next(index for index, spec in enumerate(specs) if spec.kind == InputKind.USER_INPUT)
+    mode = detect_fake_mode([placeholder.meta.get("val") for placeholder in placeholders])
+    assert mode is not None
+    with exported.graph.inserting_before(placeholders[place]):
+        new = exported.graph.placeholder(name.replace(".", "_"))
+    new.meta["val"] = mode.from_tensor(tensor, static_shapes=True).to(device or tensor.device)
+    specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(name=new.name), name, persistent=persistent))
+    (exported.state_dict if persistent else exported.constants)[name] = tensor
     return new
 
 

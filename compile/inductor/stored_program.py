@@ -5,13 +5,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from ...kernels.expert_linear.op import expert_linear
-from ..graph_edits import CONVERSIONS, drop_assertions
+from ..graph_edits import CONVERSIONS, add_buffer, drop_assertions
 from ..precision import Precision, WeightForm, fp8_scales, plain
 from ..writer import identity
 
@@ -150,22 +149,10 @@ class StoredProgram:
         recipe = self.recipe(nodes, rule, turned)
         made = self.packed_tensors.of(recipe, [self.exported.state_dict[name].detach() for name in recipe.names])
         if made.name not in self.added:
-            self.added[made.name] = self._add(made.name, made.tensor)
+            # A described GPU's program holds weights that lie on the CPU.
+            new = add_buffer(self.exported, made.name, made.tensor, persistent=True, device=self.device)
+            self.added[made.name] = new
         return self.added[made.name]
-
-    def _add(self, name: str, tensor: Tensor) -> Node:
-        specs = self.exported.graph_signature.input_specs
-        place = next(index for index, spec in enumerate(specs) if spec.kind not in STORED)
-        nodes = self.graph.find_nodes(op="placeholder")
-        mode = detect_fake_mode([node.meta.get("val") for node in nodes])
-        assert mode is not None
-        with self.graph.inserting_before(nodes[place]):
-            new = self.graph.placeholder(name.replace(".", "_"))
-        # A described GPU's program holds weights that lie on the CPU.
-        new.meta["val"] = mode.from_tensor(tensor, static_shapes=True).to(self.device)
-        specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(name=new.name), name, persistent=True))
-        self.exported.state_dict[name] = tensor
-        return new
 
     def replace(self, node: Node, new: Node) -> None:
         """Have all that uses a node use another, and erase it."""
