@@ -13,33 +13,22 @@ import torch
 from torch import Tensor
 
 from ..errors import BuildError
-from ..graphs.attention import ATTENTION_NAME, Pass, chain_pass
-from ..graphs.experts import EXPERTS_NAME
-from ..graphs.hybrid_cache import RECURRENT, window_name
-from ..graphs.kept import reason, with_cache
-from ..graphs.lightning_attention import exact_rates
-from ..graphs.linear_attention import as_kept, takes_no_state
+from ..graphs.attention import Pass, chain_pass
+from ..graphs.hybrid_cache import RECURRENT
+from ..graphs.kept import reason
+from ..graphs.linear_attention import as_kept
 from ..graphs.target import CausalLM
 from ..kernels.tree_layout.op import tree_layout
 from .assemble import Assembled
 from .raised import RaisedTo
-from .routing import TokenExperts, given, in_turn, mixtures, noted, of_paths
+from .routing import TokenExperts, given, mixtures, of_paths
+from .transformers_pass import GivenCache, Layer, States, transformers_logits
 
 TOLERANCE = 5e-4  # of the logits' norm; rounding is 1e-6 to 1e-5, a wrong window or scale 1e-2 and more
 ROUNDINGS, MOST = 4.0, 5e-3  # what is allowed at most: so many times transformers' own rounding, and so much
 PATH, CHAIN = 32, 16  # tokens on each path of the tree, and of the chain behind filled slots
 SLOTS = 64  # filled at least
 LOUD = 2.0  # factor of the given keys and values, for soft caps; with 4, rounding alone is 5e-5 in SmolLM2-135M
-
-
-States = dict[str, Tensor]  # of recurrent layers, [1, ...] each
-
-
-class Layer(NamedTuple):
-    """One layer's keys and values, [1, H_kv, S, D] each."""
-
-    keys: Tensor
-    values: Tensor
 
 
 class Compared(NamedTuple):
@@ -52,62 +41,6 @@ class Compared(NamedTuple):
     def excess(self) -> float:
         """The error in units of what is allowed; infinite where it is no number."""
         return self.error / self.allowed if self.error == self.error else float("inf")
-
-
-class GivenCache:
-    """A transformers cache that starts with given keys and values and given states of recurrent layers. What a pass
-    adds is kept apart: `added`, keys and values, and `after`, the states that it leaves."""
-
-    is_compileable = False
-
-    def __init__(self, given: Sequence[Layer] = (), layers: Sequence[int] = (), states: States | None = None):
-        """given: keys and values of `layers`, in their order; states: by their names, see `hybrid_cache`."""
-        self.given = dict(zip(layers, given, strict=True))
-        self.states = {name: state.clone() for name, state in (states or {}).items()}  # some code writes to them
-        self.added: dict[int, Layer] = {}
-        self.after: States = {}
-
-    def advanced(self) -> "GivenCache":
-        """One that starts with what this one holds after a pass."""
-        layers = [zip(self.given[layer], self.added[layer], strict=True) for layer in self.given]
-        whole = [Layer(*(torch.cat(parts, 2) for parts in layer)) for layer in layers]
-        return GivenCache(whole, list(self.given), self.states | self.after)
-
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        self.added[layer_idx] = Layer(key, value)
-        if not self.given:
-            return key, value
-        given = self.given[layer_idx]
-        return torch.cat([given.keys, key], 2), torch.cat([given.values, value], 2)
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        return None
-
-    def update_conv_state(
-        self, x: Tensor, layer_idx: int, *_: object, conv_kernel_size: int, state_idx: int = 0, **__: object
-    ) -> Tensor:
-        """x [1, C, T], the inputs of a convolution -> with the last ones before them."""
-        name = window_name(layer_idx, state_idx)
-        before = self.states.get(name, x.new_zeros(1, conv_kernel_size - 1, x.shape[1])).to(x.dtype)
-        whole = torch.cat([before.transpose(1, 2), x], 2)
-        self.after[name] = whole[:, :, x.shape[2] :].transpose(1, 2).contiguous()
-        return whole
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        return self.states.get(f"{RECURRENT}{layer_idx}")
-
-    def update_recurrent_state(self, state: Tensor, layer_idx: int, *_: object, **__: object) -> Tensor:
-        self.after[f"{RECURRENT}{layer_idx}"] = state
-        return state
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return next(iter(self.given.values())).keys.shape[2] if self.given else 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self.get_seq_length(layer_idx)
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self.get_seq_length(layer_idx) + query_length, 0
 
 
 def check_faithful(graphs: Assembled) -> None:
@@ -161,7 +94,7 @@ def _compare_tree(model: CausalLM, length: int) -> tuple[Compared, list[Layer], 
     # The branches take turns, so that the slots of neither follow one another.
     paths = [[*range(trunk), *range(trunk + branch, count, 2)] for branch in range(2)]
     caches = [GivenCache(), GivenCache()]
-    passes = [_transformers_logits(model, tokens[:, path], cache) for path, cache in zip(paths, caches, strict=True)]
+    passes = [transformers_logits(model, tokens[:, path], cache) for path, cache in zip(paths, caches, strict=True)]
     expected, taken = [logits for logits, _ in passes], of_paths(paths, [taken for _, taken in passes], count)
     layers = [caches[0].added[index] for index in model.cached]
 
@@ -195,7 +128,7 @@ def _compare_chain(model: CausalLM, layers: list[Layer], states: States, longest
     start = [Layer(layer.keys[:, :, :filled], layer.values[:, :, :filled]) for layer in ours]
     tokens = _tokens(model, length)
     given_before = start, model.cached, states
-    expected, taken = _transformers_logits(model, tokens, GivenCache(*given_before))
+    expected, taken = transformers_logits(model, tokens, GivenCache(*given_before))
     where = chain_pass(_length(model, filled), length, length, state=_as_kept(model, states))
     got = _engine_logits(model, tokens, where, ours, taken)
     return filled, _compare(model, got, expected, tokens, given_before, taken)
@@ -214,7 +147,7 @@ def _compare(
     if error <= TOLERANCE:
         return Compared(error, TOLERANCE)
     with RaisedTo(torch.float64):
-        exact, _ = _transformers_logits(model, tokens, GivenCache(*before), taken)
+        exact, _ = transformers_logits(model, tokens, GivenCache(*before), taken)
     rounding = _error(expected.double(), exact)
     return Compared(error, max(TOLERANCE, min(ROUNDINGS * rounding, MOST)))
 
@@ -243,40 +176,6 @@ def _tokens(model: CausalLM, count: int) -> Tensor:
 
 def _length(model: CausalLM, length: int) -> Tensor:
     return torch.full((1,), length, device=model.model.device)
-
-
-def _transformers_logits(
-    model: CausalLM, tokens: Tensor, cache: GivenCache, taken: Sequence[TokenExperts] = ()
-) -> tuple[Tensor, list[TokenExperts]]:
-    """The logits, and the experts that the tokens take: those that are given, see `routing`, or their own. Code that
-    takes a state for a single token alone is given one token after the other."""
-    if not cache.states or not takes_no_state(model.model):
-        with given(model, taken):
-            return _transformers_pass(model, tokens, cache)
-    logits, own = list[Tensor](), list[list[TokenExperts]]()
-    for token in range(tokens.shape[1]):
-        one = slice(token, token + 1)
-        with given(model, [layer.at(one) for layer in taken]):
-            after, takes = _transformers_pass(model, tokens[:, one], cache)
-        cache = cache.advanced()
-        logits.append(after)
-        own.append(takes)
-    return torch.cat(logits, 1), in_turn(own)
-
-
-def _transformers_pass(model: CausalLM, tokens: Tensor, cache: GivenCache) -> tuple[Tensor, list[TokenExperts]]:
-    """One forward pass, see `_transformers_logits`."""
-    module: Any = model.model
-    module.set_attn_implementation("eager")
-    module.set_experts_implementation("eager")
-    try:
-        with exact_rates(module), noted(module) as taken:
-            # As `generate` gives them: not every model counts what its cache holds.
-            positions = (cache.get_seq_length() + torch.arange(tokens.shape[1], device=tokens.device))[None]
-            return module(input_ids=tokens, position_ids=positions, **with_cache(module, cache)).logits, taken
-    finally:
-        module.set_attn_implementation(ATTENTION_NAME)
-        module.set_experts_implementation(EXPERTS_NAME)
 
 
 def _engine_logits(
