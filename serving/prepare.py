@@ -50,8 +50,8 @@ def prepare_chat(served: Served, body: ChatRequest, scope: str) -> Prepared:
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
     messages = [message.plain() for message in body.messages]
     arguments = body.arguments
-    if body.tools:
-        messages, arguments = shown_tools(served, messages, arguments, body.tools, tools is not None)
+    if body.tools or any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
+        messages, arguments = shown_tools(served, messages, arguments, body.tools or [], tools is not None)
     tokens = chat_tokens(served, messages, arguments, body.parse_special)
     reading = reading_of(served, tools, tokens)
     most = body.max_completion_tokens or body.max_tokens

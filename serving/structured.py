@@ -6,17 +6,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import InputError
+from ..runtime.asked.structured import checked_structured
 from .fields import CommonFields
 
 
 def structured_of(body: CommonFields) -> dict[str, Any] | None:
-    """What the output must be, as `SamplingParams.structured` takes it. Raises InputError for more than one, and for a
-    form that is not known."""
+    """What the output must be, as `SamplingParams.structured` takes it. Raises InputError for more than one, and for
+    what is none, by the field's name."""
     asked = {name: make(getattr(body, name)) for name, make in _FORMS.items() if getattr(body, name) is not None}
     given = {name: form for name, form in asked.items() if form is not None}
     if len(given) > 1:
         raise InputError(f"{list(given)[1]}: expected one of {', '.join(_FORMS)}, got {' and '.join(given)}")
-    return next(iter(given.values()), None)
+    return next((checked_structured(name, form) for name, form in given.items()), None)
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def names_as_sent(body: CommonFields) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        sent, text = [name for name in ("tools", *_FORMS) if getattr(body, name, None) is not None], str(error)
+        sent, text = [name for name in ("tools", *_FORMS) if getattr(body, name, None) not in (None, [])], str(error)
         if sent and text.startswith("structured:"):
             raise InputError(text.replace("structured", sent[0], 1)) from None
         raise

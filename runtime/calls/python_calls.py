@@ -111,8 +111,30 @@ def _closing(text: str, start: int) -> int | None:
 def _arguments(written: str) -> str:
     """The JSON of a call's arguments; what is no Python stays as the text that it is."""
     try:
-        call = ast.parse(f"f({written})", mode="eval").body
-        assert isinstance(call, ast.Call)
-        return json.dumps({each.arg: ast.literal_eval(each.value) for each in call.keywords}, ensure_ascii=False)
-    except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
+        given = {name: ast.literal_eval(value) for name, value in map(_pair, _parts(written))}
+        return json.dumps(given, ensure_ascii=False)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return json.dumps({"text": written}, ensure_ascii=False)
+
+
+def _parts(written: str) -> list[str]:
+    """What commas part, but for those inside of quotes and brackets."""
+    parts, start, depth, quote = [], 0, 0, ""
+    for mark in re.compile(r"\\.|[\"'()\[\]{},]", re.DOTALL).finditer(written):
+        if quote or mark[0] in "\"'":
+            quote = mark[0] if not quote else "" if mark[0] == quote else quote
+        elif mark[0] == "," and not depth:
+            parts.append(written[start : mark.start()])
+            start = mark.end()
+        else:
+            depth += (mark[0] in "([{") - (mark[0] in ")]}")
+    last = written[start:]
+    return [*parts, last] if last.strip() else parts
+
+
+def _pair(part: str) -> tuple[str, str]:
+    """A parameter's name, which need be no name of Python's (`from`, `to-city`), and its value. Raises ValueError."""
+    name, equals, value = part.partition("=")
+    if not equals:
+        raise ValueError(f"expected name=value, got {part:.60}")
+    return name.strip(), value.strip()

@@ -1,5 +1,6 @@
 """The body of POST /v1/responses, and the chat that it asks for."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
@@ -18,6 +19,7 @@ CALLS = {"function_call": ("function", "arguments"), "custom_tool_call": ("custo
 ENCRYPTED = "reasoning.encrypted_content"  # what clients ask for that keep reasoning themselves; there is none
 
 
+CHATS_PART = re.compile(r"^(tools\[\d+\])\.(?:function|custom)\b")  # where a chat has what a response's tool has itself
 NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
 
 
@@ -29,8 +31,10 @@ def names_as_sent() -> Iterator[None]:
     except (ApiError, InputError) as error:
         told = of_input(error) if isinstance(error, InputError) else error
         detail = told.body["error"]
-        if name := NAMES.get(detail["param"]):
-            detail["message"] = detail["message"].replace(detail["param"], name, 1)
+        sent = detail["param"] or ""
+        name = NAMES.get(sent, CHATS_PART.sub(r"\1", sent))
+        if name != sent:
+            detail["message"] = detail["message"].replace(sent, name, 1)
             detail["param"] = name
         raise told from None
 
@@ -80,8 +84,9 @@ class ResponsesRequest(Fields):
 
     def chat(self) -> ChatRequest:
         """The chat that it is. Raises ApiError, which names the field."""
+        messages = self._messages()
         asked: Json = {
-            "messages": self._messages(),
+            "messages": [message for message, _ in messages],
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -95,14 +100,19 @@ class ResponsesRequest(Fields):
             return ChatRequest.model_validate(asked)
         except ValidationError as error:
             first = error.errors()[0]
-            place = "".join(f"[{part}]" if isinstance(part, int) else "" for part in first["loc"])
-            raise _wrong(f"input{place}", f"messages and calls, {first['msg']}") from None
+            number = next((part for part in first["loc"] if isinstance(part, int)), None)
+            item = None if number is None else messages[number][1]
+            place = "input" if item is None else f"input[{item}]"
+            raise _wrong(place, f"messages and calls, {first['msg']}") from None
 
-    def _messages(self) -> list[Json]:
-        """Instructions and input as a conversation; calls that follow one another are one message's."""
-        messages: list[Json] = [{"role": "system", "content": self.instructions}] if self.instructions else []
+    def _messages(self) -> list[tuple[Json, int | None]]:
+        """Instructions and input as a conversation, with the item of the input that each message begins with; calls
+        are part of the assistant's message ahead of them."""
+        messages: list[tuple[Json, int | None]] = []
+        if self.instructions:
+            messages.append(({"role": "system", "content": self.instructions}, None))
         if isinstance(self.input, str):
-            return [*messages, {"role": "user", "content": self.input}]
+            return [*messages, ({"role": "user", "content": self.input}, None)]
         thought: Json = {}
         for index, item in enumerate(self.input):
             kind = item.get("type", "message")
@@ -110,19 +120,19 @@ class ResponsesRequest(Fields):
                 thought = {"reasoning_content": "".join(_texts(f"input[{index}]", item.get("content") or []))}
             elif kind in CALLS:
                 call = _call(index, item)
-                if not messages or not messages[-1].get("tool_calls"):
-                    messages.append({"role": "assistant", "tool_calls": [], **thought})
+                if thought or not messages or messages[-1][0]["role"] != "assistant":
+                    messages.append(({"role": "assistant", **thought}, index))
                     thought = {}
-                messages[-1]["tool_calls"].append(call)
+                messages[-1][0].setdefault("tool_calls", []).append(call)
             elif kind in ("function_call_output", "custom_tool_call_output"):
                 output = item.get("output")
                 text = output if isinstance(output, str) else "".join(_texts(f"input[{index}].output", output))
-                messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
+                messages.append(({"role": "tool", "tool_call_id": item.get("call_id"), "content": text}, index))
             elif kind == "message":
                 content = item.get("content")
                 text = content if isinstance(content, str) else "".join(_texts(f"input[{index}].content", content))
                 own = thought if item.get("role") == "assistant" else {}
-                messages.append({"role": item.get("role"), "content": text, **own})
+                messages.append(({"role": item.get("role"), "content": text, **own}, index))
                 thought = {}
             else:
                 raise _wrong(f"input[{index}].type", f"a message, a call or its output, got {kind!r:.60}")

@@ -92,7 +92,9 @@ class AnswerReader:
             start = text.lstrip().removeprefix(LEAD)
             if not done and (self.form.opening.startswith(start) or LEAD.startswith(start)):
                 return ReadAnswer(reasoning)
-            at = len(text) - len(start) if start.startswith(self.form.opening) else -1
+            named = start.removeprefix(self.form.opening)
+            calls = any(named.startswith(tool.name) or tool.name.startswith(named) for tool in self.tools.tools)
+            at = len(text) - len(start) if calls and start.startswith(self.form.opening) else -1
             content = "" if at >= 0 else text
         else:
             at = text.find(self.form.opening)

@@ -105,16 +105,21 @@ def shown_tools(
     model: ToldModel, messages: Sequence[Json], arguments: Json, tools: list[Json], callable_: bool
 ) -> tuple[list[Json], Json]:
     """Messages and variables for a chat template, with the tools in them: as its own variable, or, for a template that
-    knows none, in the system message, with earlier calls as text. Raises InputError."""
+    knows none, in the system message, with earlier calls as text. callable_: whether the answer may call one. Raises
+    InputError."""
     tools = [as_function(tool) for tool in tools]
     if has_channels(model.tokenizer.chat_template):
         messages, tools = one_call_each(messages), described(tools)
-    if not callable_:
-        return list(messages), {"tools": tools, **arguments}
-    known = model.tools
-    shown = list(messages) if known.keeps else [_as_text(message, known.form) for message in messages]
-    if known.lists:
-        return shown, {"tools": tools, **arguments}
+    listed = {"tools": tools, **arguments} if tools else arguments
+    try:
+        known = model.tools
+    except InputError:
+        if callable_:
+            raise
+        return list(messages), listed
+    shown = list(messages) if known.keeps else _as_texts(messages, known.form)
+    if known.lists or not tools or not callable_:
+        return shown, listed
     words = told(known.form, tools)
     role = "system" if shown[0]["role"] in ("system", "developer") else _first_role(model)
     if shown[0]["role"] in ("system", "developer", role):
@@ -142,12 +147,26 @@ def _joined(content: str | list[Json], words: str, ahead: bool) -> str | list[Js
     return [part, *content] if ahead else [*content, part]
 
 
-def _as_text(message: Json, form: ToolFormat) -> Json:
-    """A message for a template without tools: calls and their results are text of assistant and user."""
-    if message["role"] == "tool":
+def _as_texts(messages: Sequence[Json], form: ToolFormat) -> list[Json]:
+    """Messages for a template without tools: calls and their results are text of assistant and user. Results that
+    follow one another are one message, for the template may want the two to take turns."""
+    shown: list[Json] = []
+    for index, message in enumerate(messages):
+        if message["role"] != "tool":
+            shown.append(_as_text(message, form))
+            continue
         content = message["content"]
         text = content if isinstance(content, str) else "".join(part["text"] for part in content)
-        return {"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"}
+        result = f"<tool_response>\n{text}\n</tool_response>"
+        if index and messages[index - 1]["role"] == "tool":
+            shown[-1]["content"] += f"\n{result}"
+        else:
+            shown.append({"role": "user", "content": result})
+    return shown
+
+
+def _as_text(message: Json, form: ToolFormat) -> Json:
+    """A message of which calls are text."""
     calls = message.get("tool_calls")
     if not calls:
         return message

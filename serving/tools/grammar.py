@@ -13,6 +13,7 @@ from ...runtime.text.reasoning import Reasoning
 from ...runtime.text.tokenizer import EngineTokenizer
 
 LEAD = "<|python_tag|>"  # what Llama 3 may write ahead of a call
+BLANKS = r"\s\x1c-\x1f"  # what `str.strip` takes away, as a regular expression's class has it
 
 
 def answer_grammar(
@@ -38,7 +39,7 @@ def answer_grammar(
         return "\n".join([f"start: text | {calls}", f"text: {schema_term(schema, lenient)}", *rules])
     if form.leads:
         first = re.escape(form.opening[0])
-        return "\n".join([f"start: TEXT | {calls}", f"TEXT: /([^{first}](?s:.*))?/", *rules])
+        return "\n".join([f"start: TEXT | {calls}", f"TEXT: /[{BLANKS}]*([^{BLANKS}{first}](?s:.*))?/", *rules])
     text = ANY
     if reasoning is not None and not reasoning.opened and reasoning.begin not in tokenizer.special_names:
         mark = re.escape(reasoning.begin).replace("/", r"\/")
@@ -49,10 +50,13 @@ def answer_grammar(
 
 
 def schema_of(structured: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The JSON schema that a form of text asks for, None for none. Raises KeyError for another form."""
+    """The JSON schema that a form of text asks for, which was checked; None for none. Raises KeyError for another
+    form."""
     if structured is None:
         return None
     if "json_object" in structured:
         return {"type": "object"}
-    schema = structured["json"]
-    return dict(json.loads(schema) if isinstance(schema, str) else schema)
+    schema: dict[str, Any] | bool = json.loads(structured["json"])
+    if isinstance(schema, bool):
+        return {} if schema else {"enum": []}
+    return schema

@@ -135,7 +135,8 @@ def test_what_agents_send_is_taken(client, tiny):
     more = {"tools": [{"type": "function", "function": {"name": "sky"}}], "tool_choice": "none", "max_tokens": 3}
     assert client.post(CHAT, json={"messages": asked, **more}).status_code == 200
     function["arguments"] = json.dumps(nested(900))
-    assert client.post(CHAT, json={"messages": asked, **more}).status_code == 200
+    told = client.post(CHAT, json={"messages": asked, **more})
+    assert told.status_code == 400 and "messages: expected at most" in told.text, told.text
     assert ChatMessage(**call).plain()["tool_calls"][0]["function"]["arguments"] == json.dumps(nested(900))
     function["arguments"] = '{"at": "here"}'
     assert ChatMessage(**call).plain()["tool_calls"][0]["function"]["arguments"] == {"at": "here"}

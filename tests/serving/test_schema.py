@@ -28,9 +28,12 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def described(tiny):
-    logging.getLogger("specstep").setLevel(logging.WARNING)
     app = create_app({"tiny": tiny}, ServeOptions(api_keys=("the-key",), max_queue=200))
-    return schemathesis.openapi.from_asgi("/openapi.json", app)
+    logger = logging.getLogger("specstep")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    yield schemathesis.openapi.from_asgi("/openapi.json", app)
+    logger.setLevel(before)
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)

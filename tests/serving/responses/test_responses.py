@@ -148,6 +148,12 @@ def test_calls(client):
     ]
     chat = client.chat.completions.create(model="tiny", messages=messages, tools=[CHAT_NOW], max_tokens=1)
     assert back.usage.input_tokens == chat.usage.prompt_tokens
+    # What it said ahead of the call is of the same turn.
+    words = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]}
+    back = client.responses.create(**asked | {"input": [items[0], words, *items[1:]], "max_output_tokens": 1})
+    messages[1]["content"] = "Let me see."
+    chat = client.chat.completions.create(model="tiny", messages=messages, tools=[CHAT_NOW], max_tokens=1)
+    assert back.usage.input_tokens == chat.usage.prompt_tokens
 
 
 def test_custom_tools(client):
@@ -213,7 +219,9 @@ def test_items_do_not_depend_on_pieces(data):
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "expected a message"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", "expected a part"),
         ({"input": [{"role": "king", "content": "x"}]}, "input[0]", "expected messages and calls"),
+        ({"instructions": "x", "input": [{"role": "king", "content": "x"}]}, "input[0]", "expected messages and calls"),
         ({"input": [{"type": "function_call", "name": "x"}]}, "input[0]", "name and arguments"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", r"^Error.*tools\[0\]\.name: "),
         ({"input": []}, "input", "at least 1"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "expected function"),
         ({"tool_choice": "required"}, "tool_choice", "tools beside it"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jsonschema import validate
 from specstep.runtime.calls.formats import FORMATS, HARMONY
 from specstep.runtime.calls.tagged_calls import TaggedCalls
+from specstep.runtime.calls.tool import Tool
 from specstep.runtime.text.channels import CHANNEL
 from specstep.serving.tools.answer_reader import AnswerReader
 from specstep.serving.tools.grammar import answer_grammar
@@ -35,6 +36,16 @@ def test_a_written_call_is_in_the_grammar_and_is_read(name, text, matcher, data)
 
 
 @pytest.mark.parametrize("name", FORMATS)
+def test_parameters_may_have_names_that_python_has_not(name, text, matcher):
+    form, given = FORMATS[name], {"from": "a, b=c", "to-city": "(d"}
+    texts = {"type": "object", "properties": {key: {"type": "string"} for key in given}, "required": [*given]}
+    tools, written = asked([Tool("route", texts, False)]), form.write("route", given)
+    assert taken(text, matcher, answer_grammar(tools, form, None, text), ahead_of(form) + written)[1]
+    [(called, read_of)] = read(AnswerReader(None, tools, form), [ahead_of(form) + written])[2]
+    assert called == "route" and json.loads(read_of) == given
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_a_call_is_held_from_its_opening_on(name, text, matcher):
     form = FORMATS[name]
     written = form.write("get_weather", {"city": "x", "days": 3})
@@ -56,6 +67,20 @@ def test_a_call_is_held_from_its_opening_on(name, text, matcher):
     assert taken(text, matcher, answer_grammar(asked([NOW]), form, None, text), ahead + none) == (ahead + none, True)
     told = ("Hm.", "Let me see:") if form is HARMONY else ("", ahead.strip())
     assert read(AnswerReader(None, asked(), form), [ahead + none]) == (*told, [("now.utc", "{}")])
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.leads])
+def test_text_is_no_call_for_its_first_character(name, text, matcher):
+    """Where it may be an array or an object, or blanks are ahead of a bracket, it was lost."""
+    form = FORMATS[name]
+    for blanks in ("", "\n", " \x1c"):
+        answer = f"{blanks}{form.opening}1] See docs"
+        got, _ = taken(text, matcher, answer_grammar(asked(), form, None, text), answer)
+        assert f"{blanks}{form.opening}".startswith(got)
+        written = blanks + form.opening + "1, 2]"
+        for pieces in ([written], list(written)):
+            assert read(AnswerReader(None, asked(), form), pieces) == ("", written, [])
+    assert taken(text, matcher, answer_grammar(asked(), form, None, text), "\n\n1. [x] {y}")[1]
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "harmony"])

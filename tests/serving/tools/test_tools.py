@@ -145,6 +145,17 @@ def test_what_a_conversation_had_goes_to_the_model(client, engines):
         ]
     )
     assert told.usage.prompt_tokens == len(shown)
+    # So do they where the tools are gone, or may not be called; results that follow one another are one turn.
+    calls = [call.model_dump(), {**call.model_dump(), "id": "call00002"}]
+    results = [result, {**result, "tool_call_id": "call00002"}]
+    messages = [*user("hello"), {"role": "assistant", "content": None, "tool_calls": calls}, *results]
+    turns = [
+        {"role": "assistant", "content": "\n".join([HERMES.write("now", {})] * 2)},
+        {"role": "user", "content": "\n".join(["<tool_response>\nnoon\n</tool_response>"] * 2)},
+    ]
+    for more in ({}, {"tools": [NOW], "tool_choice": "none"}):
+        told = client.chat.completions.create(**ASKED | {"messages": messages, "max_tokens": 1}, **more)
+        assert told.usage.prompt_tokens == len(text.encode_messages([*user("hello"), *turns]))
     # Instructions of the client stay ahead of the tools.
     system = [{"role": "system", "content": "Be brief."}, *user("hello")]
     told = client.chat.completions.create(**ASKED | {"messages": system, "max_tokens": 1}, tools=[NOW])
@@ -183,6 +194,30 @@ def test_a_schema_of_text_beside_tools(client):
     for seed in range(4):
         got = client.chat.completions.create(**asked | {"seed": seed}).choices[0]
         assert (got.message.content == '"yes"') != bool(got.message.tool_calls)
+
+
+def test_a_form_of_text_beside_tools_is_checked(client):
+    """What is no form is refused by its field, and nothing of it is left out in silence."""
+    asked = ASKED | {"tools": [NOW], "parallel_tool_calls": False, "tool_choice": "auto"}
+
+    def answer(**form):
+        return client.chat.completions.create(**asked, extra_body={"structured_outputs": form}).choices[0].message
+
+    held = answer(json={"const": "yes"}, json_object=False)
+    assert (held.content == '"yes"') != bool(held.tool_calls)
+    anything = answer(json="true")
+    assert anything.content or anything.tool_calls
+    for form, wrong in (
+        ({"json": "{bad"}, "structured_outputs: json: expected a JSON schema"),
+        ({"json": None, "json_object": None, "regex": "a"}, "tools: expected a JSON schema at most beside them"),
+        ({"json": None}, "structured_outputs: expected one of"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=wrong):
+            answer(**form)
+    with pytest.raises(openai.BadRequestError, match="response_format: "):
+        client.chat.completions.create(
+            **ASKED, tools=[], response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": ODD}}
+        )
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "custom", "custom": {"name": "run"}}])
