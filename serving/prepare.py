@@ -61,7 +61,8 @@ def prepare_chat(served: Served, body: ChatRequest, scope: str) -> Prepared:
         raise too_long("prediction", served.most_tokens, f"{len(likely)} characters")
     structured = structured_of(body)
     if tools is not None and reading is not None:
-        structured = grammar_of(served, tools, reading, structured)
+        with names_as_sent(body):
+            structured = grammar_of(served, tools, reading, structured)
     requests = _requests(served, body, tokens, most, logprobs, scope, structured, likely, answers=True)
     if reading is not None:
         requests = [_shown_stops(served, request) for request in requests]

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import InputError
 from ..asked.lark import ANY, literal, schema_term
 from ..text.tokenizer import EngineTokenizer
 from .tool import SYNTAXES, Tool
 from .written import WrittenCall
+
+OF_TEXTS = ("minLength", "maxLength", "pattern", "format")  # what a schema may say of a text
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class TaggedCalls:
         return rules
 
     def _value(self, rule: str, schema: Any, tool: Tool, tokenizer: EngineTokenizer) -> list[str]:
-        """Rules of a value and its end."""
+        """Rules of a value and its end. Raises InputError for what a strict tool's schema says of a text."""
         end = literal(self.value_end, tokenizer)
         if tool.grammar is not None:
             return [f"{rule}: {rule}_text {end}", f"{rule}_text: {tool.grammar.term}"]
@@ -63,6 +66,12 @@ class TaggedCalls:
         if texts:
             return [f"{rule}: ({' | '.join(literal(text, tokenizer) for text in texts)}) {end}"]
         if _is_text(schema):
+            lost = [name for name in OF_TEXTS if isinstance(schema, Mapping) and name in schema]
+            if lost and tool.strict:
+                raise InputError(
+                    f"structured: {tool.name}: expected a schema that this model's form of calls can keep, got "
+                    f"{lost[0]}: texts are written as they are; leave it out, or strict"
+                )
             return [f"{rule}[lazy]: {ANY} {end}"]
         rooted = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
         return [f"{rule}: {rule}_json {end}", f"{rule}_json: {schema_term(rooted | schema, lenient=not tool.strict)}"]

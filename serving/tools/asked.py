@@ -70,12 +70,25 @@ def _tool(place: str, tool: Mapping[str, Any]) -> Tool:
         raise _wrong(f"{place}.function.parameters", "the JSON schema of an object", parameters)
     if not isinstance(parameters.get("properties") or {}, Mapping):
         raise _wrong(f"{place}.function.parameters.properties", "an object", parameters["properties"])
+    _check_parameters(f"{place}.function.parameters", parameters)
     strict = function.get("strict")
     if not isinstance(strict, bool | None):
         raise _wrong(f"{place}.function.strict", "true or false", strict)
     # A function gets the arguments that it declares: what a schema leaves open is not for the model to make up.
     closed = {} if "properties" not in parameters else {"additionalProperties": False}
     return Tool(name, {"type": "object", **closed, **parameters}, bool(strict))
+
+
+def _check_parameters(place: str, parameters: Mapping[str, Any]) -> None:
+    """What the forms of calls read of a schema has the kinds that JSON Schema says. Raises ApiError."""
+    required = parameters.get("required") or []
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise _wrong(f"{place}.required", "a list of names", required)
+    for name, schema in (parameters.get("properties") or {}).items():
+        if not isinstance(schema, Mapping | bool):
+            raise _wrong(f"{place}.properties.{name}", "a JSON schema", schema)
+        if isinstance(schema, Mapping) and not isinstance(schema.get("enum", []), list):
+            raise _wrong(f"{place}.properties.{name}.enum", "a list of values", schema["enum"])
 
 
 def _custom(place: str, custom: Any) -> Tool:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import validate
+from specstep.errors import InputError
 from specstep.runtime.calls.formats import FORMATS, HARMONY
 from specstep.runtime.calls.tagged_calls import TaggedCalls
 from specstep.runtime.calls.tool import Tool
@@ -67,6 +68,14 @@ def test_a_call_is_held_from_its_opening_on(name, text, matcher):
     assert taken(text, matcher, answer_grammar(asked([NOW]), form, None, text), ahead + none) == (ahead + none, True)
     told = ("Hm.", "Let me see:") if form is HARMONY else ("", ahead.strip())
     assert read(AnswerReader(None, asked(), form), [ahead + none]) == (*told, [("now.utc", "{}")])
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if isinstance(form, TaggedCalls)])
+def test_what_a_text_cannot_keep_is_refused_where_it_is_strict(name, text):
+    form, schema = FORMATS[name], {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}
+    with pytest.raises(InputError, match=r"f: expected a schema .*, got maxLength"):
+        answer_grammar(asked([Tool("f", schema, True)]), form, None, text)
+    assert answer_grammar(asked([Tool("f", schema, False)]), form, None, text)
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.leads])

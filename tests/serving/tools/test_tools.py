@@ -285,6 +285,19 @@ def test_logprobs_of_calls(client):
             "unevaluatedItems",
         ),
         ({"tools": [NOW], "structured_outputs": {"regex": "a"}}, "tools", "a JSON schema at most"),
+        *(
+            (
+                {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]},
+                f"tools[0].function.parameters.{at}",
+                "expected a ",
+            )
+            for parameters, at in (
+                ({"properties": {"a": {}}, "required": True}, "required"),
+                ({"properties": {"a": {}}, "required": [1]}, "required"),
+                ({"properties": {"a": 5}}, "properties.a"),
+                ({"properties": {"a": {"enum": "x"}}}, "properties.a.enum"),
+            )
+        ),
     ],
 )
 def test_what_cannot_be_taken_is_refused_by_name(sent, param, message, client):
