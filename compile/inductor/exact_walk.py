@@ -25,10 +25,9 @@ _ELEMENTS = {
 _MOVES = {
     "_to_copy", "arange", "broadcast_tensors", "cat", "clone", "concat", "concatenate", "constant_pad_nd", "copy",
     "embedding", "empty", "empty_like", "fill", "flip", "full", "full_like", "gather", "index", "index_copy",
-    "index_put",
-    "index_select", "lift_fresh_copy", "new_empty", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "pad",
-    "repeat", "repeat_interleave", "roll", "scalar_tensor", "scatter", "select_scatter", "slice_scatter", "stack",
-    "tile", "to", "tril", "triu", "type_as", "zero", "zeros", "zeros_like",
+    "index_put", "index_select", "lift_fresh_copy", "new_empty", "new_full", "new_ones", "new_zeros", "ones",
+    "ones_like", "pad", "repeat", "repeat_interleave", "roll", "scalar_tensor", "scatter", "select_scatter",
+    "slice_scatter", "stack", "tile", "to", "tril", "triu", "type_as", "zero", "zeros", "zeros_like",
 }  # fmt: skip
 _CHOICES = {"amax", "amin", "aminmax", "max", "min", "sort", "topk"}  # one of the elements
 _EXACT = _ELEMENTS | _MOVES | _CHOICES

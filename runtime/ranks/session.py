@@ -35,16 +35,22 @@ class RankSession(TorchSession):
         communicator: Communicator,
         others: Sequence[RankProcess],
         threads: int,
+        flush: bool,
     ):
-        """programs: the first rank's; others: the processes of the others, loaded; threads: of each rank."""
+        """programs: the first rank's; others: the processes of the others, loaded; threads: of each rank; flush:
+        whether the others flush denormals to zero."""
         super().__init__(spec, *programs)
         self._communicator, self.others, self._threads = communicator, others, threads
-        self._held: list[bytes] = []
+        self._flush, self._held = flush, list[bytes]()
         self._failed: EngineError | None = None
         self._end = weakref.finalize(self, _end, os.getpid(), communicator, others)
 
     def close(self) -> None:
         self._end()
+
+    def enter_thread(self) -> None:
+        super().enter_thread()
+        torch.set_flush_denormal(self._flush)  # not as the thread that asks, whose mode this one inherits
 
     def set(self, name: str, row: int, values: Any) -> None:
         self._hold("set", name, row, values.tolist() if isinstance(values, torch.Tensor) else values)
