@@ -9,7 +9,9 @@ The schemas are in side_by_side/schemas.jsonl. Text without a grammar is as long
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -18,7 +20,13 @@ from typing import Any, NamedTuple
 from script import run_script, write_json
 
 SCHEMAS = Path(__file__).parent / "side_by_side" / "schemas.jsonl"
-ENGINE, UNFITTED, FREE = "specstep", "specstep, drafts as they come", "specstep, no grammar"
+OURS: dict[str, dict[str, bool]] = {  # name -> options of `ours`
+    "specstep": {},
+    "specstep, drafts as they come": {"fitted": False},
+    "specstep, blanks fixed": {"fixed": True},
+    "specstep, both": {"fitted": False, "fixed": True},
+    "specstep, no grammar": {"held": False},
+}
 PEER, PEER_FREE = "llama.cpp", "llama.cpp, no grammar"
 
 
@@ -31,9 +39,16 @@ class Written(NamedTuple):
     text: str
 
 
-def ours(engine: Any, prompt: list[int], schema: Any, most: int, fitted: bool = True) -> Written:
-    """A document, or text without a schema. fitted: whether drafts are fitted to the grammar."""
-    request = engine.request(prompt, most, sampling={"structured": {"json": schema} if schema else None})
+Writer = Callable[[list[int], Any], Written]
+
+
+def ours(
+    engine: Any, most: int, prompt: list[int], schema: Any, held: bool = True, fitted: bool = True, fixed: bool = False
+) -> Written:
+    """A document, or text that is not held by the schema. fitted: whether drafts are fitted to the grammar; fixed:
+    whether the blanks of a document are."""
+    form = {"json": schema, "disable_any_whitespace": fixed}
+    request = engine.request(prompt, most, sampling={"structured": form if held else None})
     if not fitted:
         request.fit_tree = None
     for _ in engine.submit(request):
@@ -77,7 +92,7 @@ def peer(server: Any, prompt: list[int], schema: Any, most: int) -> Written:
     return Written(timings["predicted_n"], timings["predicted_ms"] / 1e3, timings["predicted_n"], result["content"])
 
 
-def measure(writers: dict[str, Callable[[list[int], Any], Written]], asked: list[Any], repeats: int) -> dict[str, Any]:
+def measure(writers: dict[str, Writer], asked: list[Any], repeats: int) -> dict[str, Any]:
     """Every writer over all prompts, in turn -> of each tokens per second and per step, and how many of its documents
     keep their schema."""
     from jsonschema import Draft202012Validator
@@ -119,33 +134,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run(progress: Callable[[str], None]) -> None:
         import specstep
 
-        lines = [json.loads(line) for line in SCHEMAS.read_text().splitlines()]
-        with specstep.load(given.engine, progress=progress) as engine:
+        with specstep.load(given.engine, progress=progress) as engine, _server(given, engine) as server:
             engine.learning = False  # every repetition is the first
-            words = [[{"role": "user", "content": line["prompt"]}] for line in lines]
-            asked = [
-                (engine.tokenizer.encode_messages(each), line["schema"])
-                for each, line in zip(words, lines, strict=True)
-            ]
-            writers: dict[str, Callable[[list[int], Any], Written]] = {
-                ENGINE: lambda prompt, schema: ours(engine, prompt, schema, given.tokens),
-                UNFITTED: lambda prompt, schema: ours(engine, prompt, schema, given.tokens, fitted=False),
-                FREE: lambda prompt, schema: ours(engine, prompt, None, given.tokens),
+            asked, writers = _asked(engine), _writers(engine, server, given.tokens)
+            measure(writers, asked, 1)
+            progress(f"measures {len(writers)} writers, {given.repeats} times each")
+            found = measure(writers, asked, given.repeats)
+            shares = {
+                rows: share(engine, asked, rows, given.tokens) for rows in (1, 8) if rows <= engine.spec.max_batch
             }
-            server = _server(given.gguf, engine.spec.max_seq_len, given.threads) if given.gguf else None
-            if server is not None:
-                writers[PEER] = lambda prompt, schema: peer(server, prompt, schema, given.tokens)
-                writers[PEER_FREE] = lambda prompt, schema: peer(server, prompt, None, given.tokens)
-            try:
-                measure(writers, asked, 1)
-                progress(f"measures {len(writers)} writers, {given.repeats} times each")
-                found = measure(writers, asked, given.repeats)
-                shares = {
-                    rows: share(engine, asked, rows, given.tokens) for rows in (1, 8) if rows <= engine.spec.max_batch
-                }
-            finally:
-                if server is not None:
-                    server.close()
         if given.json:
             write_json(given.json, found | {"waits_for_grammars": shares})
         print(f"{'':30} tokens/s  per step  valid of {len(asked)}")
@@ -157,15 +154,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_script("bench_structured", given.threads, run)
 
 
-def _server(file: Path, slots: int, threads: int) -> Any:
-    """llama.cpp's server of a file."""
+def _asked(engine: Any) -> list[Any]:
+    """Prompts and schemas."""
+    lines = [json.loads(line) for line in SCHEMAS.read_text().splitlines()]
+    words = [[{"role": "user", "content": line["prompt"]}] for line in lines]
+    return [(engine.tokenizer.encode_messages(each), line["schema"]) for each, line in zip(words, lines, strict=True)]
+
+
+def _writers(engine: Any, server: Any, most: int) -> dict[str, Writer]:
+    """Ours, and llama.cpp's where its server runs."""
+    writers: dict[str, Writer] = {name: partial(ours, engine, most, **options) for name, options in OURS.items()}
+    if server is not None:
+        writers[PEER] = lambda prompt, schema: peer(server, prompt, schema, most)
+        writers[PEER_FREE] = lambda prompt, schema: peer(server, prompt, None, most)
+    return writers
+
+
+@contextmanager
+def _server(given: argparse.Namespace, engine: Any) -> Iterator[Any]:
+    """llama.cpp's, of the file that was given; None where there is none."""
+    if given.gguf is None:
+        yield None
+        return
     from subprocess import DEVNULL
 
     from side_by_side.engines import Contender, Settings
     from side_by_side.peer_llama_cpp import Runner
 
-    settings = Settings(str(file), threads, slots, 1, (), file.parent)
-    return Runner(Contender("llama.cpp", "file", "none"), file, settings, DEVNULL)
+    settings = Settings(str(given.gguf), given.threads, engine.spec.max_seq_len, 1, (), given.gguf.parent)
+    with closing(Runner(Contender("llama.cpp", "file", "none"), given.gguf, settings, DEVNULL)) as server:
+        yield server
 
 
 if __name__ == "__main__":

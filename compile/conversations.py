@@ -9,7 +9,8 @@ from .source import Source
 
 
 def chat_template(source: Source) -> str | None:
-    """The model's chat template, None where it has none; of several named ones the default. Raises BuildError."""
+    """The model's chat template, None where it has none. Of several named ones that for tools where there are some,
+    else the default, as transformers chooses. Raises BuildError."""
     found = source.tokenizer.chat_template
     templates = _named(found) if isinstance(found, list | dict) else {"default": "" if found is None else found}
     if templates is None or not all(isinstance(template, str) for template in templates.values()):
@@ -17,12 +18,16 @@ def chat_template(source: Source) -> str | None:
             f"model: {source.name}: chat_template: expected text, or an object with name and template for each, "
             f"got {found!r:.60}"
         )
-    if "default" not in templates:
+    default, with_tools = (templates.get(name) for name in ("default", "tool_use"))
+    if default is None and with_tools is None:
         known = ", ".join(sorted(templates)) or "none"
         raise BuildError(
-            f"model: {source.name}: chat_template: expected one template or one named default, got {known}"
+            f"model: {source.name}: chat_template: expected one template or one named default or tool_use, got {known}"
         )
-    return templates["default"] or None
+    if default and with_tools:
+        parts = [part.removesuffix("\n") for part in (with_tools, default)]  # as the end of a template
+        return f"{{% if tools %}}{parts[0]}{{% else %}}{parts[1]}{{% endif %}}"
+    return default or with_tools or None
 
 
 def _named(found: list[Any] | dict[str, Any]) -> dict[str, Any] | None:

@@ -64,7 +64,7 @@ class Source:
         top_k, asks for nothing; transformers' own defaults are not the model's."""
         config = self.model.generation_config
         names = ("top_k", "top_p", "min_p") if getattr(config, "do_sample", False) else ()
-        found = {name: getattr(config, name, None) for name in (*names, "repetition_penalty")}
+        found = {name: getattr(config, name, None) for name in (*names, "repetition_penalty", "suppress_tokens")}
         if names:
             found["temperature"] = 1.0 if config.temperature is None else config.temperature
         try:

@@ -12,6 +12,7 @@ from .convolution import has_convolutions, register_convolutions
 from .hybrid_cache import RECURRENT, window_name
 from .lightning_attention import has_lightning_attention, register_lightning_attention
 from .linear_attention import as_kept, has_linear_attention, register_linear_attention
+from .llama4 import CHUNKED, has_mixture, register_mixture
 from .rope import BOUNDED_ROPE, PLAIN_ROPE, rope_kinds
 from .rwkv import has_rwkv, register_rwkv
 from .state import StateTensor
@@ -58,6 +59,7 @@ def check_config(model: PreTrainedModel) -> None:
     known = {"full_attention", "sliding_attention"} | ({"conv"} if has_convolutions(model) else set())
     known |= {"linear_attention", "hybrid", *FEED_FORWARD} if has_linear_attention(model) else set()
     known |= {"linear_attention"} if has_lightning_attention(model) else set()
+    known |= {CHUNKED} if has_mixture(model) else set()  # up to the length of one chunk
     odd = set(getattr(config, "layer_types", None) or ()) - known
     if odd:
         raise UnsupportedModel(
@@ -87,6 +89,7 @@ def kept_by(model: PreTrainedModel) -> Kept:
     register_convolutions(model)
     register_linear_attention(model)
     register_rwkv(model)
+    register_mixture(model)
     try:
         register_lightning_attention(model)
     except ValueError as error:

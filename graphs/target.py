@@ -12,6 +12,7 @@ from .convolution import convolution_sizes
 from .experts import EXPERTS_NAME, register_experts
 from .hybrid_cache import HybridCache, take_state
 from .kept import UnsupportedModel, kept_by, with_cache
+from .llama4 import keep_to_first_chunk
 from .rope import keep_short_frequencies
 from .rwkv import shift_sizes
 
@@ -38,7 +39,7 @@ class CausalLM(nn.Module):
         self.vocab_size: int = self.model.get_output_embeddings().weight.shape[0]
         # Without attention there are no positions: RWKV's context_length is that of its training.
         most = getattr(self.config, "max_position_embeddings", None) if self.layers else None
-        bounds = (most, keep_short_frequencies(model))
+        bounds = (most, keep_short_frequencies(model), keep_to_first_chunk(model))
         self.max_positions: int | None = min((bound for bound in bounds if bound is not None), default=None)
 
     def read_features(self, layers: Sequence[int]) -> None:
@@ -103,13 +104,18 @@ class CausalLM(nn.Module):
         return given | named | with_cache(self.model, cache)
 
 
+def body(model: PreTrainedModel) -> Any:
+    """A model without its head. Llama 4's text model has it by another name than its class says."""
+    return model.model if model.base_model is model else model.base_model
+
+
 def check_hidden_states(model: PreTrainedModel) -> None:
     """Raise UnsupportedModel for a model whose layers hand on several hidden states of a token, as Gemma 3n's do."""
     if model.config._attn_implementation == ATTENTION_NAME:
         model.set_attn_implementation("eager")
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-        out = model.base_model(input_ids=token, use_cache=False, output_hidden_states=True)
+        out = body(model)(input_ids=token, use_cache=False, output_hidden_states=True)
     if any(state.dim() != 3 for state in out.hidden_states):
         raise UnsupportedModel(
             f"model: the layers of {type(model).__name__} hand on several hidden states of a token; expected a drafter "
@@ -125,7 +131,7 @@ def capture_last_layer(model: PreTrainedModel) -> None:
         model.set_attn_implementation("eager")
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-        out = model.base_model(input_ids=token, use_cache=False, output_hidden_states=True)
+        out = body(model)(input_ids=token, use_cache=False, output_hidden_states=True)
     if torch.equal(out.hidden_states[-1], out.last_hidden_state):
         raise UnsupportedModel(
             f"model: the output of {type(model).__name__}'s last layer cannot be captured ahead of its final norm; "
@@ -159,7 +165,7 @@ def capture_normed(model: PreTrainedModel) -> Normed:
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
         model(input_ids=token, use_cache=False)
-        expected = model.base_model(input_ids=token, use_cache=False).last_hidden_state
+        expected = body(model)(input_ids=token, use_cache=False).last_hidden_state
     if normed.state is None or not torch.equal(normed.take(), expected):
         raise UnsupportedModel(
             f"model: the hidden state behind the final norm of {type(model).__name__} cannot be captured: its head "

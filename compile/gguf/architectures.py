@@ -21,6 +21,7 @@ from .rules import (
     GPT_OSS,
     HALVES_OF_HEADS,
     LATENT,
+    LLAMA_4,
     ONE_LESS,
     SCORES,
     SHARED_EXPERT,
@@ -41,6 +42,7 @@ class Architecture(NamedTuple):
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", of.llama, (*HALVES_OF_HEADS, *EXPERTS)),
+    "llama4": Architecture("llama4_text", mixed.llama4, LLAMA_4),
     "mistral3": Architecture("llama", of.mistral3, (*HALVES_OF_HEADS, *EXPERTS)),
     "deepseek2": Architecture("deepseek_v2", mixed.deepseek2, (*EXPERTS, *LATENT, SCORES), partial=True),
     "qwen2": Architecture("qwen2"),

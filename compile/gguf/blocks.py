@@ -14,7 +14,8 @@ from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
 from ...kernels.linear.groups import GROUP, Groups
-from ..kept_groups import KeptWeight
+from ..kept_groups import ROWS, KeptWeight
+from ..quantized.normal import Rounded, Weight, four_bit_groups
 from .file import GgufTensor, read_gguf
 
 NAMES = {
@@ -46,9 +47,14 @@ def widened_tensors(file: Path) -> dict[str, list[str]]:
     return found
 
 
-def wide_values(tensor: GgufTensor) -> Tensor:
-    """The values of a tensor's rows, [N, K] float32."""
+def wide_values(tensor: GgufTensor, exact: bool = True) -> Tensor:
+    """The values of a tensor's rows, [N, K] float32. exact: not those of blocks that are taken over with scales that
+    were rounded."""
     rows, depth = _rows(tensor), tensor.shape[-1] if tensor.shape else 1
+    if tensor.factors is not None:
+        weight = _with_factors(rows, tensor.factors)
+        groups = None if exact else _groups_of(weight)
+        return groups.values(depth) if groups else _values_of(weight, depth)
     if tensor.kind in NAMES and _fits(tensor):
         return read_blocks(tensor.kind, rows).values(depth)
     wide = gguf.dequantize(rows, tensor.kind)
@@ -63,10 +69,35 @@ def read_blocks(kind: Type, rows: "np.typing.NDArray[Any]") -> Groups:
 
 
 def _kept(tensor: GgufTensor) -> KeptWeight:
-    rows = _rows(tensor)
-    return KeptWeight(
-        NAMES[tensor.kind], len(rows), tensor.shape[-1], lambda index: read_blocks(tensor.kind, rows[index])
-    )
+    rows, factors = _rows(tensor), tensor.factors
+
+    def read(index: Any) -> Groups:
+        if factors is None:
+            return read_blocks(tensor.kind, rows[index])
+        groups = _groups_of(_with_factors(rows[index], factors[index]))
+        assert groups is not None, "`_fits` has looked at all rows"
+        return groups
+
+    return KeptWeight(NAMES[tensor.kind], len(rows), tensor.shape[-1], read)
+
+
+def _with_factors(rows: "np.typing.NDArray[Any]", factors: "np.typing.NDArray[np.float32]") -> Weight:
+    """Rows of NVFP4, each times its factor: in groups where float16 holds the products, see `four_bit_groups`."""
+    blocks = torch.from_numpy(np.array(rows)).unflatten(-1, (-1, int(gguf.GGML_QUANT_SIZES[Type.NVFP4][1])))
+    scales, quants = blocks.split((4, 32), -1)
+    wide = _unsigned_float8(scales).flatten(-2) * torch.from_numpy(factors[:, None].copy())
+    return four_bit_groups("nvfp4", _bits_by(quants, 4, 8).flatten(-2), wide)
+
+
+def _groups_of(weight: Weight) -> Groups | None:
+    found = weight.groups if isinstance(weight, Rounded) else weight
+    return found if isinstance(found, Groups) else None
+
+
+def _values_of(weight: Weight, depth: int) -> Tensor:
+    if isinstance(weight, Rounded):
+        return weight.values
+    return weight.values(depth) if isinstance(weight, Groups) else weight
 
 
 def _rows(tensor: GgufTensor) -> "np.typing.NDArray[Any]":
@@ -74,7 +105,11 @@ def _rows(tensor: GgufTensor) -> "np.typing.NDArray[Any]":
 
 
 def _fits(tensor: GgufTensor) -> bool:
-    """Whether float16 holds all scales: MXFP4 has exponents beyond it."""
+    """Whether float16 holds all scales: MXFP4 has exponents beyond it, and factors may lead there."""
+    if tensor.factors is not None:
+        rows, factors = _rows(tensor), tensor.factors
+        steps = (slice(at, at + ROWS) for at in range(0, len(rows), ROWS))
+        return all(_groups_of(_with_factors(rows[step], factors[step])) is not None for step in steps)
     if tensor.kind != Type.MXFP4:
         return True
     exponents = _rows(tensor).reshape(-1, 17)[:, 0]
@@ -168,10 +203,15 @@ def _mxfp4(block: Tensor) -> Groups:
     return Groups("", _bits(block[..., 1:], 4), torch.exp2(block[..., :1].float() - 128).half())
 
 
+def _unsigned_float8(held: Tensor) -> Tensor:
+    """Scales of NVFP4: float8 without a sign, in which 127 alone is no number and stands for 0."""
+    wide = (held & 127).view(torch.float8_e4m3fn).float().nan_to_num(480)
+    return torch.where(held == 127, 0, wide)
+
+
 def _nvfp4(block: Tensor) -> Groups:
     scales, quants = block.split((4, 32), -1)
-    wide = (scales & 127).view(torch.float8_e4m3fn).float().nan_to_num(480)  # without a sign, and NaN for 127 alone
-    halves = torch.where(scales == 127, 0, wide / 2).half()  # the values are doubled
+    halves = (_unsigned_float8(scales) / 2).half()  # the values are doubled
     groups = Groups("", _bits_by(quants, 4, 8), halves)
     return groups.each(lambda part: part.unflatten(-1, (2, -1)).flatten(-3, -2))  # two groups lie in a block
 

@@ -3,7 +3,7 @@
 import math
 
 from ...errors import BuildError
-from .fields import Fields, biases, has, head_size, layer_types
+from .fields import Fields, biases, has, head_size, layer_count, layer_types
 from .file import GgufFile
 from .metadata import Metadata
 from .mixtures import experts
@@ -63,6 +63,7 @@ def granite(metadata: Metadata, file: GgufFile) -> Fields:
         raise BuildError(f"model: {metadata.name}: expert_count: expected 0 for granite, got a mixture")
     for key in [key for key in metadata.values if key.startswith("granite.ssm.")]:  # of its hybrid sisters
         metadata.get(key.removeprefix("granite."))
+    metadata.get("expert_shared_feed_forward_length")  # theirs, too
     return biases(file) | granite_scales(metadata)
 
 
@@ -144,6 +145,6 @@ def ernie(metadata: Metadata, file: GgufFile) -> Fields:
 
 
 def exaone4(metadata: Metadata, file: GgufFile) -> Fields:
-    if metadata.need("block_count") == 64:
+    if layer_count(metadata) == 64:
         metadata.values.setdefault("exaone4.attention.sliding_window", 4096)
     return layer_types(metadata, 4)

@@ -73,7 +73,7 @@ def head_size(metadata: Metadata) -> int:
 
 def layer_types(metadata: Metadata, period: int) -> Fields:
     """Which layers have a sliding window: as the file says, else all but the last of each period."""
-    window, layers = metadata.get("attention.sliding_window", 0), metadata.need("block_count")
+    window, layers = metadata.get("attention.sliding_window", 0), layer_count(metadata)
     pattern = metadata.get("attention.sliding_window_pattern", period)
     slides = pattern if isinstance(pattern, list) else [pattern == 0 or (at + 1) % pattern != 0 for at in range(layers)]
     if not window:

@@ -31,12 +31,13 @@ AGAIN = "copy or download it again"
 
 class GgufTensor(NamedTuple):
     """A tensor of the file. shape: row after row, as torch has it. data: the elements of F32 and F16, else the
-    bytes of each row [..., bytes]."""
+    bytes of each row [..., bytes]. factors: float32 [N], what the values of each row are multiplied by; None for 1."""
 
     name: str
     shape: tuple[int, ...]
     kind: Type
     data: "np.typing.NDArray[Any]"
+    factors: "np.typing.NDArray[np.float32] | None" = None
 
 
 class GgufFile(NamedTuple):
@@ -50,6 +51,12 @@ class GgufFile(NamedTuple):
 def read_gguf(path: Path) -> GgufFile:
     """Open a file; of a split one, any part stands for all. Raises BuildError for what is damaged, of another byte
     order, or of a version or type that is not known."""
+    found = _read_whole(path)
+    return found._replace(tensors=_with_factors(found))
+
+
+def _read_whole(path: Path) -> GgufFile:
+    """The same, with tensors as they are stored."""
     first = _read_part(path)
     count = first.metadata.get("split.count", 0)
     if count < 2:
@@ -66,6 +73,30 @@ def read_gguf(path: Path) -> GgufFile:
     if (expected := parts[0].metadata.get("split.tensors.count", len(tensors))) != len(tensors):
         raise BuildError(f"model: {path}: expected {expected} tensors in {count} parts, got {len(tensors)}; {AGAIN}")
     return GgufFile(parts[0].path, parts[0].metadata, tensors)
+
+
+def _with_factors(file: GgufFile) -> dict[str, GgufTensor]:
+    """The tensors, those of NVFP4 with their factors: the converter stores one of a matrix, or of each expert, as a
+    tensor of its own, and one of its inputs, which are not quantised here. Raises BuildError."""
+    found = dict(file.tensors)
+    for tensor in file.tensors.values():
+        if tensor.kind != Type.NVFP4:
+            continue
+        stem = tensor.name.removesuffix(".weight")
+        found.pop(f"{stem}.input_scale", None)
+        scale = found.pop(f"{stem}.scale", None)
+        if scale is None:
+            continue
+        rows = int(np.prod(tensor.shape[:-1], dtype=np.int64))
+        experts = tensor.shape[0] if len(tensor.shape) > 2 else 1
+        if scale.kind != Type.F32 or scale.data.size not in (1, experts):
+            raise BuildError(
+                f"model: {file.path}: {scale.name}: expected {experts} numbers of F32, got {scale.kind.name} "
+                f"{scale.shape}"
+            )
+        factors = np.repeat(scale.data.reshape(-1), rows // scale.data.size)
+        found[tensor.name] = tensor._replace(factors=factors)
+    return found
 
 
 def known_types() -> list[str]:

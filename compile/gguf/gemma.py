@@ -73,7 +73,7 @@ def gemma3n(metadata: Metadata, file: GgufFile) -> Fields:
         raise BuildError(f"model: {metadata.name}: altup.num_inputs: expected {_STREAMS}, got {streams}")
     return kinds | _per_layer(metadata, file) | ({} if laurel is None else {"laurel_rank": laurel.shape[0]}) | {
         "intermediate_size": _of_layers(metadata, "feed_forward_length"),
-        "final_logit_softcapping": metadata.get("final_logit_softcapping"),
+        "final_logit_softcapping": metadata.get("final_logit_softcapping", 30.0),  # older files do not say it
         "rope_parameters": {"full_attention": whole, "sliding_attention": _local(metadata)},
         "altup_num_inputs": streams,
         "altup_active_idx": metadata.need("altup.active_idx"),

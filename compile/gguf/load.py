@@ -38,13 +38,14 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
     config = _config(metadata, fields | ids | {"eos_token_id": list(special.stop) or None})
     _check_norms(metadata, fields, config)
     _check_kept(metadata, fields, config)
+    generation = _generation(metadata, special)
     metadata.check_all_used()
     with no_init_weights():  # memory that is not written is not there yet
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()
     divide_frequencies(model, file)
     read_weights(model, config, file, metadata, architecture, fields["num_hidden_layers"])
-    model.generation_config = _generation(metadata, special)
+    model.generation_config = generation
     return model, tokenizer
 
 
@@ -106,8 +107,9 @@ def _rows(file: GgufFile, metadata: Metadata) -> int:
 
 def _generation(metadata: Metadata, special: SpecialTokens) -> GenerationConfig:
     found = {name: metadata.values.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
+    found["suppress_tokens"] = metadata.get("tokenizer.ggml.suppress_tokens")
     given = {name: value for name, value in found.items() if value is not None}
-    samples = bool(given.keys() - {"repetition_penalty"})
+    samples = bool(given.keys() - {"repetition_penalty", "suppress_tokens"})
     return GenerationConfig(
         bos_token_id=special.ids.get("bos"),
         eos_token_id=list(special.stop) or None,

@@ -22,7 +22,7 @@ HARMLESS = (
     r"ARCH\.vocab_size",  # the embedding says it
     r"ARCH\.tensor_data_layout",  # a remark; what it says is true of every file
     r"ARCH\.rope\.scaling\.finetuned",  # a remark on how the model was trained; false is used or refused
-    r"ARCH\.n_deepstack_layers",  # of images
+    r"ARCH\.(n_deepstack_layers|deepstack_mapping)",  # of images
     r"ARCH\.attention\.causal",  # false is refused
     r"ARCH\.nextn_predict_layers",  # of a drafter in the file
 )

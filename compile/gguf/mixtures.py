@@ -6,6 +6,7 @@ from .file import GgufFile
 from .metadata import Metadata
 from .rope import rope_parameters
 
+CHUNK, MAVERICK = 8192, 128  # tokens that Llama 4's layers attend to; the experts of its larger model
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # expert_gating_func
 
 
@@ -45,6 +46,23 @@ def gpt_oss(metadata: Metadata, file: GgufFile) -> Fields:
 def minimax(metadata: Metadata, file: GgufFile) -> Fields:
     width = metadata.same("expert_feed_forward_length", metadata.same("feed_forward_length"))
     return experts(metadata, SIGMOID) | {"intermediate_size": width}
+
+
+def llama4(metadata: Metadata, file: GgufFile) -> Fields:
+    """Llama 4. llama.cpp knows its chunks, and the model whose keys are not normed by their number of experts."""
+    if (window := metadata.get("attention.sliding_window", CHUNK)) != CHUNK:
+        raise BuildError(f"model: {metadata.name}: attention.sliding_window: expected {CHUNK}, got {window}")
+    mixture = experts(metadata, SIGMOID)
+    return mixture | {
+        "attention_chunk_size": CHUNK,
+        "floor_scale": CHUNK,
+        "attn_scale": 0.1,
+        "no_rope_layer_interval": 4,
+        "interleave_moe_layer_step": metadata.need("interleave_moe_layer_step"),
+        "intermediate_size": metadata.need("expert_feed_forward_length"),
+        "intermediate_size_mlp": metadata.need("feed_forward_length"),
+        "use_qk_norm": mixture["num_experts"] != MAVERICK,
+    }
 
 
 def deepseek2(metadata: Metadata, file: GgufFile) -> Fields:

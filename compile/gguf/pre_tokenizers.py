@@ -114,7 +114,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         PreTokenizer(DIGITS),
     ),
     "command-r": PreTokenizer(DIGITS, composed=True),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"), PreTokenizer(GPT2)),
+    **dict.fromkeys(("gpt-2", "phi-2", "jais", "trillion", "granite-docling"), PreTokenizer(GPT2)),
+    **dict.fromkeys(("mpt", "olmo"), PreTokenizer(GPT2, composed=True)),  # both GPT-NeoX's
     **dict.fromkeys(("gigachat", "a.x-4.0", "mellum", "modern-bert", "exaone4"), PreTokenizer(GPT2)),
     **dict.fromkeys(
         ("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),

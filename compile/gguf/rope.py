@@ -68,7 +68,7 @@ def _yarn(metadata: Metadata, factor: float, original: int, attention: float) ->
     """llama.cpp multiplies angles' sines and cosines by attn_factor * (1 + 0.1 ln factor)."""
     if (extrapolated := metadata.get("rope.scaling.yarn_ext_factor", 1.0)) not in (1.0, -1.0):
         raise BuildError(f"model: {metadata.name}: rope.scaling.yarn_ext_factor: expected 1, got {extrapolated}")
-    given = metadata.get("rope.scaling.yarn_attn_factor")
+    given = _attention_factor(metadata)
     if given is None and attention != 1.0 and metadata.architecture == "olmo2":
         given = attention  # converters of 2025 wrote transformers' own number there
     found: dict[str, Any] = {
@@ -84,6 +84,19 @@ def _yarn(metadata: Metadata, factor: float, original: int, attention: float) ->
     if given is not None:
         return found | {"attention_factor": float(given)}  # the converter writes transformers' own number
     return found if attention == 1.0 else found | {"attention_factor": attention * (0.1 * math.log(factor) + 1)}
+
+
+def _attention_factor(metadata: Metadata) -> float | None:
+    """transformers' `attention_factor` where a file has it. Its converter writes `attn_factor` by the same key, where a
+    config has that: another number, 1 or less, which transformers and llama.cpp ignore. Raises BuildError for 1, which
+    may be either."""
+    given = metadata.get("rope.scaling.yarn_attn_factor")
+    if given == 1.0:
+        raise BuildError(
+            f"model: {metadata.name}: rope.scaling.yarn_attn_factor: expected another number than 1, which may be the "
+            "attention_factor or the attn_factor of a config; bring the model as a directory"
+        )
+    return None if given is None or given < 1.0 else float(given)
 
 
 def divide_frequencies(model: PreTrainedModel, file: GgufFile) -> None:

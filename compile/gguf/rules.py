@@ -40,6 +40,7 @@ EXPERTS = (
         lambda config, gate, up: torch.cat([gate, up], 1),
         (r"blk.\1.ffn_gate_exps.weight", r"blk.\1.ffn_up_exps.weight"),
     ),
+    Rule(rf"{_EXPERT}gate_up_proj", lambda config, both: both, (r"blk.\1.ffn_gate_up_exps.weight",)),
     Rule(rf"{_EXPERT}down_proj", lambda config, down: down, (r"blk.\1.ffn_down_exps.weight",)),
 )
 # Keys and values of all heads from the latent vector: in two tensors, that of keys turned, or in one.
@@ -72,6 +73,14 @@ GPT_OSS = (
     Rule(rf"{_EXPERT}down_proj", _transposed, (r"blk.\1.ffn_down_exps.weight",)),
     Rule(rf"{_EXPERT}down_proj_bias", lambda config, bias: bias, (r"blk.\1.ffn_down_exps.bias",)),
     Rule(r"model\.layers\.(\d+)\.self_attn\.sinks", lambda config, sinks: sinks, (r"blk.\1.attn_sinks.weight",)),
+)
+LLAMA_4 = (
+    Rule(
+        rf"{_EXPERT}gate_up_proj",
+        lambda config, gate, up: torch.cat([gate, up], 1).transpose(1, 2),
+        (r"blk.\1.ffn_gate_exps.weight", r"blk.\1.ffn_up_exps.weight"),
+    ),
+    Rule(rf"{_EXPERT}down_proj", _transposed, (r"blk.\1.ffn_down_exps.weight",)),
 )
 SCORES = Rule(
     r"model\.layers\.(\d+)\.(?:(?:mlp|mixer)\..*e_score_correction|feed_forward\.expert)_bias",

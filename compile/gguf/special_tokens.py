@@ -13,6 +13,7 @@ from .metadata import Metadata
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # types of tokens
 DEFAULTS: dict[str, dict[str, int]] = {"llama": {"bos": 1, "eos": 2, "unknown": 0}, "gpt2": {}, "gemma4": {}}
+ALWAYS_BEGIN = ("gemma4",)  # kinds whose prompts begin with the token for it: early files say that they do not
 # Tokens that end an answer whatever the file says of them, and those that end a turn.
 ENDS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
@@ -44,7 +45,7 @@ def special_tokens(
     ids: dict[str, int] = DEFAULTS[kind] | _named(metadata, ("bos", "eos", "unknown", "padding"), len(tokens))
     ids = {name: id for name, id in ids.items() if id < len(tokens)}
     flags = {
-        "bos": bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos)),
+        "bos": bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos)) or kind in ALWAYS_BEGIN,
         "eos": bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
     }
     for name, adds in flags.items():

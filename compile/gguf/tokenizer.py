@@ -72,6 +72,7 @@ def _byte_pairs(metadata: Metadata, tokens: list[str], types: list[int]) -> tupl
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise BuildError(f"model: {metadata.name}: tokenizer.ggml.pre: expected one of {known}, got {pre}")
     cut = PRE_TOKENIZERS[pre]
+    metadata.get("tokenizer.ggml.scores")  # ranks are the merges'; Mistral's converter writes zeros
     model = models.BPE(vocab=_numbered(tokens), merges=_merges(metadata), ignore_merges=cut.whole)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer, tokenizer.decoder = cut.build(), decoders.ByteLevel()

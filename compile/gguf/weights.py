@@ -97,7 +97,9 @@ def widened(tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
     found = torch.empty(len(rows), tensor.shape[-1] if tensor.shape else 1, dtype=dtype)
     step = max(1, VALUES // max(1, found.shape[1]))
     for at in range(0, len(rows), step):
-        found[at : at + step] = wide_values(tensor._replace(data=rows[at : at + step]))
+        factors = None if tensor.factors is None else tensor.factors[at : at + step]
+        part = tensor._replace(data=rows[at : at + step], factors=factors)
+        found[at : at + step] = wide_values(part, exact=dtype == torch.float32)
     return found.reshape(tensor.shape)
 
 

@@ -21,7 +21,7 @@ from ..text.channels import Channels
 from ..text.reasoning import Reasoning
 from ..text.tokenizer import EngineTokenizer
 from .fitted_tree import FittedTree, TokenPath, fitted_tree
-from .lark import BLANKS, channel_rules, literal, up_to
+from .lark import channel_rules, json_options, literal, up_to
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -181,7 +181,7 @@ def _compiled(structured: Mapping[str, Any]) -> str:
 
     kind, value = next(iter(structured.items()))
     if kind in ("json", "json_object"):
-        options: Any = {"whitespace_pattern": BLANKS, "lenient": structured["lenient"]}
+        options: Any = json_options(structured["lenient"], structured["disable_any_whitespace"])
         schema = {"json_object": '{"type": "object"}'}.get(kind, "{}" if value == "true" else value)
         try:
             return LLMatcher.grammar_from_json_schema(schema, options)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 from ..text.channels import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from ..text.tokenizer import EngineTokenizer
@@ -38,9 +39,17 @@ def channel_rules(tokenizer: EngineTokenizer) -> list[str]:
     ]
 
 
-def schema_term(schema: object, lenient: bool) -> str:
-    """A term for what a JSON schema describes. lenient: whether keywords that cannot be kept are ignored."""
-    options = {"x-guidance": {"whitespace_pattern": BLANKS, "lenient": lenient}}
+def json_options(lenient: bool, fixed_blanks: bool = False) -> dict[str, Any]:
+    """llguidance's options for a JSON schema. lenient: whether keywords that cannot be kept are ignored. fixed_blanks:
+    whether the only blanks between parts are one behind each comma and colon, as Python writes them."""
+    free = {"whitespace_pattern": BLANKS}
+    fixed = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    return (fixed if fixed_blanks else free) | {"lenient": lenient}
+
+
+def schema_term(schema: object, lenient: bool, fixed_blanks: bool = False) -> str:
+    """A term for what a JSON schema describes, see `json_options`."""
+    options = {"x-guidance": json_options(lenient, fixed_blanks)}
     return f"%json {json.dumps({**(schema if isinstance(schema, dict) else {}), **options})}"
 
 

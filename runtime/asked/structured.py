@@ -6,7 +6,7 @@ from typing import Any
 
 from ...errors import InputError
 
-WAYS = ("lenient", "whole")
+WAYS = ("lenient", "whole", "disable_any_whitespace")
 FORMS = ("json", "json_object", "regex", "choice", "grammar")
 MOST_TEXT = 2**20  # characters of a grammar
 
@@ -15,7 +15,8 @@ def checked_structured(name: str, value: Any) -> dict[str, Any]:
     """A mapping with one of FORMS, and perhaps of WAYS. json: a JSON schema, or the text of one. json_object: True.
     regex: Rust's, for the whole output. choice: texts, one of which is the output. grammar: GBNF, or Lark with `start`.
     lenient: whether keywords of a schema that cannot be kept are ignored. whole: whether it is all of an answer, where
-    a model thinks, and not what comes after its reasoning. Raises InputError."""
+    a model thinks, and not what comes after its reasoning. disable_any_whitespace: whether the blanks of a document are
+    fixed: one behind each comma and colon. Raises InputError."""
     if not isinstance(value, Mapping):
         raise InputError(f"{name}: expected a mapping with one of {', '.join(FORMS)}, got {value!r:.60}")
     given = {key: each for key, each in value.items() if each is not None and not (key == "json_object" and not each)}
@@ -23,7 +24,7 @@ def checked_structured(name: str, value: Any) -> dict[str, Any]:
     kind, *more = given or [""]
     if more or kind not in FORMS:
         got = ", ".join(map(repr, given)) or "none"
-        raise InputError(f"{name}: expected one of {', '.join(FORMS)}, and perhaps {' or '.join(WAYS)}, got {got:.60}")
+        raise InputError(f"{name}: expected one of {', '.join(FORMS)}, and perhaps {', '.join(WAYS)}, got {got:.60}")
     for way, wanted in ways.items():
         if not isinstance(wanted, bool):
             raise InputError(f"{name}: {way}: expected True or False, got {wanted!r:.60}")

@@ -80,6 +80,8 @@ class ChatTemplate:
     def _message(self, message: Message) -> dict[str, Any]:
         """A message as templates expect it: plain data without keys that hold None, its reasoning under each name."""
         plain = {key: _plain(value, f"messages: {key}") for key, value in message.items() if value is not None}
+        if plain["role"] == "developer" and not self.takes_developer:
+            plain["role"] = "system"
         if isinstance(plain.get("content"), list | tuple) and not self.takes_parts:
             plain["content"] = "\n".join(part["text"] for part in plain["content"])
         if plain.get("tool_calls"):
@@ -106,6 +108,16 @@ class ChatTemplate:
                     if PROBE in self._render([asked, message], {}):
                         return as_data, content
         return True, {"content": ""}
+
+    @cached_property
+    def takes_developer(self) -> bool:
+        """Whether the template writes what a developer says, found by trying: one that does not know the role leaves
+        the message out, or refuses it. OpenAI's models took the role in place of `system`."""
+        with contextlib.suppress(InputError):
+            return PROBE in self._render(
+                [{"role": "developer", "content": PROBE}, {"role": "user", "content": "u"}], {}
+            )
+        return False
 
     @cached_property
     def takes_parts(self) -> bool:

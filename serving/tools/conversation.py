@@ -17,7 +17,7 @@ from ...runtime.text.tokenizer import EngineTokenizer
 from ..api_error import ApiError
 from .answer_reader import AnswerReader
 from .custom import as_function
-from .grammar import LEAD, answer_grammar, schema_of
+from .grammar import LEAD, answer_grammar, document_of
 
 Json = dict[str, Any]
 
@@ -82,10 +82,8 @@ def grammar_of(model: ToldModel, tools: Tools, reading: Reading, structured: Map
     if structured is not None and not structured.keys() & {"json", "json_object"}:
         got = next(iter(structured))
         raise ApiError(400, f"tools: expected a JSON schema at most beside them, got {got}", param="tools")
-    lenient = bool(structured and structured.get("lenient"))
-    schema = schema_of(structured)
-    tokenizer = model.tokenizer
-    grammar = answer_grammar(tools, reading.form, reading.reasoning, tokenizer, schema, lenient)
+    document = document_of(structured)
+    grammar = answer_grammar(tools, reading.form, reading.reasoning, model.tokenizer, document)
     return {"grammar": grammar, "whole": isinstance(reading.form, ChannelCalls)}
 
 

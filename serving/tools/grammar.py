@@ -21,22 +21,20 @@ def answer_grammar(
     form: ToolFormat,
     reasoning: Reasoning | None,
     tokenizer: EngineTokenizer,
-    schema: Mapping[str, Any] | None = None,
-    lenient: bool = False,
+    document: str | None = None,
 ) -> str:
-    """Lark of what comes after the reasoning, or of all of an answer in channels. schema: what text is to be, where the
-    client asked for a form of it."""
+    """Lark of what comes after the reasoning, or of all of an answer in channels. document: the term for what text has
+    to be, where the client asked for a form of it."""
     if isinstance(form, ChannelCalls):
-        text = ANY if schema is None else schema_term(schema, lenient)
-        return "\n".join(form.answer_rules(tools, text, tokenizer))
+        return "\n".join(form.answer_rules(tools, ANY if document is None else document, tokenizer))
     opening = literal(form.opening, tokenizer)
     if form.leads and LEAD in tokenizer.special_names:
         opening = f"({literal(LEAD, tokenizer)})? {opening}"
     calls, rules = f"{opening} calls", form.rules(tools.tools, tools.many, tokenizer)
     if tools.required:
         return "\n".join([f"start: {calls}", *rules])
-    if schema is not None:
-        return "\n".join([f"start: text | {calls}", f"text: {schema_term(schema, lenient)}", *rules])
+    if document is not None:
+        return "\n".join([f"start: text | {calls}", f"text: {document}", *rules])
     if form.leads:
         first = re.escape(form.opening[0])
         return "\n".join([f"start: TEXT | {calls}", f"TEXT: /[{BLANKS}]*([^{BLANKS}{first}](?s:.*))?/", *rules])
@@ -49,14 +47,12 @@ def answer_grammar(
     )
 
 
-def schema_of(structured: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The JSON schema that a form of text asks for, which was checked; None for none. Raises KeyError for another
-    form."""
+def document_of(structured: Mapping[str, Any] | None) -> str | None:
+    """The term for the document that a form of text asks for, which was checked; None for none. Raises KeyError for
+    another form."""
     if structured is None:
         return None
-    if "json_object" in structured:
-        return {"type": "object"}
-    schema: dict[str, Any] | bool = json.loads(structured["json"])
+    schema: Any = {"type": "object"} if "json_object" in structured else json.loads(structured["json"])
     if isinstance(schema, bool):
-        return {} if schema else {"enum": []}
-    return schema
+        schema = {} if schema else {"enum": []}
+    return schema_term(schema, structured["lenient"], structured["disable_any_whitespace"])

@@ -31,8 +31,18 @@ def written(folder, templates):
         "größer {{ bos_token }}",
     ],
 )
-def test_the_default_of_several_templates_is_written(tmp_path, templates):
-    assert written(tmp_path, templates).render(USER) == "größer <s>"
+def test_of_several_templates_that_for_tools_is_taken_where_there_are_some(tmp_path, templates):
+    text = written(tmp_path, templates)
+    assert text.render(USER) == text.render(USER, {"tools": []}) == "größer <s>"
+    assert text.render(USER, {"tools": [{}]}) == ("größer <s>" if isinstance(templates, str) else "tools")
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\n", "{% if x %}\n{% endif %}\n", " {#- #}\n"])
+def test_a_template_of_two_ends_as_each_alone(tmp_path, end):
+    alone = [written(tmp_path, part + end).render(USER, {"tools": [{}]}) for part in ("a", "b")]
+    both = written(tmp_path, {"tool_use": "a" + end, "default": "b" + end})
+    assert [both.render(USER, {"tools": tools}) for tools in ([{}], None)] == alone
+    assert written(tmp_path, {"tool_use": "a" + end, "rag": "c"}).render(USER) == alone[0]
 
 
 @pytest.mark.parametrize("templates", [None, ""])
@@ -49,7 +59,8 @@ def test_named_templates_without_a_default_are_refused_before_the_compile(model_
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     monkeypatch.setattr(build, "assemble", lambda *_: pytest.fail("the compile began"))
     with pytest.raises(
-        specstep.BuildError, match="chat_template: expected one template or one named default, got plan, rag"
+        specstep.BuildError,
+        match="chat_template: expected one template or one named default or tool_use, got plan, rag",
     ):
         specstep.build(str(folder), tmp_path / "engine")
     assert not (tmp_path / "engine").exists()

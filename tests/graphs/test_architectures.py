@@ -12,7 +12,7 @@ from models import ALIKE, ARCHITECTURES, final_norm, greedy, save_model, tiny_mo
 from specstep.graphs import attention
 from specstep.graphs.attention import chain_pass
 from specstep.graphs.kept import UnsupportedModel, cache_layers, check_config
-from specstep.graphs.target import CausalLM, capture_normed
+from specstep.graphs.target import CausalLM, body, capture_normed
 from transformers import AutoModelForCausalLM
 
 PROMPTS = [[5], [7, 8], [3, 9, 4] * 7, random.Random(0).choices(range(2, 300), k=45)]
@@ -63,7 +63,7 @@ def test_512_tokens_equal_transformers(architecture, tmp_path):
 def test_hidden_states_up_to_that_behind_the_final_norm_are_features(architecture):
     """Index 3 is what the norm of three layers takes, 4 what it makes of it, whatever is asked beside it."""
     tokens = torch.tensor([[5, 6, 7, 40, 41, 42]])
-    expected = tiny_model(architecture).base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    expected = body(tiny_model(architecture))(input_ids=tokens, use_cache=False).last_hidden_state
     for layers in ((4,), (0, 3, 4), (4, 4)):
         model = tiny_model(architecture)
         if 3 in layers and (not cache_layers(model) or architecture == "Gemma3nText"):
@@ -94,15 +94,17 @@ def test_a_head_that_gets_another_hidden_state_is_refused(monkeypatch):
         capture_normed(model)
 
 
-BY_LENGTH = {  # architecture, what changes its config, and the longest text whose frequencies are plain
+BY_LENGTH = {  # architecture, what changes its config, and the longest text up to which nothing changes
     "longrope": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128}, 128),
     "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
                           "max_position_embeddings": 128}, 128),
+    "chunks of 128 tokens": ("Llama4Text", {"attention_chunk_size": 128}, 128),
+    "queries that grow behind 128": ("Llama4Text", {"floor_scale": 129}, 128),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", BY_LENGTH)
-def test_frequencies_that_change_past_a_length_are_taken_up_to_it(kind, tmp_path):
+def test_what_changes_past_a_length_is_taken_up_to_it(kind, tmp_path):
     architecture, changes, most = BY_LENGTH[kind]
     folder = str(save_model(tmp_path / "model", architecture, **changes))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

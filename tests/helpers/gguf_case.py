@@ -119,6 +119,7 @@ def _experts(case: Case, block: str, part: str, tensor: Tensor) -> Tensors:
         tensor = tensor if suffix == "bias" else tensor.transpose(1, 2)
         halves = tensor[:, ::2], tensor[:, 1::2]
     else:
+        tensor = tensor.transpose(1, 2) if case.architecture == "llama4" else tensor
         halves = tensor.chunk(2, 1)
     if part.startswith("down_proj"):
         return {f"{block}.ffn_down_exps.{suffix}": tensor}

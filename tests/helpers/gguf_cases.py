@@ -158,6 +158,14 @@ CASES = HYBRIDS | MAMBAS | GEMMAS | {
          "rope_parameters": YARN | {"truncate": False}},
         YARN_KEYS | SWA | MOE | GEMMA_KEYS | {"expert_feed_forward_length": 64},
     ),
+    "llama4": Case(
+        "llama4", "Llama4Text",
+        {"num_hidden_layers": 4, "head_dim": 12, "intermediate_size_mlp": 80, "num_local_experts": 4,
+         "interleave_moe_layer_step": 2},
+        MOE | {"expert_used_count": 1, "expert_feed_forward_length": 64, "feed_forward_length": 80,
+               "interleave_moe_layer_step": 2, "attention.key_length": 12, "attention.value_length": 12,
+               "rope.dimension_count": 12},
+    ),
     "minimax-m2": Case(
         "minimax-m2", "MiniMaxM2",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16,

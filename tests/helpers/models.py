@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import save_file
+from specstep.graphs.target import body
 from specstep.runtime.text.channels import CALL, SHOWN
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -126,6 +127,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "MiniMax": SMALL
     | {"layer_types": LINEAR["layer_types"], "head_dim": 16, "block_size": 8, "num_local_experts": 4}
     | {"num_experts_per_tok": 2, "linear_attn_alpha_factor": 1.3, "linear_attn_beta_factor": 0.7},
+    "Llama4Text": SMALL  # experts in the second layer, no positions in the third
+    | {"head_dim": 12, "intermediate_size_mlp": 80, "num_local_experts": 4, "interleave_moe_layer_step": 2}
+    | {"no_rope_layer_interval": 3},
     "Rwkv": SMALL | {"rescale_every": 2},
     "Mamba2": SMALL
     | {"num_heads": 12, "head_dim": 8, "n_groups": 2, "state_size": 10, "chunk_size": 8, "conv_kernel": 4, "expand": 2},
@@ -155,7 +159,7 @@ def final_norm(model: PreTrainedModel) -> torch.nn.Module:
         "falcon_h1": "final_layernorm", "nemotron_h": "norm_f", "mamba2": "norm_f", "mamba": "norm_f",
         "falcon_mamba": "norm_f", "jamba": "final_layernorm", "zamba2": "final_layernorm",
     }  # fmt: skip
-    return getattr(model.base_model, names.get(model.config.model_type, "norm"))
+    return getattr(body(model), names.get(model.config.model_type, "norm"))
 
 
 def save_model(

@@ -108,6 +108,38 @@ def test_a_model_is_loaded_with_the_numbers_of_ggml(
     assert torch.equal(widened(tensor, torch.bfloat16), exact.bfloat16())
 
 
+@pytest.mark.parametrize("factor", [2.0**-9, 0.0007, 3e-7])
+def test_blocks_of_the_converter_have_a_factor(factor: float, tmp_path: Path) -> None:
+    """Of each expert here; of both experts where there is one number. float16 does not hold all scales of the last."""
+    rows = random_blocks(Type.NVFP4, 40, 128)
+    exact = torch.from_numpy(np.array(gguf.dequantize(rows, Type.NVFP4))).unflatten(0, (2, 20))
+    floats = Type.F32
+    for number, factors in enumerate(([factor, 2 * factor], [factor])):
+        scales = {"a.scale": (np.array(factors, np.float32), floats), "a.input_scale": (np.ones(2, np.float32), floats)}
+        tensors = {"a.weight": (rows.reshape(2, 20, -1), Type.NVFP4), **scales}
+        file = write_tensors(tmp_path / f"{number}.gguf", tensors)
+        [(name, tensor)] = read_gguf(file).tensors.items()
+        expected = exact * torch.tensor(factors, dtype=torch.float32)[:, None, None]
+        assert name == "a.weight"
+        torch.testing.assert_close(widened(tensor, torch.float32), expected, rtol=2**-22, atol=0)
+        kept = factor > 1e-6
+        assert widened_tensors(file) == ({} if kept else {"nvfp4": ["a.weight"]})
+        for weight in kept_weights(file):
+            groups = weight.read(slice(None)).values(128).view(2, 20, 128)
+            torch.testing.assert_close(groups, expected, rtol=2**-11, atol=float(expected.abs().max()) * 2**-15)
+            assert torch.equal(widened(tensor, torch.bfloat16), groups.bfloat16())
+        assert len(kept_weights(file)) == kept
+
+
+def test_a_factor_of_another_size_is_refused(tmp_path: Path) -> None:
+    tensors = {
+        "a.weight": (random_blocks(Type.NVFP4, 40, 128), Type.NVFP4),
+        "a.scale": (np.ones(2, np.float32), Type.F32),
+    }
+    with pytest.raises(specstep.BuildError, match=r"a.scale: expected 1 numbers of F32, got F32 \(2,\)"):
+        read_gguf(write_tensors(tmp_path / "model.gguf", tensors))
+
+
 def test_types_without_a_kernel_are_named(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(4, 256)).astype(np.float32)
     kinds = {"first": Type.TQ1_0, "third": Type.TQ1_0, "fourth": Type.F16}

@@ -59,6 +59,10 @@ def test_llama_3_factors_reach_the_angles(tmp_path):
         ({"attention.causal": False}, "attention.causal: expected true, got false"),
         ({"rope.scaling.type": "dynamic"}, "rope.scaling.type: expected none, linear or yarn, got dynamic"),
         ({"rope.scaling.attn_factor": 1.5}, "rope.scaling.attn_factor: expected 1 with none, got 1.5"),
+        (
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_attn_factor": 1.0},
+            "yarn_attn_factor: expected another number than 1, which may be the attention_factor or the attn_factor",
+        ),
         ({"rope.dimension_count": 6}, "rope.dimension_count: expected the head size 12 for llama, got 6"),
         ({"rope.scaling.finetuned": False}, "rope.scaling.finetuned: expected true, got false"),
         ({"rope.dimension_sections": [2, 4, 0, 0]}, "got llama.rope.dimension_sections = [2, 4, 0, 0]"),
@@ -96,7 +100,8 @@ def test_an_architecture_that_is_not_known_is_named_with_those_that_are(tmp_path
 
 def test_keys_that_are_known_to_be_harmless_are_taken(tmp_path, model):
     whole = {"general.license": "mit", "somebody.quantized_by": "me", "quantize.imatrix.file": "x",
-             "tokenizer.ggml.seperator_token_id": 3, "llama.vocab_size": 320}  # fmt: skip
+             "tokenizer.ggml.seperator_token_id": 3, "llama.vocab_size": 320,
+             "tokenizer.ggml.scores": [0.0] * 320}  # fmt: skip
     assert load_source(str(file_with(tmp_path / "a.gguf", model, whole=whole)), "float32", "cpu").stop_ids == (1,)
 
 
@@ -112,8 +117,44 @@ def test_a_model_of_images_has_its_rows_in_another_order(tmp_path):
 
 def test_granite_of_the_hybrid_s_converter_is_taken(tmp_path):
     case = CASES["granite"]
-    whole = {"granite.ssm.conv_kernel": 4, "granite.expert_count": 0, "granite.expert_used_count": 0}
+    whole = {"granite.ssm.conv_kernel": 4, "granite.expert_count": 0, "granite.expert_used_count": 0,
+             "granite.expert_shared_feed_forward_length": 64, "granite.deepstack_mapping": [0, -1]}  # fmt: skip
     assert load_gguf(save_case(tmp_path / "a.gguf", case, case_model(case), whole=whole), torch.float32)
+
+
+def test_a_factor_that_transformers_ignores_is_ignored(tmp_path):
+    """DeepSeek-R1-0528-Qwen3-8B's config has yarn with an `attn_factor`, which converters write in place of an
+    `attention_factor`."""
+    case = CASES["qwen2 yarn"]
+    rope = {name: value for name, value in case.changes["rope_parameters"].items() if name != "attention_factor"}
+    keys = case.keys | {"rope.scaling.yarn_attn_factor": 0.8782488562869419}
+    model = case_model(case._replace(changes={"rope_parameters": rope}))
+    path = save_case(tmp_path / "a.gguf", case._replace(changes={"rope_parameters": rope}, keys=keys), model)
+    with torch.no_grad():
+        assert torch.allclose(load_gguf(path, torch.float32)[0].eval()(TOKENS).logits, model(TOKENS).logits, atol=1e-3)
+
+
+def test_gemma_3n_caps_its_logits_where_a_file_does_not_say_so(tmp_path):
+    case = CASES["gemma3n"]
+    keys = {key: value for key, value in case.keys.items() if key != "final_logit_softcapping"}
+    model = case_model(case)
+    assert len(keys) < len(case.keys) and model.config.final_logit_softcapping == 30
+    path = save_case(tmp_path / "a.gguf", case._replace(keys=keys), model)
+    with torch.no_grad():
+        assert torch.allclose(load_gguf(path, torch.float32)[0].eval()(TOKENS).logits, model(TOKENS).logits, atol=1e-3)
+
+
+def test_experts_may_lie_in_one_tensor(tmp_path):
+    case = CASES["qwen3moe"]
+
+    def own(model, name, tensor):
+        fused = name.endswith("experts.gate_up_proj")
+        return {f"blk.{name.split('.')[2]}.ffn_gate_up_exps.weight": tensor} if fused else {}
+
+    model = case_model(case)
+    path = save_case(tmp_path / "a.gguf", case._replace(own=own), model)
+    with torch.no_grad():
+        assert torch.allclose(load_gguf(path, torch.float32)[0].eval()(TOKENS).logits, model(TOKENS).logits, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -279,9 +320,12 @@ def test_a_part_of_biases_is_read_and_the_rest_is_zero(tmp_path):
 
 
 def test_a_file_recommends_sampling(tmp_path, model):
-    whole = {"general.sampling.temp": 0.5, "general.sampling.top_k": 20}
+    suppressed = {"tokenizer.ggml.suppress_tokens": [7, 9]}
+    whole = {"general.sampling.temp": 0.5, "general.sampling.top_k": 20} | suppressed
     source = load_source(str(file_with(tmp_path / "a.gguf", model, whole=whole)), "float32", "cpu")
-    assert source.sampling == {"temperature": 0.5, "top_k": 20}
+    assert source.sampling == {"temperature": 0.5, "top_k": 20, "suppress_tokens": (7, 9)}
+    source = load_source(str(file_with(tmp_path / "b.gguf", model, whole=suppressed)), "float32", "cpu")
+    assert source.sampling == {"suppress_tokens": (7, 9)}
 
 
 def test_blocks_of_a_split_file_are_found(tmp_path, model):

@@ -129,9 +129,14 @@ def test_a_conversation_begins_as_every_prompt_does(template, expected):
     assert tokenizer_of(keys | {"tokenizer.ggml.add_bos_token": False})[0].chat_template == template
 
 
+def test_prompts_of_gemma_4_begin_as_it_was_trained_whatever_an_early_file_says():
+    for says in (False, True, None):
+        assert tokenizer_of(changed(model="gemma4", add_bos_token=says))[1].add_bos
+
+
 def test_letters_and_their_marks_are_one_character_where_the_model_s_tokenizer_has_it_so():
     apart, together = "cafe\u0301", "caf\u00e9"
-    for pre, same in (("qwen2", True), ("command-r", True), ("llama-bpe", False)):
+    for pre, same in (("qwen2", True), ("command-r", True), ("mpt", True), ("llama-bpe", False)):
         tokenizer = tokenizer_of(changed(pre=pre))[0]
         assert (tokenizer(apart).input_ids == tokenizer(together).input_ids) == same, pre
 

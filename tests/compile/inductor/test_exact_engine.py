@@ -7,6 +7,9 @@ import pytest
 import specstep
 import torch
 from models import ARCHITECTURES, save_model
+from quantized_files import CASES, save_quantized
+from specstep import SamplingParams
+from specstep.compile.source import load_source
 from specstep.runtime.engine_file import read_manifest
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -24,7 +27,7 @@ MIXTURES = (
     "afmoe", "aria_text", "axk1", "bailing_hybrid", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1",
     "ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "gemma4_text", "glm4_moe", "glm4_moe_lite", "gpt_oss",
     "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "jamba",
-    "kimi_linear", "kolibri1", "laguna", "lara_mini", "lfm2_moe", "mellum", "mimo_v2_flash",
+    "kimi_linear", "kolibri1", "laguna", "lara_mini", "lfm2_moe", "llama4_text", "mellum", "mimo_v2_flash",
     "minimax", "minimax_m2", "minimax_m3_vl_text", "mixtral", "nemotron_h", "olmoe", "phimoe", "qwen2_moe",
     "qwen3_5_moe_text", "qwen3_moe", "qwen3_next", "sarvam_mla", "sarvam_moe", "solar_open",
 )  # fmt: skip
@@ -37,6 +40,7 @@ MIXTURES = (
         *((name, "bfloat16") for name in ARCHITECTURES),
         *((name, "int8") for name in ("Llama", "GPT2", "Qwen3Moe")),
         *((name, "int4") for name in ("Llama", "GptOss")),
+        *((name, weights) for name in ("Qwen3Next", "Lfm2", "Mamba2") for weights in ("int8", "int4")),
     ],
 )
 def test_drafts_change_no_text(architecture, weights, tmp_path):
@@ -75,6 +79,28 @@ def test_an_engine_without_a_drafter_says_the_same(weights, tmp_path):
         with specstep.load(folder, nodes="all") as engine:
             said.append([engine.generate(prompt, 90, ignore_eos=True).token_ids for prompt in PROMPTS])
     assert said[0] == said[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["awq", "gptq 8", "modelopt nvfp4"])
+def test_the_integers_of_a_checkpoint_run_as_they_are(name, tmp_path):
+    config, write, kind = CASES[name]
+    torch.manual_seed(0)
+    save_quantized(tmp_path / "model", config, write)
+    model = load_source(str(tmp_path / "model"), "float32", "cpu").model
+    with torch.no_grad():
+        expected = model(torch.tensor([PROMPTS[2]])).logits[0, -1].log_softmax(-1)
+    options = {"max_seq_len": 160, "prefill_chunk": 32, "drafter": "ngram", "nodes": 6, "max_batch": 3}
+    folder, said = specstep.build(str(tmp_path / "model"), str(tmp_path / "it"), dtype="bfloat16", **options), []
+    assert read_manifest(folder).about["weights"][kind] > read_manifest(folder).about["weights"].get("bfloat16", 0)
+    for nodes in (0, "all"):
+        with specstep.load(folder, nodes=nodes) as engine:
+            said.append(engine.generate(PROMPTS, 60, ignore_eos=True, sampling=SamplingParams(logprobs=5)))
+    assert [result.token_ids for result in said[0]] == [result.token_ids for result in said[1]]
+    assert [result.logprobs for result in said[0]] == [result.logprobs for result in said[1]]
+    first = said[0][2].logprobs[0]
+    off = max(abs(float(expected[token]) - logprob) for token, logprob in first.top)  # the likeliest
+    assert off < 0.1, "as far as bfloat16 and inputs of eight bits explain"
 
 
 def note_caches(engine):

@@ -51,7 +51,7 @@ def test_a_grammar_that_fails_ends_its_request_alone(engine, monkeypatch):
     ("structured", "message"),
     [
         ("json", "structured: expected a mapping with one of json, json_object, regex, choice, grammar, got 'json'"),
-        ({}, "structured: expected one of json, .*, and perhaps lenient or whole, got none"),
+        ({}, "structured: expected one of json, .*, and perhaps lenient, whole, disable_any_whitespace, got none"),
         ({"regex": "a", "choice": ["a"]}, "structured: expected one of .*, got 'regex', 'choice'"),
         ({"structural_tag": {}}, "got 'structural_tag'"),
         ({"json": "{"}, "structured: json: expected a JSON schema"),
@@ -98,6 +98,26 @@ def test_blanks_are_bounded(engine):
     sampling = SamplingParams(structured={"json": {"type": "array"}}, logit_bias={newline: 100.0})
     assert 0 < engine.generate("x", 60, sampling=sampling).text.count("\n") < 60
     assert "\n" * 17 not in engine.generate("x", 60, sampling=sampling).text
+
+
+@pytest.mark.parametrize("form", [{"json_object": True}, {"json": {"type": "object", "required": ["a", "b"]}}])
+def test_blanks_may_be_fixed(engine, form):
+    """One behind each comma and colon: wherever the model would write another, there is no choice."""
+    blanks = {tiny_tokenizer()(blank)["input_ids"][0]: 100.0 for blank in "\n\t"}
+    fixed = form | {"disable_any_whitespace": True}
+    written = []
+    for structured in (form, fixed):
+        sampling = SamplingParams(structured=structured, logit_bias=blanks, temperature=1.0, seed=4)
+        written.append(engine.generate("x", 60, sampling=sampling).text)
+    assert "\n" in written[0] and "\t" in written[0] and not {*"\n\t"} & {*written[1]}
+    grammar = Grammar(text, VOCABULARY, [EOS], checked_structured("structured", fixed))
+    for document, takes in (
+        ('{"a": [1, null], "b": {}}', True),
+        ('{"a":1, "b": 2}', False),
+        ('{"a": 1,"b": 2}', False),
+    ):
+        tokens = text.encode_part(document)
+        assert (grammar._start.deep_copy().try_consume_tokens(tokens) == len(tokens)) == takes
 
 
 text = EngineTokenizer(tiny_tokenizer().backend_tokenizer, None, {})

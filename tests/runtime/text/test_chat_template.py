@@ -106,6 +106,9 @@ def test_equals_transformers(family):
     for name, messages in CONVERSATIONS.items():
         for given, arguments in ARGUMENTS.items():
             expected = reference(TEMPLATES[family], messages, arguments)
+            if name == "developer" and "Be brief." not in (expected or ""):  # no text of a message is lost
+                system = [message | {"role": "system"} for message in messages[:1]] + messages[1:]
+                expected = reference(TEMPLATES[family], system, arguments)
             if expected is None:  # a call may lack its content; then it is empty
                 filled = [message | {"content": message.get("content") or ""} for message in messages]
                 expected = reference(TEMPLATES[family], filled, arguments)

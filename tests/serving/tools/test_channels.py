@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from specstep.runtime.asked.lark import schema_term
 from specstep.runtime.calls.channel_calls import one_call_each
 from specstep.runtime.calls.formats import HARMONY
 from specstep.runtime.text.channels import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
@@ -37,7 +38,7 @@ def test_channels(thoughts, preambles, called, data, text, matcher):
         "required": ["a"],
         "additionalProperties": False,
     }
-    held = answer_grammar(asked(), HARMONY, None, text, schema)
+    held = answer_grammar(asked(), HARMONY, None, text, schema_term(schema, False))
     assert taken(text, matcher, held, written)[1] == bool(called)
     for head in ("final", f"final {CONSTRAIN}json"):
         document = f"{END}{START}assistant".join([*heads, f'{CHANNEL}{head}{MESSAGE}{{"a": 1}}'])
