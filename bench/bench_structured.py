@@ -24,7 +24,7 @@ OURS: dict[str, dict[str, bool]] = {  # name -> options of `ours`
     "specstep": {},
     "specstep, drafts as they come": {"fitted": False},
     "specstep, blanks fixed": {"fixed": True},
-    "specstep, both": {"fitted": False, "fixed": True},
+    "specstep, blanks fixed, drafts as they come": {"fitted": False, "fixed": True},
     "specstep, no grammar": {"held": False},
 }
 PEER, PEER_FREE = "llama.cpp", "llama.cpp, no grammar"
@@ -145,9 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             }
         if given.json:
             write_json(given.json, found | {"waits_for_grammars": shares})
-        print(f"{'':30} tokens/s  per step  valid of {len(asked)}")
+        print(f"{'':44} tokens/s  per step  valid of {len(asked)}")
         for name, each in found.items():
-            print(f"{name:30} {each['tokens_per_s']:8.1f} {each['tokens_per_step']:9.2f} {each['valid']:6}")
+            print(f"{name:44} {each['tokens_per_s']:8.1f} {each['tokens_per_step']:9.2f} {each['valid']:6}")
         for rows, part in shares.items():
             print(f"{rows} rows: {part:.1%} of decoding waits for grammars")
 
