@@ -4,7 +4,7 @@
     python bench/cache_quality.py --model DIR --text FILE.jsonl --lengths 500
 
 The model is told every token, and what it thought of it is scored; a sequence starts with no history. Ours is the
-traced model over the engine's caches. llama.cpp's, where llama-cpp-python is installed and the model is a GGUF file, is
+traced model over the engine's caches. llama.cpp's, where its server is installed and the model is a GGUF file, is
 that file with caches of float16 and of Q8_0, under flash attention, without which it has none of these.
 """
 
@@ -17,7 +17,6 @@ from typing import Any
 from script import run_script
 
 BENCH = Path(__file__).parent
-Q8_0, F16 = 8, 1  # ggml's numbers of types
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -79,8 +78,8 @@ def _systems(
     found = {"specstep": tuple(_ours(model, target, sequences, rounds, progress) for rounds in (False, True))}
     file = gguf_file(name)
     if file and llama_cpp_version():
-        kinds = [{"type_k": kind, "type_v": kind, "flash_attn": True} for kind in (F16, Q8_0)]
-        found["llama.cpp"] = tuple(measure_file(file, sequences, threads, **each).scores for each in kinds)
+        kinds = [{"cache-type-k": kind, "cache-type-v": kind, "flash-attn": "on"} for kind in ("f16", "q8_0")]
+        found["llama.cpp"] = tuple(measure_file(file, sequences, threads, progress, **each).scores for each in kinds)
     return found
 
 

@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 PROMPT, STEPS = 24, 16
 WHOLE = {"cache-type-k": "f32", "cache-type-v": "f32", "flash-attn": "off"}  # nothing is rounded that a file has not
-WRITTEN = 66  # whole characters in every vocabulary: with others the server says no log-probabilities
 # Where llama.cpp computes something else than what the model was trained with.
 DIFFERENT = {
     "mistral": "llama.cpp leaves out the window",
@@ -80,13 +79,9 @@ def _llama_cpp(file: Path, prompt: list[int], steps: int, size: int) -> tuple[li
     tokens: list[int] = []
     found = torch.full((steps, size), float("nan"), dtype=torch.float64)
     try:
-        runner.body |= {"n_probs": size, "cache_prompt": True, "logit_bias": [[WRITTEN, 1000.0]]}
-        for step in range(steps):  # a call each: what is likely is said ahead of the bias
-            answer = runner.complete([*prompt, *tokens], 1)
-            said = answer["completion_probabilities"][0]["top_logprobs"]
-            found[step, [one["id"] for one in said]] = torch.tensor(
-                [one["logprob"] for one in said], dtype=torch.float64
-            )
+        for step in range(steps):
+            said = runner.log_probs([*prompt, *tokens], size)
+            found[step, [*said]] = torch.tensor([*said.values()], dtype=torch.float64)
             tokens.append(int(found[step].nan_to_num(-torch.inf).argmax()))
     finally:
         runner.close()

@@ -6,7 +6,7 @@
 
 The same token ids go to all, without special tokens, in sequences that each start with no history; the model is told
 every token, and what it thought of it is scored. Ours are transformers' own code with the packed weights and kernels of
-an engine; llama.cpp's are GGUF files of the same dequantised weights, through llama-cpp-python. Differences are taken
+an engine; llama.cpp's are GGUF files of the same dequantised weights, through its server. Differences are taken
 token by token, so that their standard errors say what is noise.
 """
 
@@ -120,7 +120,7 @@ def _peers(given: argparse.Namespace, sequences: Sequence[list[int]], progress: 
             progress(f"warning: {full} is left out: {reason}")
             continue
         progress(f"{full}: {len(sequences)} sequences")
-        measured[full] = measure_file(file, sequences, given.threads)
+        measured[full] = measure_file(file, sequences, given.threads, progress)
     return measured
 
 

@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -23,6 +23,7 @@ from .engines import Answer, Contender, Settings, Skip
 from .worker import end_with_parent
 
 INSTALL = "make peers (compiles it, some ten minutes), or put llama-server on the PATH"
+WRITTEN = 66  # whole characters in every vocabulary: with others the server says no log-probabilities
 SECONDS = 120  # longest that the server may take to load
 
 
@@ -96,13 +97,22 @@ class Runner:
         with ThreadPoolExecutor(len(prompts)) as pool:
             return [result["tokens"] for result in pool.map(lambda one: self.complete(one, new_tokens), prompts)]
 
+    def log_probs(self, prompt: list[int], count: int) -> dict[int, float]:
+        """The natural log-probabilities of the `count` likeliest tokens behind a prompt, in a text of its own. What it
+        has read of an earlier one is not read again."""
+        likely = {"n_probs": count, "cache_prompt": True, "logit_bias": [[WRITTEN, 1000.0]]}  # said ahead of the bias
+        answer = self.complete(prompt, 1, likely)
+        said = answer["completion_probabilities"][0]["top_logprobs"]
+        return {one["id"]: one["logprob"] for one in said}
+
     def close(self) -> None:
         """End the server."""
         self.server.terminate()
         self.server.wait()
 
-    def complete(self, prompt: list[int], new_tokens: int) -> dict[str, Any]:
-        body = self.body | {"prompt": prompt, "n_predict": new_tokens, "return_tokens": True}
+    def complete(self, prompt: list[int], new_tokens: int, asked: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """asked: further fields of the call."""
+        body = self.body | {"prompt": prompt, "n_predict": new_tokens, "return_tokens": True} | dict(asked or {})
         greedy = {"temperature": 0.0, "samplers": ["temperature"]}  # no sampler that sorts the vocabulary first
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         connection.request("POST", "/completion", json.dumps(body | greedy), {"Content-Type": "application/json"})

@@ -1,55 +1,59 @@
-"""llama.cpp's weights, through its Python bindings. Runs in a process of its own."""
+"""llama.cpp's weights, through its own server: it is asked for the next token of each part of a text in turn."""
 
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from importlib.metadata import version
-from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
+import torch
 from gguf import GGUFReader
-from side_by_side.engines import Skip
+from side_by_side.engines import AS_IT_IS, Contender, Settings, Skip
+from side_by_side.peer_llama_cpp import Runner, binary, version
+from specstep.progress import OnProgress
 
 from .ours import Measured
-from .scores import Scores, joined, score
+from .scores import Scores, joined
 
-PACKAGE = "llama-cpp-python"
-INSTALL = f"pip install {PACKAGE}"
+LIKELIEST = 1000  # tokens that it is asked for; for all of them where the text's own is not among these
 
 
 def llama_cpp_version() -> dict[str, str]:
-    """The bindings' version by their name; empty where they are not installed."""
-    return {PACKAGE: version(PACKAGE)} if find_spec("llama_cpp") else {}
+    """Its build by its name; empty where it is not installed."""
+    try:
+        return {"llama.cpp": version()}
+    except Skip:
+        return {}
 
 
 def check_installed() -> None:
     """Raises Skip."""
-    if not llama_cpp_version():
-        raise Skip(f"{PACKAGE} is not installed: {INSTALL}")
+    binary()
 
 
-def measure_file(file: Path, sequences: Sequence[list[int]], threads: int, **options: Any) -> Measured:
-    """Score every sequence with the weights of a GGUF file. options: further ones of `llama_cpp.Llama`.
-
-    The process ends with the file's weights: the bindings have their own OpenMP, and may crash while Python shuts down.
-    """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        scores = pool.submit(_score, str(file), sequences, threads, options).result()
-    return Measured(scores, sum(int(tensor.n_bytes) for tensor in GGUFReader(file).tensors))
-
-
-def _score(file: str, sequences: Sequence[list[int]], threads: int, options: dict[str, Any]) -> Scores:
-    import llama_cpp
-    import torch
-
-    slots = max(map(len, sequences))
-    sizes = {"n_ctx": slots, "n_batch": slots, "n_ubatch": slots, "n_threads": threads, "n_threads_batch": threads}
-    model = llama_cpp.Llama(file, logits_all=True, verbose=False, **sizes, **options)
+def measure_file(
+    file: Path, sequences: Sequence[list[int]], threads: int, progress: OnProgress, **options: Any
+) -> Measured:
+    """Score every sequence with the weights of a GGUF file. options: further ones of its server."""
+    tensors = GGUFReader(file).tensors
+    vocabulary = next(int(tensor.shape[1]) for tensor in tensors if tensor.name == "token_embd.weight")
+    settings = Settings(str(file), threads, max(map(len, sequences)) + 1, 1, (), file.parent)
+    server = Runner(Contender("llama.cpp", AS_IT_IS, "none", options), file, settings, DEVNULL)
     parts = []
-    for ids in sequences:
-        model.reset()
-        model.eval(ids)
-        parts.append(score(torch.from_numpy(model.scores[: len(ids)]), ids))
-    model.close()
-    return joined(parts)
+    try:
+        for number, ids in enumerate(sequences):
+            progress(f"llama.cpp: sequence {number + 1} of {len(sequences)}")
+            parts.append(_score(server, ids, vocabulary))
+    finally:
+        server.close()
+    return Measured(joined(parts), sum(int(tensor.n_bytes) for tensor in tensors))
+
+
+def _score(server: Runner, ids: list[int], vocabulary: int) -> Scores:
+    losses, greedy = [], []
+    for at in range(1, len(ids)):
+        likely = server.log_probs(ids[:at], LIKELIEST)
+        if ids[at] not in likely:
+            likely = server.log_probs(ids[:at], vocabulary)
+        losses.append(-likely[ids[at]])
+        greedy.append(max(likely, key=likely.__getitem__))
+    return Scores(torch.tensor(losses, dtype=torch.float64), torch.tensor(greedy))

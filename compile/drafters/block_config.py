@@ -130,6 +130,12 @@ class _Speculators(ZLab):
             raise refused(self.name, "transformer_layer_config", "the fields of its layers", inner)
         return inner
 
+    def logits_scale(self) -> tuple[float, float]:
+        for field in ("output_multiplier", "final_logit_softcapping", "input_embedding_scale"):
+            if (said := self.data.get(field)) not in (None, 1.0):
+                raise refused(self.name, field, "none, as in all that speculators writes", said)
+        return super().logits_scale()
+
     def own(self) -> dict[str, Any]:
         if self.data.get("topk_context"):
             raise refused(self.name, "topk_context", "0, attention to all of the text", self.data["topk_context"])

@@ -51,6 +51,8 @@ class ZLab:
     def read(self) -> Read:
         if self.layer.get("model_type", "qwen3") not in ("qwen3", "llama"):
             raise refused(self.name, "model_type", "qwen3, whose layers it has", self.layer["model_type"])
+        if not all(fields.get("is_neox_style", True) is True for fields in (self.data, self.layer)):
+            raise refused(self.name, "is_neox_style", "true: halves of heads are rotated, no pairs", False)
         expected = self.data.get("num_target_layers", self.target_layers)
         if expected != self.target_layers:
             raise refused(self.name, "num_target_layers", f"the target's {self.target_layers}", expected)

@@ -12,12 +12,13 @@ from ...graphs.drafters.correction import MARKOVS, Correction, Domino, Selector
 from ..config import EngineConfig
 from ..source import Source
 from .block_config import is_block_config, read_block_config
-from .block_fields import Corrected, PathCorrection, Selected
+from .block_fields import Corrected, PathCorrection, Selected, refused
 from .eagle3_file import placed
-from .published import config_of, fill, linear, read_tensors
+from .published import config_of, fill, folder_of, linear, read_tensors
 
 # What drafting does not need: a guess of how much will be accepted, and copies of what the target has.
 UNUSED = ("confidence_head.", "verifier_norm.", "verifier_lm_head.", "t2d")
+MASK_FILE = "mask_embedding.pt"
 CODEBOOK = "correction.predecessor_codebook.weight"
 DOMINO = {
     "prefix_gru.weight_ih_l0": "correction.token.weight", "prefix_gru.weight_hh_l0": "correction.state.weight",
@@ -36,6 +37,8 @@ def load_block(name: str, target: Source, config: EngineConfig) -> BlockDrafter:
     model: Any = target.model
     text = model.config.get_text_config()
     block, correction = read_block_config(name, config_of(name) or {}, text.hidden_size, text.num_hidden_layers)
+    if (folder_of(name) / MASK_FILE).exists():
+        raise refused(name, MASK_FILE, "none: its mask token's row of the embedding", "one of its own")
     tensors = {_own_name(key): value for key, value in read_tensors(name).items()}
     tensors = {key: value for key, value in tensors.items() if not key.startswith(UNUSED)}
     embed, head = tensors.pop("embed_tokens.weight", None), tensors.pop("lm_head.weight", None)

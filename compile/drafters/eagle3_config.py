@@ -34,6 +34,8 @@ LAYER_FIELDS = (
     "rms_norm_eps", "attention_bias", "mlp_bias", "max_position_embeddings", "rope_theta", "rope_scaling",
     "rope_parameters",
 )  # fmt: skip
+SLIDING = "sliding_attention"
+KINDS = {SLIDING, "full_attention"}  # of layers
 FLAGS = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
 
 
@@ -61,8 +63,23 @@ def config_from(
         target_hidden_size=target_hidden,
         feature_layers=layers,
         other_layers=other,
+        windows=windows(path, inner, 1),
         **_flags(path, data),
     )
+
+
+def windows(path: Path, fields: dict[str, Any], layers: int) -> tuple[int, ...]:
+    """How many tokens each layer of a head attends to, 0 for all: heads of speculators have windows of 2,048 by default
+    since version 0.7. Raises BuildError."""
+    kinds = fields.get("layer_types") or ["full_attention"] * layers
+    if not isinstance(kinds, list) or len(kinds) < layers or not {*map(str, kinds)} <= KINDS:
+        known = " or ".join(sorted(KINDS))
+        raise BuildError(f"drafter: {path}: layer_types: expected {known} for each of {layers} layers, got {kinds}")
+    slides = [kind == SLIDING and fields.get("use_sliding_window", True) is not False for kind in kinds[:layers]]
+    window = fields.get("sliding_window")
+    if any(slides) and (type(window) is not int or window < 1):
+        raise BuildError(f"drafter: {path}: sliding_window: expected at least 1 beside {SLIDING}, got {window!r}")
+    return tuple(window if slide else 0 for slide in slides)
 
 
 def layer_config(

@@ -17,6 +17,7 @@ from ..source import Source
 from .published import fill, read_tensors
 
 FILE = "warp_model.bin"
+SCALES = ("pard2_scale", "pard_scale", "feat_scale")  # the factor's names in a config, the newest first
 SCALE = 0.02  # where the config says none, as in the publisher's code
 
 
@@ -38,9 +39,9 @@ def load_pard2(
     token. Raises BuildError naming every field or tensor that does not fit."""
     own, text = source.model.config.get_text_config(), target.model.config.get_text_config()
     features = target_layers(source.name, getattr(own, "pard2_target_layers", None), text.num_hidden_layers)
-    scale = getattr(own, "pard2_scale", SCALE)
+    scale = next((getattr(own, name) for name in SCALES if getattr(own, name, None) is not None), SCALE)
     if type(scale) not in (int, float):
-        raise BuildError(f"drafter: {source.name}: pard2_scale: expected a number, got {scale!r}")
+        raise BuildError(f"drafter: {source.name}: {SCALES[0]}: expected a number, got {scale!r}")
     projection: Any = _projection(source, len(features) * text.hidden_size)
     projection = projection.to(device=config.build_device, dtype=getattr(torch, config.dtype))
     scorer = Pard2(CausalLM(source.model), layers, tokens, mask, projection, float(scale), features)

@@ -9,7 +9,7 @@ from ...errors import BuildError
 from ...graphs.drafters.peagle import PEagle, PEagleConfig, PEagleHead
 from ..config import EngineConfig
 from ..source import Source
-from .eagle3_config import config_from
+from .eagle3_config import config_from, windows
 from .eagle3_file import is_eagle3, placed, read_head_as
 from .published import config_of
 
@@ -48,13 +48,11 @@ def read_peagle(path: Path, target_hidden: int, target_layers: int, vocabulary: 
     layers = inner.get("num_hidden_layers", 1)
     if type(layers) is not int or layers < 1:
         raise BuildError(f"drafter: {path}: num_hidden_layers: expected at least 1, got {layers!r}")
-    odd = sorted({*(inner.get("layer_types") or ())} - {"full_attention"})
-    if odd:
-        raise BuildError(f"drafter: {path}: layer_types: expected full_attention alone, got {', '.join(odd)}")
     first = data | {"num_hidden_layers": 1}
     if "speculators_model_type" in data:
         first["speculators_model_type"] = "eagle3"
     if nested:
         first["transformer_layer_config"] = nested | {"num_hidden_layers": 1}
     head = config_from(path, first, target_hidden, target_layers, vocabulary)
-    return PEagleConfig(**{f.name: getattr(head, f.name) for f in dataclasses.fields(head)}, layers=layers, mask=mask)
+    fields = {field.name: getattr(head, field.name) for field in dataclasses.fields(head)}
+    return PEagleConfig(**fields | {"windows": windows(path, inner, layers)}, layers=layers, mask=mask)

@@ -31,6 +31,7 @@ class Eagle3Config:
     norm_output: bool = False  # EAGLE-3.1: the normed hidden state is fed back
     norm_before_residual: bool = False  # the residual starts from the normed hidden state
     input_norms: bool = False  # of queries and keys, as in Qwen3
+    windows: tuple[int, ...] = (0,)  # tokens that each layer attends to, 0 for all
     other_layers: tuple[int, ...] | None = None  # what else `feature_layers` may be
     residual_unsaid: bool = False  # whether the publisher does not say what `norm_before_residual` is
 
@@ -40,7 +41,7 @@ class MidLayer(HeadLayer):
 
     def __init__(self, config: Eagle3Config):
         size, eps = config.layer.hidden_size, config.layer.rms_norm_eps
-        super().__init__(config.layer, 2 * size, config.layer.attention_bias, config.input_norms)
+        super().__init__(config.layer, 2 * size, config.layer.attention_bias, config.input_norms, config.windows[0])
         self.input_layernorm = LlamaRMSNorm(size, eps)
         self.hidden_norm = LlamaRMSNorm(size, eps)
         self.norm_before_residual = config.norm_before_residual

@@ -13,11 +13,11 @@ from ..attention import LayerCache, Pass, attend
 class Attention(nn.Module):
     """Causal attention whose input may be wider than its output."""
 
-    def __init__(self, config: LlamaConfig, width: int, input_bias: bool, input_norms: bool):
+    def __init__(self, config: LlamaConfig, width: int, input_bias: bool, input_norms: bool, window: int):
         """input_bias: whether queries, keys and values have biases; input_norms: whether queries and keys are normed,
-        as in Qwen3."""
+        as in Qwen3; window: how many tokens a query sees, itself among them, 0 for all."""
         super().__init__()
-        self.size = config.head_dim
+        self.size, self.window = config.head_dim, window
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.q_proj = nn.Linear(width, heads * self.size, bias=input_bias)
         self.k_proj = nn.Linear(width, kv_heads * self.size, bias=input_bias)
@@ -35,16 +35,16 @@ class Attention(nn.Module):
         )
         query, key = apply_rotary_pos_emb(query, key, *rotary)
         keys, values = cache.update(key, value, 0)
-        out, _ = attend(self, query, keys, values, None, attention_pass=where)
+        out, _ = attend(self, query, keys, values, None, attention_pass=where, sliding_window=self.window)
         return self.o_proj(out.flatten(2))
 
 
 class HeadLayer(nn.Module):
     """A Llama layer whose input is normed by whoever calls it, if at all."""
 
-    def __init__(self, config: LlamaConfig, width: int, input_bias: bool, input_norms: bool = False):
+    def __init__(self, config: LlamaConfig, width: int, input_bias: bool, input_norms: bool = False, window: int = 0):
         super().__init__()
-        self.self_attn = Attention(config, width, input_bias, input_norms)
+        self.self_attn = Attention(config, width, input_bias, input_norms, window)
         self.mlp = LlamaMLP(config)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 

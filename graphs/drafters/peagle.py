@@ -49,8 +49,10 @@ class PEagleHead(Eagle3Head):
         """embedded, hidden [B, T, H] -> (normed, for the logits; hidden), both [B, T, H]."""
         rotary = self.rotary(hidden, where.positions)
         hidden = self.midlayer(embedded, hidden, rotary, where, cache)
-        for layer in self.layers.values():
+        for index, layer in self.layers.items():
             given = {"position_embeddings": rotary, cache_name(layer): cache, "attention_pass": where}
+            if not self.config.input_norms:  # Qwen3's layers know their own
+                given["sliding_window"] = self.config.windows[int(index)]
             hidden = layer(hidden, **given)
         return self.norm(hidden), hidden
 
@@ -63,7 +65,9 @@ def plain_layer(config: PEagleConfig, index: int) -> nn.Module:
     fields = {key: value for key, value in config.layer.to_dict().items() if key not in ("model_type", "layer_types")}
     layer = Qwen3Config(**fields | {"num_hidden_layers": config.layers})
     layer._attn_implementation = ATTENTION_NAME
-    return Qwen3DecoderLayer(layer, index)
+    made = Qwen3DecoderLayer(layer, index)
+    made.self_attn.sliding_window = config.windows[index]
+    return made
 
 
 class PEagle(CatchingUp):

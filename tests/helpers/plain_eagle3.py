@@ -7,18 +7,18 @@ def rms(x, weight, eps=1e-5):
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
-def plain_head(w, embedded, hidden):
+def plain_head(w, embedded, hidden, window=0):
     """The head over a whole sequence, by the book: embedded, hidden [T, 48] -> (normed, hidden) [T, 48]. Two KV
-    heads of 12."""
+    heads of 12. window: tokens that each one sees, 0 for all."""
     name = "midlayer."
     both = torch.cat(
         [rms(embedded, w[name + "input_layernorm.weight"]), rms(hidden, w[name + "hidden_norm.weight"])], -1
     )
-    hidden = plain_layer(w, name, both, hidden)
+    hidden = plain_layer(w, name, both, hidden, window)
     return rms(hidden, w["norm.weight"]), hidden
 
 
-def plain_layer(w, name, x, residual):
+def plain_layer(w, name, x, residual, window=0):
     """A Llama layer, whose tensors' names begin with `name`, over x [T, ..], which is added to residual [T, 48]. Two KV
     heads of 12."""
     count = len(x)
@@ -36,6 +36,8 @@ def plain_layer(w, name, x, residual):
     k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
     scores = torch.einsum("qhd,khd->hqk", q, k) / 12**0.5
     scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)
+    if window:
+        scores = scores.masked_fill(torch.ones(count, count).tril(-window).bool(), -torch.inf)
     out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
     hidden = residual + out @ w[name + "self_attn.o_proj.weight"].T
     x = rms(hidden, w[name + "post_attention_layernorm.weight"])
@@ -54,7 +56,7 @@ def hidden_states(model, tokens):
     return seen
 
 
-def plain_chain(w, model, tokens, length, layers=(0, 1, 2)):
+def plain_chain(w, model, tokens, length, layers=(0, 1, 2), window=0):
     """The chain that EAGLE-3 drafts after these tokens, recomputed from nothing at every level."""
     states = hidden_states(model, tokens)
     features = torch.cat([states[layer] for layer in layers], -1)[:-1]  # the root has no feature yet
@@ -63,7 +65,7 @@ def plain_chain(w, model, tokens, length, layers=(0, 1, 2)):
     hidden, following = features @ w["fc.weight"].T, list(tokens[1:])
     drafted = []
     for _ in range(length):
-        normed, out = plain_head(w, model.get_input_embeddings()(torch.tensor(following)), hidden)
+        normed, out = plain_head(w, model.get_input_embeddings()(torch.tensor(following)), hidden, window)
         index = int((normed[-1] @ w["lm_head.weight"].T).argmax())
         drafted.append(index + int(w["d2t"][index]))
         following.append(drafted[-1])

@@ -86,6 +86,8 @@ CASES = [
     (DEEPSPEC, {"markov_head_type": "moe"}, "markov_head_type: expected vanilla or gated or rnn, got 'moe'"),
     (DEEPSPEC, {"markov_rank": 0}, "unexpected correction.markov_w1.weight"),
     (DEEPSPEC, SLIDING, "layer_types: expected full_attention alone, got 'sliding_attention'"),
+    (ZLAB, {"is_neox_style": False}, "is_neox_style: expected true: halves of heads are rotated, no pairs, got False"),
+    (DFLASH, {"output_multiplier": 2.0}, "output_multiplier: expected none, as in all that speculators"),
     (DFLASH, {"sample_from_anchor": "no"}, "sample_from_anchor: expected true or false, got 'no'"),
     (DFLASH, {"speculators_model_type": "domino"}, "speculators_model_type: expected dflash or dflash2 or dspark, got"),
     (DFLASH2, {"dflash_config": TWICE | {"selector_top_k": 0}}, "selector_top_k: expected a number from 1 on, got 0"),
@@ -108,6 +110,15 @@ def test_configs_that_do_not_fit_are_refused(config, changes, message, target, t
     tables = next(tables for known, tables, _ in PUBLISHED.values() if known is config)
     head = save_block(tmp_path / "head", config | changes, block_tensors(config, tables))
     with pytest.raises(specstep.BuildError, match=message):
+        specstep.eager(target, drafter=str(head), **OPTIONS)
+
+
+def test_an_embedding_of_the_mask_that_lies_beside_the_weights_is_refused(target, tmp_path):
+    """Xiaomi ships one; it would stand in place of the embedding's row."""
+    config, tables, _ = next(iter(PUBLISHED.values()))
+    head = save_block(tmp_path / "head", config, block_tensors(config, tables))
+    torch.save(torch.ones(48), head / "mask_embedding.pt")
+    with pytest.raises(specstep.BuildError, match=r"mask_embedding.pt: expected none: its mask token's row"):
         specstep.eager(target, drafter=str(head), **OPTIONS)
 
 

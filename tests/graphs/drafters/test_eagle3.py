@@ -50,6 +50,19 @@ def test_drafts_are_those_of_a_plain_recomputation(nodes, target, tmp_path):
         assert got == plain_chain(weights, model, tokens, 4)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("used", [{}, {"use_sliding_window": True}, {"use_sliding_window": False}])
+def test_a_head_attends_to_the_window_that_its_config_says(used, target, tmp_path):
+    """speculators trains heads with one of 2,048 tokens by default, since version 0.7."""
+    head = save_eagle3(tmp_path / "head", layer_types=["sliding_attention"], sliding_window=5, **used)
+    engine = specstep.eager(str(target), drafter=str(head), dtype="float32", max_seq_len=96, tree="chain", nodes=4)
+    weights, model = load_file(head / "model.safetensors"), tiny_model("Llama")
+    found = chains(engine, [None] * 8)
+    window = 5 if used.get("use_sliding_window", True) else 0
+    for wrong, same in ((window, True), (5 - window, False), (4, False), (6, False)):
+        assert all(got == plain_chain(weights, model, tokens, 4, window=wrong) for tokens, got in found) == same
+
+
 AUX = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -62,6 +75,8 @@ AUX = "eagle_aux_hidden_state_layer_ids"
         (lambda t, c: t["d2t"].add_(10**6), "d2t: expected target ids below 320"),
         (lambda t, c: c.pop("intermediate_size"), "expected the fields intermediate_size"),
         (lambda t, c: c.update(num_hidden_layers=2), "num_hidden_layers: expected 1, got 2"),
+        (lambda t, c: c.update(layer_types=["chunked"]), "layer_types: expected full_attention or sliding_attention"),
+        (lambda t, c: c.update(layer_types=["sliding_attention"]), "sliding_window: expected at least 1 .*, got None"),
         (lambda t, c: c.update(target_hidden_size=64), "hidden size 48, got one for 64"),
         (lambda t, c: c.update({AUX: [1, 2, 9]}), "hidden states 0 to 3 of the target, got 1, 2, 9"),
         (lambda t, c: c.update({AUX: "1, 2"}), "expected a list of layers, got '1, 2'"),

@@ -1,6 +1,10 @@
 """PARD-2: PARD over embeddings that have a share of the target's hidden states, against a plain recomputation; exact
 output whatever it drafts."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 import specstep
 import torch
@@ -50,6 +54,16 @@ def test_drafts_are_those_of_a_plain_recomputation(chunk, nodes, folder):
     assert [got for _, got in found] == [plain_chain(folder, tokens, 4) for tokens, _ in found]
     for shift in (0, 2):  # the control: hidden states of the token beside
         assert [got for _, got in found] != [plain_chain(folder, tokens, 4, shift) for tokens, _ in found]
+
+
+@pytest.mark.parametrize("older", ["pard_scale", "feat_scale"])
+def test_the_factor_has_older_names(older, folder, tmp_path):
+    small = Path(shutil.copytree(folder / "small", tmp_path / "small"))
+    config = json.loads((small / "config.json").read_text())
+    config.pop("pard2_scale", None)
+    (small / "config.json").write_text(json.dumps(config | {"feat_scale": 0.01, older: SCALE}))
+    engine = specstep.eager(str(folder / "target"), drafter=str(small), **CHAIN)
+    assert all(got == plain_chain(folder, tokens, 4) for tokens, got in chains(engine, [None] * 6))
 
 
 @pytest.mark.parametrize("mixed", ["", "ngram,"])

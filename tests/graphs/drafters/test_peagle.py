@@ -1,6 +1,8 @@
 """P-EAGLE: all depths from one pass over an EAGLE-3 head, against a plain re-computation; exact output."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import specstep
@@ -59,17 +61,18 @@ def folder(tmp_path_factory):
 
 
 @torch.no_grad()
-def plain_chain(w, model, tokens, depth, behind=0):
-    """The chain after these tokens from one pass; with `behind` more masks than it takes, each depth a slot late."""
+def plain_chain(w, model, tokens, depth, behind=0, windows=(0,) * LAYERS):
+    """The chain after these tokens from one pass; with `behind` more masks than it takes, each depth a slot late.
+    windows: what each layer sees."""
     features = torch.cat(hidden_states(model, tokens)[:3], -1)[:-1]  # the root has no feature yet
     masks = depth - 1 + behind
     hidden = torch.cat([features, w["mask_hidden"][0].expand(masks, -1)]) @ w["fc.weight"].T
     embedded = model.get_input_embeddings()(torch.tensor([*tokens[1:], *[MASK] * masks]))
     first = {name.replace("layers.0", "midlayer"): tensor for name, tensor in w.items()}
-    _, hidden = plain_head(first, embedded, hidden)
+    _, hidden = plain_head(first, embedded, hidden, windows[0])
     for index in range(1, LAYERS):
         name = f"layers.{index}."
-        hidden = plain_layer(w, name, rms(hidden, w[f"{name}input_layernorm.weight"]), hidden)
+        hidden = plain_layer(w, name, rms(hidden, w[f"{name}input_layernorm.weight"]), hidden, windows[index])
     found = (rms(hidden, w["norm.weight"]) @ w["lm_head.weight"].T)[-depth:].argmax(-1)
     return (found + w["d2t"][found]).tolist()
 
@@ -87,6 +90,21 @@ def test_drafts_are_those_of_a_plain_recomputation(head, nodes, folder):
         assert any(got != plain_chain(without, model, tokens, 4) for tokens, got in found), "the control: no norms"
     w["mask_hidden"] = torch.zeros_like(w["mask_hidden"])
     assert any(got != plain_chain(w, model, tokens, 4) for tokens, got in found), "the control: nothing behind the root"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["head", "qwen3"])
+def test_each_layer_attends_to_its_window(kind, folder, tmp_path):
+    head = Path(shutil.copytree(folder / kind, tmp_path / "head"))
+    config = json.loads((head / "config.json").read_text())
+    types = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 6}
+    (head / "config.json").write_text(json.dumps(config | types))
+    engine = specstep.eager(str(folder / "target"), drafter=str(head), tree="chain", nodes=4, **OPTIONS)
+    w, model = load_file(head / "model.safetensors"), tiny_model("Llama")
+    found = list(chains(engine, [None] * 10))
+    for windows in ((6, 0, 6), (0, 0, 6), (6, 0, 0), (6, 6, 6), (5, 0, 6), (6, 0, 7)):
+        same = all(got == plain_chain(w, model, tokens, 4, windows=windows) for tokens, got in found)
+        assert same == (windows == (6, 0, 6)), windows
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["alone", "mixed"])
@@ -135,7 +153,11 @@ def test_every_name_of_the_mask_token_is_known(folder, tmp_path):
         ({"speculators_model_type": "eagle3"}, "expected peagle beside a mask token, got eagle3"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: expected at least 1, got 0"),
         ({"num_hidden_layers": 2}, "unexpected layers.2.input_layernorm.weight"),
-        ({"layer_types": ["sliding_attention"]}, "layer_types: expected full_attention alone, got sliding_attention"),
+        (
+            {"layer_types": ["sliding_attention"]},
+            "layer_types: expected full_attention or .* for each of 3 layers, got",
+        ),
+        ({"layer_types": ["sliding_attention"] * 3}, "sliding_window: expected at least 1 beside .*, got None"),
         ({"hidden_size": 64}, "expected a head for a target of hidden size 48, got one for 64"),
     ],
 )
