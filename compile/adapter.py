@@ -17,7 +17,14 @@ from .locate import ADAPTER
 
 WEIGHTS = "adapter_model.safetensors"
 PAIRS = {"lora_A.weight": "lora_B.weight", "lora_embedding_A": "lora_embedding_B"}  # [r, K] and [N, r]
-UNREAD = {"use_dora": False, "lora_bias": False}  # fields of the config that would change what is computed
+# Fields of the config that would change what is computed, and their values that do not.
+UNREAD: dict[str, tuple[Any, ...]] = {
+    "use_dora": (False,),
+    "lora_bias": (False,),
+    "alora_invocation_tokens": (None,),  # it acts behind these tokens alone
+    # Others change the base's weights when they are loaded: pissa, olora, loftq, corda.
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+}
 PREFIX = "base_model.model."
 
 
@@ -38,6 +45,11 @@ def merge_adapter(model: nn.Module, folder: Path) -> None:
     for name, tensor in tensors.items():  # whole modules, and biases; an embedding may be there as it was
         if name not in parameters:
             raise BuildError(f"adapter: {folder}: expected tensors of LoRA, got {name}")
+        shared = [other for other, weight in parameters.items() if weight is parameters[name]]
+        if len(shared) > 1 and not torch.equal(tensor.to(parameters[name]), parameters[name]):
+            raise BuildError(
+                f"adapter: {folder}: {name}: expected a weight of its own, got one that {' and '.join(shared)} share"
+            )
         _set(parameters[name], tensor, folder, name)
     for name in [name for name in factors if name.endswith(tuple(PAIRS))]:
         first = next(part for part in PAIRS if name.endswith(part))
@@ -59,11 +71,10 @@ def _config(folder: Path) -> dict[str, Any]:
     config = read_object(folder / ADAPTER, "adapter")
     if config.get("peft_type") != "LORA":
         raise BuildError(f"adapter: {folder}: peft_type: expected LORA, got {config.get('peft_type')}")
-    for field, expected in UNREAD.items():
-        if config.get(field, expected) != expected:
-            raise BuildError(
-                f"adapter: {folder}: {field}: expected {expected}, got {config[field]}; merge it with peft"
-            )
+    for field, known in UNREAD.items():
+        if (got := config.get(field, known[0])) not in known:
+            expected = " or ".join(map(str, known))
+            raise BuildError(f"adapter: {folder}: {field}: expected {expected}, got {got}; merge it with peft")
     return config
 
 

@@ -33,7 +33,7 @@ from .kept_groups import KeptWeight
 from .locate import is_adapter, local
 from .quantized.checkpoint import Quantized, holds_blocks, quantized, values, widened_weights
 from .quantized.checkpoint import kept_weights as kept_in_directory
-from .tokenizer_files import FAST, NO_CODE, read_tokenizer_files
+from .tokenizer_files import FAST, NO_CODE, keep_to_file, read_tokenizer_files
 
 logger = logging.getLogger(__name__)
 TEXT_ALONE = ("gemma3n",)  # transformers would want a package more for its images
@@ -80,6 +80,8 @@ def load_source(name: str, dtype: str, device: str, adapter: str | None = None) 
     _check_place(dtype, device)
     path = local(name)
     if is_adapter(path):
+        if adapter is not None:
+            raise BuildError(f"adapter: expected a model and one adapter, got {adapter} on {name}, which is one itself")
         return load_source(_beside(path, base_of(path)), dtype, device, name)
     with _quiet():
         if path.is_file():
@@ -224,6 +226,8 @@ def _tokenizer(location: str) -> Any:
         raise BuildError(f"model: {location}: expected a fast tokenizer, got {_reason(error)}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):  # Mistral's own, where its package is installed
         raise BuildError(f"model: {location}: expected a fast tokenizer, got {type(tokenizer).__name__}")
+    if folder.is_dir():
+        keep_to_file(tokenizer, folder)
     template = folder / "chat_template.json"  # of models whose processor has it
     if tokenizer.chat_template is None and template.is_file():
         tokenizer.chat_template = read_object(template).get("chat_template")

@@ -4,10 +4,13 @@ transformers makes a fast tokenizer of those, too, but by the class that the dir
 some of them lose merges, spaces or the whole vocabulary without a word.
 """
 
+import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ..errors import BuildError, one_line
@@ -15,9 +18,13 @@ from .json_object import read_object
 from .sentencepiece import read_sentencepiece
 from .tekken import read_tekken
 
+logger = logging.getLogger(__name__)
 NO_CODE = {"trust_remote_code": False}  # of a model's own; without it transformers asks at the terminal
 FAST, CONFIG = "tokenizer.json", "tokenizer_config.json"
-OLDER = ("tekken.json", "tokenizer.model", "vocab.json")
+TEKKEN = "tekken.json"
+OLDER = (TEKKEN, "tokenizer.model", "vocab.json")
+RULES = ("normalizer", "pre_tokenizer", "decoder")
+FLAGS = ("byte_fallback", "ignore_merges", "fuse_unk", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
 # Of vocab.json and merges.txt: classes that cut texts as their models do, and those models.
 PAIRS = {
     "GPT2Tokenizer": ("gpt2", "gpt_neo", "gptj"),
@@ -41,7 +48,7 @@ def read_tokenizer_files(folder: Path) -> PreTrainedTokenizerFast | None:
     settings = read_object(folder / "special_tokens_map.json") | read_object(folder / CONFIG)
     model_type = read_object(folder / "config.json").get("model_type")
     try:
-        if found == "tekken.json":
+        if found == TEKKEN:
             tokenizer = read_tekken(read_object(folder / found))
         elif found == "tokenizer.model":
             _check_class(settings, model_type, PIECES)
@@ -56,6 +63,34 @@ def read_tokenizer_files(folder: Path) -> PreTrainedTokenizerFast | None:
     older = settings.get("chat_template") or read_object(folder / "chat_template.json").get("chat_template")
     tokenizer.chat_template = template.read_text(encoding="utf-8") if template.is_file() else older
     return tokenizer
+
+
+def keep_to_file(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Have a tokenizer normalise, cut, merge and join texts as tokenizer.json says. Many classes of transformers take
+    the words of the file alone, and put their own rules in place of its others. Where transformers knows that an
+    expression of Mistral's may be wrong in it, that of tekken.json stands in its place, if there is one."""
+    own, said = tokenizer.backend_tokenizer, Tokenizer.from_file(str(folder / FAST))
+    if _rules(own) != _rules(said):
+        logger.warning(
+            "tokenizer: texts are cut as %s says, not as transformers' %s would", FAST, type(tokenizer).__name__
+        )
+        whole = json.loads(own.to_str()) | {part: json.loads(said.to_str())[part] for part in (*RULES, "model")}
+        tokenizer._tokenizer = Tokenizer.from_str(json.dumps(whole))
+    if getattr(tokenizer, "fix_mistral_regex", None) is False:
+        if (folder / TEKKEN).is_file():
+            cuts = read_tekken(read_object(folder / TEKKEN)).backend_tokenizer.pre_tokenizer
+            tokenizer.backend_tokenizer.pre_tokenizer = cuts
+        else:
+            logger.warning(
+                "tokenizer: %s may cut texts otherwise than Mistral's models do; put their %s beside it", FAST, TEKKEN
+            )
+
+
+def _rules(tokenizer: Tokenizer) -> list[Any]:
+    """What a tokenizer does to texts, but for its words."""
+    parts = [getattr(tokenizer, part) for part in RULES]
+    flags = [getattr(tokenizer.model, flag, None) for flag in FLAGS]
+    return [type(tokenizer.model), *flags, *(part and part.__getstate__() for part in parts)]
 
 
 def _check_class(settings: Mapping[str, Any], model_type: Any, known: Mapping[str, tuple[str, ...]]) -> str:

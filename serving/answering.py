@@ -43,6 +43,7 @@ class ServedCall:
     firsts: list[Request]  # of the choices, one of each prompt
     interval: float = 0.0  # least seconds from one chunk of a stream to the next, unless a choice ends
     include_usage: bool = False  # a last chunk has token counts
+    usage_so_far: bool = False  # each other one, too
     include_drafts: bool = False  # each chunk says what was drafted
     reading: Reading | None = None  # how its answers are read, which may have reasoning
     started: float = field(default_factory=time.perf_counter)  # when the call came, seconds of perf_counter
@@ -228,7 +229,7 @@ class ChunkStream(EventStream):
     def _chunk(self, choice: Json | None, drafts: Json | None = None) -> bytes:
         chunk = {**self.call.head(self._form.chunk_object), "choices": [] if choice is None else [choice]}
         if self.call.include_usage:
-            chunk["usage"] = None
+            chunk["usage"] = self.call.usage() if self.call.usage_so_far else None
         if drafts is not None:
             chunk["specstep"] = drafts
         return event(chunk)

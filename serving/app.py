@@ -24,7 +24,7 @@ from .kv_stream import KVEventStream
 from .metrics import Metrics
 from .options import ServeOptions
 from .places import on_error
-from .prepare import chat_tokens, choices, prepare_chat, prepare_completion, text_tokens
+from .prepare import chat_tokens, choices, knows_effort, prepare_chat, prepare_completion, text_tokens
 from .responses.answer import PREFIX, ResponseStream, StatelessResponse
 from .responses.fields import ResponsesRequest, names_as_sent
 from .responses.output import Output
@@ -116,6 +116,8 @@ def _add_responses(app: FastAPI, served: Mapping[str, Served], metrics: Metrics,
         _log_prompt(options, one, body.input)
         with names_as_sent():
             chat = body.chat()
+            if not knows_effort(one):  # clients send it to any model
+                chat.reasoning_effort = None
             places = one.take(choices(chat))
             with on_error(places):
                 ready = await asyncio.to_thread(prepare_chat, one, chat, request.state.prefix_scope)
@@ -212,6 +214,7 @@ async def _answered(body: CommonFields, call: ServedCall, form: AnswerForm, requ
         return await whole(call, request.receive, lambda texts: listed(call, form, texts))
     if body.stream_options:
         call.include_usage = bool(body.stream_options.include_usage)
+        call.usage_so_far = bool(body.stream_options.continuous_usage_stats)
         call.include_drafts = bool(body.stream_options.include_drafts)
     return ChunkStream(call, form)
 

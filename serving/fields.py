@@ -78,11 +78,12 @@ class Fields(BaseModel):
 
 
 class StreamOptions(Fields):
-    """include_usage: a last chunk with the usage. include_drafts: each chunk tells its tokens, and how many of them
-    were accepted drafts, in a field `specstep` of its own."""
+    """include_usage: a last chunk with the usage; continuous_usage_stats: each chunk has that so far. include_drafts:
+    each chunk tells its tokens, and how many of them were accepted drafts, in a field `specstep` of its own."""
 
     include_usage: bool | None = None
     include_drafts: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
@@ -128,6 +129,7 @@ class CommonFields(Fields):
     user: Label | None = Field(None, description="taken, of no effect")
     safety_identifier: Label | None = Field(None, description="taken, of no effect")
     prompt_cache_key: Label | None = Field(None, description="taken, of no effect")
+    prompt_cache_retention: Label | None = Field(None, description="taken, of no effect")
     metadata: Metadata | None = Field(None, description="taken, of no effect")
 
 
@@ -205,6 +207,9 @@ class Prediction(Fields):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class ChatRequest(CommonFields):
     """POST /v1/chat/completions."""
 
@@ -219,6 +224,8 @@ class ChatRequest(CommonFields):
         None, description="or a named function or custom tool, or allowed_tools"
     )
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+    add_special_tokens: Literal[False] | None = Field(None, description="the default alone: the template has them")
+    reasoning_effort: Effort | None = Field(None, description="for templates that know it, or can leave out thoughts")
 
     @property
     def arguments(self) -> dict[str, Any]:

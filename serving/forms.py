@@ -160,7 +160,8 @@ class CompletionForm:
             text = self._text(each.token_id)
             told["tokens"].append(text)
             told["token_logprobs"].append(each.logprob)
-            told["top_logprobs"].append({self._text(token): logprob for token, logprob in each.top})
+            likely = {self._text(token): logprob for token, logprob in each.top}
+            told["top_logprobs"].append({**likely, text: each.logprob})
             told["text_offset"].append(self._offsets[index])
             self._offsets[index] += len(written.push([each.token_id]))
         return told

@@ -49,7 +49,7 @@ def prepare_chat(served: Served, body: ChatRequest, scope: str) -> Prepared:
         raise ApiError(400, "top_logprobs: expected logprobs true beside it", param="top_logprobs")
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
     messages = [message.plain() for message in body.messages]
-    arguments = body.arguments
+    arguments = {**_of_effort(served, body.reasoning_effort), **body.arguments}
     if body.tools or any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
         messages, arguments = shown_tools(served, messages, arguments, body.tools or [], tools is not None)
     tokens = chat_tokens(served, messages, arguments, body.parse_special)
@@ -67,6 +67,26 @@ def prepare_chat(served: Served, body: ChatRequest, scope: str) -> Prepared:
     if reading is not None:
         requests = [_shown_stops(served, request) for request in requests]
     return Prepared(requests, requests[:1], reading=reading)
+
+
+def _of_effort(served: Served, effort: str | None) -> dict[str, Any]:
+    """The variables by which a chat template is told how much to think. Raises ApiError for one that has none."""
+    template = served.tokenizer.chat_template or ""
+    if effort is None or not knows_effort(served):
+        if effort in (None, "none"):
+            return {}
+        raise ApiError(
+            400,
+            f"reasoning_effort: expected none for {served.name}, whose chat template knows no other, got {effort}",
+            param="reasoning_effort",
+        )
+    return {"reasoning_effort": effort} if "reasoning_effort" in template else {"enable_thinking": effort != "none"}
+
+
+def knows_effort(served: Served) -> bool:
+    """Whether a model's chat template can be told how much to think, or whether to."""
+    template = served.tokenizer.chat_template or ""
+    return "reasoning_effort" in template or "enable_thinking" in template
 
 
 def prepare_completion(served: Served, body: CompletionRequest, scope: str) -> Prepared:

@@ -76,7 +76,7 @@ def windows(path: Path, fields: dict[str, Any], layers: int) -> tuple[int, ...]:
         known = " or ".join(sorted(KINDS))
         raise BuildError(f"drafter: {path}: layer_types: expected {known} for each of {layers} layers, got {kinds}")
     slides = [kind == SLIDING and fields.get("use_sliding_window", True) is not False for kind in kinds[:layers]]
-    window = fields.get("sliding_window")
+    window: Any = fields.get("sliding_window")
     if any(slides) and (type(window) is not int or window < 1):
         raise BuildError(f"drafter: {path}: sliding_window: expected at least 1 beside {SLIDING}, got {window!r}")
     return tuple(window if slide else 0 for slide in slides)

@@ -68,9 +68,11 @@ class Quantized(NamedTuple):
             return {**self.config, **own} if isinstance(own, dict) else self.config
         if self.method != "compressed-tensors":
             return self.config
-        for group in self.config["config_groups"].values():
-            if any(_targets(target, layer) for target in group["targets"]):
-                return dict(group["weights"])
+        groups = self.config["config_groups"].values()
+        for fits in (_is_named, _is_matched, _is_class):  # as compressed-tensors looks for it
+            for group in groups:
+                if any(fits(target, layer) for target in group["targets"]):
+                    return dict(group["weights"])
         raise ValueError(f"a group of its config for the layer, got {list(self.config['config_groups'])}")
 
 
@@ -154,7 +156,13 @@ def values(weight: Weight, dtype: torch.dtype) -> Tensor:
     return weight.to(dtype)
 
 
-def _targets(target: str, layer: str) -> bool:
-    if target.startswith("re:"):
-        return re.match(target[3:], layer) is not None
-    return target == "Linear" or layer == target or layer.endswith(f".{target}")
+def _is_named(target: str, layer: str) -> bool:
+    return layer == target or layer.endswith(f".{target}")
+
+
+def _is_matched(target: str, layer: str) -> bool:
+    return target.startswith("re:") and re.match(target[3:], layer) is not None
+
+
+def _is_class(target: str, layer: str) -> bool:
+    return target == "Linear"

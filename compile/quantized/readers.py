@@ -29,7 +29,7 @@ class Reader(NamedTuple):
 
 def awq(parts: LayerTensors, settings: Settings) -> Weight:
     """AutoAWQ's GEMM: qweight [K, N / 8], qzeros [G, N / 8] int32; scales [G, N]."""
-    if settings.get("version", "gemm") != "gemm" or settings.get("bits", settings.get("w_bit", 4)) != 4:
+    if str(settings.get("version", "gemm")).lower() != "gemm" or settings.get("bits", settings.get("w_bit", 4)) != 4:
         raise ValueError(f"version gemm of 4 bits, got {settings.get('version')} of {settings.get('bits')}")
     quants, zeros = (
         unpack_words(parts[name], 4).unflatten(1, (-1, 8))[..., AWQ_ORDER].flatten(1).T
@@ -43,6 +43,8 @@ def gptq(parts: LayerTensors, settings: Settings) -> Weight:
     bits = settings.get("bits", 4)
     if bits not in (2, 4, 8):
         raise ValueError(f"2, 4 or 8 bits, got {bits}")
+    if settings.get("rotation"):
+        raise ValueError(f"no rotation of what layers read, got {settings['rotation']}")
     if settings.get("checkpoint_format", "gptq") not in ("gptq", "gptq_v2"):
         raise ValueError(f"checkpoint_format gptq or gptq_v2, got {settings['checkpoint_format']}")
     quants = unpack_words(parts["qweight"].T.contiguous(), bits)
@@ -62,7 +64,13 @@ def compressed(parts: LayerTensors, settings: Settings) -> Weight:
     scales = scales.reshape(len(scales), -1) if scales.dim() else scales.reshape(1, 1)
     middle = 2 ** (bits - 1)
     if "weight_packed" in parts:
-        quants = unpack_words(parts["weight_packed"], bits)[:, : int(parts["weight_shape"][1])]
+        depth = int(parts["weight_shape"][1])
+        if bits not in (2, 4, 8) or parts["weight_packed"].shape[1] != -(-depth * bits // 32):
+            words = parts["weight_packed"].shape[1]
+            raise ValueError(f"{depth} numbers of 2, 4 or 8 bits in a row, got {words} words of {bits} bits each")
+        quants = unpack_words(parts["weight_packed"], bits)[:, :depth]
+    elif parts["weight"].dtype != torch.int8:
+        raise ValueError(f"weight of int8, got {parts['weight'].dtype}")
     else:
         quants = (parts["weight"].int() + middle).to(torch.uint8)
     zeros = torch.full_like(scales, middle, dtype=torch.int32)
@@ -79,7 +87,7 @@ def float8(parts: LayerTensors, settings: Settings) -> Weight:
     if not parts["weight_scale"].is_floating_point():
         raise ValueError(f"weight_scale of floats, got {parts['weight_scale'].dtype}")
     weight, scales = parts["weight"].float(), parts["weight_scale"].float()
-    if scales.numel() in (1, len(weight)):
+    if scales.numel() == 1 or scales.shape in ((len(weight),), (len(weight), 1)):
         return weight * scales.reshape(-1, 1)
     rows, columns = settings.get("block_structure") or [
         -(-size // count) for size, count in zip(weight.shape, scales.shape, strict=True)
@@ -120,7 +128,9 @@ def four_bit_table(parts: LayerTensors, settings: Settings) -> Weight:
 
 
 def int8_rows(parts: LayerTensors, settings: Settings) -> Weight:
-    """bitsandbytes' LLM.int8: weight [N, K] int8; SCB [N], the largest of each output."""
+    """bitsandbytes' LLM.int8: weight [N, K] int8; SCB [N], the largest of each output; weight_format, 0 for rows."""
+    if (order := parts.get("weight_format")) is not None and int(order) != 0:
+        raise ValueError(f"weight_format 0, row after row, got {int(order)}; save the model again with bitsandbytes")
     return parts["weight"].float() * (parts["SCB"].float() / 127).reshape(-1, 1)
 
 

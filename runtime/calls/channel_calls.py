@@ -21,6 +21,7 @@ class ChannelCalls:
     """A call is a message to a function, and the last of an answer: of several the model was taught one at a time."""
 
     opening: str = f"{CHANNEL}commentary to={TO}"
+    exact: bool = False
     leads: bool = False
     holds: Sequence[str] = ("regex",)  # by the schema of a text in JSON
 
@@ -65,13 +66,15 @@ class ChannelCalls:
 
 def one_call_each(messages: Iterable[Json]) -> list[Json]:
     """A conversation for a template that writes the first call of a message alone, and refuses text beside a call and
-    its reasoning: each call a message, with its result behind it, and no such text."""
+    its reasoning: each call a message, with its result behind it, and such text the end of the reasoning."""
     rest, told = deque(messages), list[Json]()
     while rest:
         message = rest.popleft()
         calls = message.get("tool_calls") or []
-        if calls and message.get("reasoning_content"):
-            message = {**message, "content": None}
+        if calls and message.get("reasoning_content") and message.get("content"):
+            content = message["content"]
+            said = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+            message = {**message, "content": None, "reasoning_content": f"{message['reasoning_content']}\n{said}"}
         if len(calls) < 2:
             told.append(message)
             continue

@@ -24,6 +24,7 @@ class JsonCalls:
     between: str = ""  # between two calls
     end: str = ""  # behind the last
     leads: bool = False  # the opening means a call only at the start of an answer
+    exact: bool = False  # its blanks are part of its marks
     holds: Sequence[str] = ("regex",)  # by the schema of a text in JSON
     alone: bool = False  # one call is all that the model was taught
     gap: bool = False  # a blank may follow the opening

@@ -33,6 +33,7 @@ class PythonCalls:
     opening: str  # what the first call begins with, and nothing else does
     end: str  # behind the last
     leads: bool = False  # the opening means a call only at the start of an answer
+    exact: bool = False  # its blanks are part of its marks
     holds: Sequence[str] = ()  # syntaxes of grammars that a custom tool's text can be held to
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -68,7 +69,7 @@ _NAME = re.compile(r"(?:, )?([\w.-]+)\(")
 
 def _call(rule: str, tool: Tool) -> list[str]:
     """Rules of a call: required arguments, then the others, each after a comma but for the first."""
-    wanted = [name for name in tool.parameters.get("required") or () if name in tool.properties]
+    wanted = [name for name in tool.arguments.get("required") or () if name in tool.properties]
     names = [*wanted, *(name for name in tool.properties if name not in wanted)]
     rules, following = [], ""
     for number, name in reversed(list(enumerate(names))):

@@ -1,4 +1,4 @@
-"""Calls whose arguments have a mark around each: Qwen3-Coder, GLM 4.5."""
+"""Calls whose arguments have a mark around each: Qwen3-Coder, GLM 4.5 and 4.7."""
 
 import json
 import re
@@ -29,6 +29,7 @@ class TaggedCalls:
     after: str  # behind the arguments
     between: str  # between two calls
     leads: bool = False  # the opening means a call only at the start of an answer
+    exact: bool = True  # its blanks are part of its marks
     holds: Sequence[str] = SYNTAXES  # syntaxes of grammars that a custom tool's text can be held to
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -47,7 +48,7 @@ class TaggedCalls:
             f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}",
         ]
         for index, tool in enumerate(tools):
-            wanted, arguments = tool.parameters.get("required") or (), []
+            wanted, arguments = tool.arguments.get("required") or (), []
             for number, (name, schema) in enumerate(tool.properties.items()):
                 rule = f"argument_{index}_{number}"
                 arguments.append(rule if name in wanted else f"({rule})?")
@@ -79,7 +80,8 @@ class TaggedCalls:
     def read(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
         """See `ToolFormat`. An argument is certain when its end is written."""
         known = {tool.name: tool for tool in tools}
-        head = re.compile(re.escape(self.before) + r"([\w.-]+)" + re.escape(self.middle))
+        behind = "" if self.middle else f"(?={re.escape(self.key)}|{re.escape(self.after)})"  # else a part of a name
+        head = re.compile(re.escape(self.before) + r"([\w.-]+)" + re.escape(self.middle) + behind)
         marks = [re.escape(mark) for mark in (self.key, self.value, self.value_end)]
         argument = re.compile("{}(.*?){}(.*?){}".format(*marks), re.DOTALL)
         calls, at = [], 0
@@ -111,7 +113,7 @@ def _is_text(schema: Any) -> bool:
     """Whether a value is a text as it is: of a schema that says no other kind."""
     if not isinstance(schema, Mapping):
         return True
-    kind = schema.get("type")
-    return kind == "string" or (
-        kind is None and not schema.keys() & {"anyOf", "oneOf", "allOf", "$ref", "enum", "const"}
+    kind, chosen = schema.get("type"), schema.keys() & {"enum", "const"}
+    return not chosen and (
+        kind == "string" or (kind is None and not schema.keys() & {"anyOf", "oneOf", "allOf", "$ref"})
     )

@@ -1,5 +1,6 @@
 """What a chat template knows of tools, found by rendering it when an engine is built, and kept in its manifest."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from ..text.chat_template import ChatTemplate
 from .formats import FORMATS, HARMONY, form_named
 from .written import ToolFormat, shows
 
-PROBE = "specstep_probe"
+PROBE, SECOND = "specstep_probe", "specstep_second"  # a function and its first argument, and its second one
+LISTED = {"<|tool_list_start|>": "lfm2", "List of tools: [": "lfm2"}  # ahead of tools -> how their models write calls
 Json = dict[str, Any]
 
 
@@ -61,32 +63,44 @@ class TemplateTools:
 
 
 def template_tools(template: ChatTemplate) -> TemplateTools:
-    """Find it by rendering, with a call and with a tool. A template that knows no calls has Hermes' form."""
-    rendered = _rendered_call(template)
+    """Find it by rendering, with calls and with tools. A template that knows neither has Hermes' form; another
+    form may be known by its marks."""
+    rendered, lists = _rendered_call(template), _lists_tools(template)
     keeps, channels = PROBE in rendered, has_channels(template.source)
-    found = (name for name, form in FORMATS.items() if form is not HARMONY and shows(form, rendered, PROBE))
-    name = "harmony" if channels else next(found, "" if keeps else "hermes")
-    return TemplateTools(name, _lists_tools(template), keeps, channels, "" if name else _around(rendered))
+    forms = (each for each in FORMATS.items() if each[1] is not HARMONY)
+    shown = next((name for name, form in forms if shows(form, rendered, PROBE, SECOND)), None)
+    marked = next((name for mark, name in LISTED.items() if mark in template.source), None)
+    name = "harmony" if channels else shown or marked or ("" if keeps or lists else "hermes")
+    return TemplateTools(name, lists, keeps, channels, "" if name else _around(rendered))
+
+
+def _tool(name: str) -> Json:
+    parameters = {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
 
 
 def _lists_tools(template: ChatTemplate) -> bool:
-    function: Json = {"name": PROBE, "description": "d", "parameters": {"type": "object", "properties": {}}}
     try:
-        asked = [{"role": "user", "content": "u"}]
-        return PROBE in template.render(asked, {"tools": [{"type": "function", "function": function}]})
+        return PROBE in template.render([{"role": "user", "content": "u"}], {"tools": [_tool(PROBE)]})
     except InputError:
         return False
 
 
 def _rendered_call(template: ChatTemplate) -> str:
-    """A conversation with a call, or nothing where the template refuses it."""
-    call: Json = {"id": "call00001", "type": "function", "function": {"name": PROBE, "arguments": {PROBE: ""}}}
-    try:
-        return template.render(
-            [{"role": "user", "content": "u"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-        )
-    except InputError:
-        return ""
+    """A conversation with a call, or nothing where the template writes none: some do so beside tools alone, or where
+    its result follows."""
+    function = {"name": PROBE, "arguments": {PROBE: "", SECOND: ""}}
+    asked: Json = {"role": "user", "content": "u"}
+    call = {"id": "call00001", "type": "function", "function": function}
+    called: Json = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result: Json = {"role": "tool", "tool_call_id": "call00001", "content": "r"}
+    for messages in ([asked, called], [asked, called, result]):
+        for arguments in ({}, {"tools": [_tool("other")]}):
+            with contextlib.suppress(InputError):
+                rendered = template.render(messages, arguments)
+                if PROBE in rendered:
+                    return rendered
+    return ""
 
 
 def _around(rendered: str) -> str:

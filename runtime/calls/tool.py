@@ -42,7 +42,21 @@ class Tool:
     @property
     def properties(self) -> dict[str, Any]:
         """Schemas of its arguments by name."""
-        return dict(self.parameters.get("properties") or {})
+        return dict(self.arguments.get("properties") or {})
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """The schema of the object: where `parameters` only refers to one of its definitions, that one."""
+        found, seen = self.parameters, set[str]()
+        while isinstance(name := found.get("$ref"), str) and name not in seen and name.startswith("#/"):
+            seen.add(name)
+            place: Any = self.parameters
+            for part in name[2:].split("/"):
+                place = place.get(part) if isinstance(place, Mapping) else None
+            if not isinstance(place, Mapping):
+                break
+            found = place
+        return found
 
 
 @dataclass(frozen=True)

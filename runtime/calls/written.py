@@ -40,6 +40,10 @@ class ToolFormat(Protocol):
         """Whether that means a call only at the beginning of an answer."""
 
     @property
+    def exact(self) -> bool:
+        """Whether its blanks are part of its marks."""
+
+    @property
     def holds(self) -> Collection[str]:
         """Syntaxes of the grammars that it can hold the text of a custom tool to."""
 
@@ -54,10 +58,11 @@ class ToolFormat(Protocol):
         the last one, or more of them: arguments as far as they are certain."""
 
 
-def shows(form: ToolFormat, rendered: str, name: str) -> bool:
-    """Whether a text has a call of such a function, with an argument of the same name, whatever its blanks are."""
-    before_value = form.write(name, {name: ""}).rpartition(name)[0]
-    return _dense(before_value + name) in _dense(rendered)
+def shows(form: ToolFormat, rendered: str, name: str, second: str) -> bool:
+    """Whether a text has a call of such a function, with an argument of the same name and a second one."""
+    written = form.write(name, {name: "", second: ""})
+    begins = written[: written.rindex(second) + len(second)]
+    return begins in rendered if form.exact else _dense(begins) in _dense(rendered)
 
 
 def json_end(text: str, start: int) -> int | None:

@@ -82,7 +82,7 @@ class ChatTemplate:
         plain = {key: _plain(value, f"messages: {key}") for key, value in message.items() if value is not None}
         if plain["role"] == "developer" and not self.takes_developer:
             plain["role"] = "system"
-        if isinstance(plain.get("content"), list | tuple) and not self.takes_parts:
+        if isinstance(plain.get("content"), list | tuple) and not self._takes_parts_of(plain["role"]):
             plain["content"] = "\n".join(part["text"] for part in plain["content"])
         if plain.get("tool_calls"):
             as_data, content = self.calls_shape
@@ -111,23 +111,38 @@ class ChatTemplate:
 
     @cached_property
     def takes_developer(self) -> bool:
-        """Whether the template writes what a developer says, found by trying: one that does not know the role leaves
-        the message out, or refuses it. OpenAI's models took the role in place of `system`."""
+        """Whether the template speaks of developers, and writes what one says. Many write any role's name, also one
+        that their models were not taught. OpenAI's models took the role in place of `system`."""
         with contextlib.suppress(InputError):
-            return PROBE in self._render(
-                [{"role": "developer", "content": PROBE}, {"role": "user", "content": "u"}], {}
-            )
+            said = [{"role": "developer", "content": PROBE}, {"role": "user", "content": "u"}]
+            return "developer" in self.source and PROBE in self._render(said, {})
         return False
 
+    def _takes_parts_of(self, role: str) -> bool:
+        """Whether the template reads content of a role that is a list of parts, found by trying: one that does not
+        fails, leaves parts out, or prints the list as data, in quotes. Parts are joined with newlines for it."""
+        if role not in self._takes_parts:
+            self._takes_parts[role] = self._tries_parts(role)
+        return self._takes_parts[role]
+
     @cached_property
-    def takes_parts(self) -> bool:
-        """Whether the template reads content that is a list of parts, found by trying: one that does not fails or
-        prints the list as data, in quotes. Parts are joined with newlines for such a template."""
+    def _takes_parts(self) -> dict[str, bool]:
+        return {}
+
+    def _tries_parts(self, role: str) -> bool:
+        texts = (PROBE, f"{PROBE}-2")
+        said: dict[str, Any] = {"role": role, "content": [{"type": "text", "text": text} for text in texts]}
+        user: dict[str, Any] = {"role": "user", "content": "u"}
+        call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}
+        as_data, content = self.calls_shape if role == "tool" else (True, {})
+        called: dict[str, Any] = {"role": "assistant", **content, "tool_calls": [call if as_data else _with_text(call)]}
+        result = {"tool_call_id": "call00001", **said}
+        around = {"user": [said], "assistant": [user, said, user], "tool": [user, called, result]}
         try:
-            text = self._render([{"role": "user", "content": [{"type": "text", "text": PROBE}]}], {})
+            rendered = self._render(around.get(role, [said, user]), {})
         except InputError:
             return False
-        return re.search(rf"(?<!['\"]){PROBE}", text) is not None
+        return all(re.search(rf"(?<!['\"]){text}(?!-)", rendered) for text in texts)
 
 
 def _with_text(call: dict[str, Any]) -> dict[str, Any]:

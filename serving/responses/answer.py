@@ -64,7 +64,7 @@ class StatelessResponse:
         details = told.get("completion_tokens_details", {})
         return {
             "input_tokens": told["prompt_tokens"],
-            "input_tokens_details": told["prompt_tokens_details"],
+            "input_tokens_details": {**told["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": told["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": details.get("reasoning_tokens", 0)},
             "total_tokens": told["total_tokens"],

@@ -72,7 +72,7 @@ class ResponsesRequest(Fields):
     include: Annotated[list[str], BeforeValidator(_nothing_more)] | None = Field(
         None, description="reasoning.encrypted_content alone; none is sent"
     )
-    reasoning: Data | None = Field(None, description="taken, and of no effect")
+    reasoning: Data | None = Field(None, description="its effort, for chat templates that know it")
     top_logprobs: Literal[0] | None = Field(None, description="0 alone")
     truncation: Literal["disabled"] | None = Field(None, description="the default alone")
     service_tier: Literal["auto", "default"] | None = Field(None, description="the default alone")
@@ -95,11 +95,14 @@ class ResponsesRequest(Fields):
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": _format(self.text.format if self.text else None),
             "chat_template_kwargs": self.chat_template_kwargs,
+            "reasoning_effort": (self.reasoning or {}).get("effort"),
         }
         try:
             return ChatRequest.model_validate(asked)
         except ValidationError as error:
             first = error.errors()[0]
+            if first["loc"][0] == "reasoning_effort":
+                raise _wrong("reasoning.effort", f"an effort, {first['msg']}") from None
             number = next((part for part in first["loc"] if isinstance(part, int)), None)
             item = None if number is None else messages[number][1]
             place = "input" if item is None else f"input[{item}]"
@@ -117,7 +120,8 @@ class ResponsesRequest(Fields):
         for index, item in enumerate(self.input):
             kind = item.get("type", "message")
             if kind == "reasoning":
-                thought = {"reasoning_content": "".join(_texts(f"input[{index}]", item.get("content") or []))}
+                told = "\n".join(_texts(f"input[{index}]", item.get("content") or item.get("summary") or []))
+                thought = {"reasoning_content": "\n".join(filter(None, [*thought.values(), told]))}
             elif kind in CALLS:
                 call = _call(index, item)
                 if thought or not messages or messages[-1][0]["role"] != "assistant":
@@ -126,11 +130,11 @@ class ResponsesRequest(Fields):
                 messages[-1][0].setdefault("tool_calls", []).append(call)
             elif kind in ("function_call_output", "custom_tool_call_output"):
                 output = item.get("output")
-                text = output if isinstance(output, str) else "".join(_texts(f"input[{index}].output", output))
+                text = output if isinstance(output, str) else "\n".join(_texts(f"input[{index}].output", output))
                 messages.append(({"role": "tool", "tool_call_id": item.get("call_id"), "content": text}, index))
             elif kind == "message":
                 content = item.get("content")
-                text = content if isinstance(content, str) else "".join(_texts(f"input[{index}].content", content))
+                text = content if isinstance(content, str) else "\n".join(_texts(f"input[{index}].content", content))
                 own = thought if item.get("role") == "assistant" else {}
                 messages.append(({"role": item.get("role"), "content": text, **own}, index))
                 thought = {}
@@ -143,7 +147,7 @@ def _texts(place: str, parts: Any) -> list[str]:
     if not isinstance(parts, list):
         raise _wrong(place, f"a text or a list of text parts, got {parts!r:.60}")
     for index, part in enumerate(parts):
-        known = isinstance(part, Mapping) and part.get("type") in (*TEXTS, "reasoning_text")
+        known = isinstance(part, Mapping) and part.get("type") in (*TEXTS, "reasoning_text", "summary_text")
         if not known or not isinstance(part.get("text"), str):
             raise _wrong(f"{place}[{index}]", f"a part of the type {', '.join(TEXTS)}, got {part!r:.60}")
     return [part["text"] for part in parts]

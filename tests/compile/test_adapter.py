@@ -83,6 +83,25 @@ def test_a_weight_that_layers_share_is_refused(tmp_path):
         load_source(str(base), "float32", "cpu", str(adapter))
 
 
+def test_a_whole_module_that_layers_share_is_taken_where_it_is_as_it_was(tmp_path):
+    """peft gives each its own: as one, a new head would be a new embedding as well."""
+    base = save_model(tmp_path / "base", tie_word_embeddings=True)
+    kept = load_source(str(base), "float32", "cpu").model.lm_head.weight.detach()
+    same = save_adapter(tmp_path / "same", {"lm_head.weight": kept.clone()})
+    assert torch.equal(load_source(str(base), "float32", "cpu", str(same)).model.lm_head.weight, kept)
+    other = save_adapter(tmp_path / "other", {"lm_head.weight": kept + 1})
+    with pytest.raises(BuildError, match=r"lm_head.weight: expected a weight of its own, got one that .* and .* share"):
+        load_source(str(base), "float32", "cpu", str(other))
+
+
+def test_one_adapter_on_another_is_refused(tmp_path):
+    base = save_model(tmp_path / "base")
+    named = {"base_model_name_or_path": str(base)}
+    first, second = (save_adapter(tmp_path / name, factors(LAYER, 48, 48), **named) for name in ("first", "second"))
+    with pytest.raises(BuildError, match=r"expected a model and one adapter, got .*second on .*first, which is one"):
+        load_source(str(first), "float32", "cpu", str(second))
+
+
 def test_an_adapter_names_its_model_and_has_its_own_tokenizer(tmp_path):
     base = save_model(tmp_path / "base")
     adapter = save_adapter(tmp_path / "adapter", factors(LAYER, 48, 48), base_model_name_or_path="base")
@@ -99,6 +118,8 @@ def test_an_adapter_names_its_model_and_has_its_own_tokenizer(tmp_path):
     [
         ({}, {"peft_type": "IA3"}, "peft_type: expected LORA, got IA3"),
         ({}, {"use_dora": True}, "use_dora: expected False, got True; merge it with peft"),
+        ({}, {"init_lora_weights": "pissa_niter_4"}, "init_lora_weights: expected True or .*, got pissa_niter_4; "),
+        ({}, {"alora_invocation_tokens": [5]}, r"alora_invocation_tokens: expected None, got \[5\]; merge it with"),
         (factors("model.layers.9.q", 48, 48), {}, "model.layers.9.q: expected a layer of the model and both"),
         (factors(LAYER, 48, 47), {}, r"expected shape \(48, 48\), got \(47, 48\)"),
         ({f"{LAYER}.lora_A.weight": torch.ones(4, 48)}, {}, "expected a layer of the model and both of its factors"),

@@ -13,7 +13,8 @@ from specstep.compile.sentencepiece import read_sentencepiece
 from specstep.compile.source import load_tokenizer
 from specstep.compile.tekken import read_tekken
 from specstep.errors import BuildError
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer
 
 WORDS = ["▁", "a", "b", "c", "n", "ab", "▁a", "abc", "▁ab", "bc", "an", "ana", "▁▁"]
 PIECES = [("<unk>", 2), ("<s>", 3), ("</s>", 3)] + [(f"<0x{byte:02X}>", 6) for byte in range(256)]
@@ -250,3 +251,25 @@ def test_tokens_of_an_older_list_must_be_in_the_config(tmp_path):
     (folder / "added_tokens.json").write_text(json.dumps({"<|im_end|>": 273, "<odd>": 275}))
     with pytest.raises(BuildError, match=r"to have '<odd>' of added_tokens.json, got none"):
         load_tokenizer(str(folder))
+
+
+def test_texts_are_cut_as_the_file_says_whatever_class_a_directory_names(tmp_path, caplog):
+    """GPT2Tokenizer of transformers takes words and merges of tokenizer.json alone: digits of SmolLM2 and StarCoder2
+    would not be cut."""
+    words = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({word: id for id, word in enumerate([*words, "11", "<s>"])}, [("1", "1")]))
+    cuts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence(cuts), decoders.ByteLevel()
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_special_tokens(["<s>"])
+    save_model(tmp_path)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    named = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<s>", "eos_token": "<s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    own = AutoTokenizer.from_pretrained(str(tmp_path))
+    got, _ = load_tokenizer(str(tmp_path))
+    assert type(got) is type(own) and "not as transformers' GPT2Tokenizer would" in caplog.text
+    for text in ("11 and 1", "cafe\u0301", "<s>11<s>"):
+        assert got(text).input_ids == tokenizer.encode(text).ids
+    assert own("11").input_ids != got("11").input_ids and got.decode(got("a 11 \u00e9").input_ids) == "a 11 \u00e9"
+    assert got.bos_token_id == tokenizer.token_to_id("<s>")

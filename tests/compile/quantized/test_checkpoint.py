@@ -1,6 +1,7 @@
 """Quantised checkpoints are the numbers that their publishers mean; integers are kept where kernels have them."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from quantized_files import CASES, E2M1, SIZES, compressed, nvfp4, of_method, sa
 from safetensors.torch import load_file, save_file
 from specstep.compile.config import make_config
 from specstep.compile.precision import choose_precision
-from specstep.compile.quantized.readers import _of_groups
+from specstep.compile.quantized.checkpoint import Quantized
+from specstep.compile.quantized.readers import _of_groups, float8, int8_rows
 from specstep.compile.source import load_source, quantized_file, widened_tensors
 from specstep.errors import BuildError
 from specstep.kernels.linear.groups import Groups, unpack_groups
@@ -115,6 +117,18 @@ def test_a_part_of_the_layers_may_be_quantised(tmp_path):
         ),
         (of_method("compressed-tensors", format="mxfp8-quantized"), "got compressed-tensors mxfp8-quantized"),
         (of_method("compressed-tensors", sparsity_config={"format": "sparse-24"}), "compressed-tensors sparse-24"),
+        (
+            of_method("gptq", bits=4, rotation="hadamard"),
+            "expected no rotation of what layers read, got hadamard",
+        ),
+        (
+            compressed(num_bits=8, type="int", strategy="group"),
+            "2, 4 or 8 bits in a row, got 12 words of 8",
+        ),
+        (
+            compressed(num_bits=3, type="int", strategy="group"),
+            "2, 4 or 8 bits in a row, got 12 words of 3",
+        ),
         (of_method("gptq", bits=3), "gptq: expected 2, 4 or 8 bits, got 3"),
         (compressed(num_bits=4) | {"x": 1}, "compressed-tensors"),
         ({"quantization_config": ["awq"]}, r"quantization_config: expected an object, got \['awq'\]"),
@@ -131,6 +145,34 @@ def test_what_is_not_read_is_named(config, message, tmp_path):
     with pytest.raises(BuildError, match=message) as error:
         load_source(str(tmp_path), "float32", "cpu")
     assert "\n" not in str(error.value)
+
+
+def test_blocks_of_float8_are_known_by_the_shape_of_their_scales():
+    """As many blocks as outputs are no scale of each output."""
+    torch.manual_seed(0)
+    weight, scales = torch.randn(4, 8).to(torch.float8_e4m3fn), torch.rand(2, 2)
+    wide = scales.repeat_interleave(2, 0).repeat_interleave(4, 1)
+    assert torch.equal(float8({"weight": weight, "weight_scale": scales}, {}), weight.float() * wide)
+    for of_outputs in (torch.rand(4), torch.rand(4, 1)):
+        expected = weight.float() * of_outputs.reshape(-1, 1)
+        assert torch.equal(float8({"weight": weight, "weight_scale": of_outputs}, {}), expected)
+
+
+def test_the_name_of_a_layer_comes_ahead_of_its_class():
+    groups = {
+        "group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}},
+        "group_1": {"targets": ["re:.*down_proj"], "weights": {"num_bits": 8}},
+        "group_2": {"targets": ["model.layers.1.mlp.down_proj"], "weights": {"num_bits": 2}},
+    }
+    found = Quantized(Path(), "compressed-tensors", {"config_groups": groups})
+    layers = ("model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj")
+    assert [found._settings(layer)["num_bits"] for layer in layers] == [4, 8, 2]
+
+
+def test_rows_of_eight_bits_in_another_order_are_refused():
+    parts = {"weight": torch.ones(2, 2, dtype=torch.int8), "SCB": torch.ones(2), "weight_format": torch.tensor(1)}
+    with pytest.raises(ValueError, match="weight_format 0, row after row, got 1"):
+        int8_rows(parts, {})
 
 
 @pytest.mark.parametrize(("index", "kept"), [(-1, True), (2, False), (-2, False)])

@@ -17,6 +17,8 @@ TEMPLATES = {
     "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
     "glm-4.5": "<tool_call>{{ c.function.name }}\n{% for k, v in c.function.arguments.items() %}"
     "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>",
+    "glm-4.7": "<tool_call>{{ c.function.name }}{% for k, v in c.function.arguments.items() %}"
+    "<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}</tool_call>",
     "llama3": '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}',
     "mistral": '[TOOL_CALLS] [{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}]',
     "mistral-args": "[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}",
@@ -29,9 +31,9 @@ TEMPLATES = {
     "lfm2-json": '<|tool_call_start|>[{"name": "{{ c.function.name }}", "arguments": '
     "{{ c.function.arguments | tojson }}}]",
     "lfm2": "<|tool_call_start|>[{{ c.function.name }}({% for k, v in c.function.arguments.items() %}"
-    '{{ k }}="{{ v }}"{% endfor %})]',
+    '{{ k }}="{{ v }}"{% if not loop.last %}, {% endif %}{% endfor %})]',
     "pythonic": "[{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }}"
-    "{% endfor %})]",
+    "{% if not loop.last %}, {% endif %}{% endfor %})]",
 }
 FAMILIES = Path(__file__).parents[2] / "data/chat_templates"
 
@@ -82,3 +84,18 @@ def test_a_template_of_another_form_is_refused_unless_the_user_says_which():
 
 def test_a_template_that_knows_no_calls():
     assert found("{{ messages[0].content }}") == TemplateTools("hermes", False, False, False)
+
+
+@pytest.mark.parametrize("shown", ["tools", "messages[-1].role == 'tool'"])
+def test_a_call_may_be_shown_beside_tools_alone_or_ahead_of_its_result(shown):
+    calls = CALLS.replace("CALL", TEMPLATES["nemotron"])
+    known = found(f"{{% if {shown} %}}{calls}{{% endif %}}")
+    assert (known.name, known.keeps) == ("nemotron", True)
+
+
+def test_a_form_that_nobody_knows_is_none():
+    """A model that is told of tools and shown no call has a form that it was taught."""
+    assert found("{{ tools }}") == TemplateTools("", True, False, False)
+    assert found("{{ '<|tool_list_start|>' }}{{ tools }}") == TemplateTools("lfm2", True, False, False)
+    glued = TEMPLATES["glm-4.5"].replace("\n{% endfor %}", "{% if loop.last %}\n{% endif %}{% endfor %}")
+    assert found(CALLS.replace("CALL", glued)).name == "", "no blank between two arguments"

@@ -106,7 +106,7 @@ def test_equals_transformers(family):
     for name, messages in CONVERSATIONS.items():
         for given, arguments in ARGUMENTS.items():
             expected = reference(TEMPLATES[family], messages, arguments)
-            if name == "developer" and "Be brief." not in (expected or ""):  # no text of a message is lost
+            if name == "developer" and "developer" not in TEMPLATES[family]:  # nor one of a role that it was not taught
                 system = [message | {"role": "system"} for message in messages[:1]] + messages[1:]
                 expected = reference(TEMPLATES[family], system, arguments)
             if expected is None:  # a call may lack its content; then it is empty
