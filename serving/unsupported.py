@@ -6,7 +6,7 @@ from typing import Any
 # Field -> the values that ask for nothing, beside null.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
-    "add_special_tokens": (True,),
+    "add_special_tokens": (),
     "allowed_token_ids": (),
     "audio": (),
     "background": (False,),
@@ -45,11 +45,13 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def without_idle(fields: Any, known: Container[str]) -> Any:
-    """A request's fields without those of UNSUPPORTED that ask for nothing. known: fields of this kind of request."""
+def without_idle(fields: Any, known: Container[str], own: Mapping[str, Any]) -> Any:
+    """A request's fields without those of UNSUPPORTED that ask for nothing. known: fields of this kind of request; own:
+    what asks for nothing in this kind alone."""
     if not isinstance(fields, Mapping):
         return fields
-    return {name: value for name, value in fields.items() if name in known or not _idle(name, value)}
+    idle = {name for name, value in fields.items() if _idle(name, value) or own.get(name, ...) is value}
+    return {name: value for name, value in fields.items() if name in known or name not in idle}
 
 
 def reason(path: str) -> str:

@@ -102,6 +102,17 @@ def test_one_adapter_on_another_is_refused(tmp_path):
         load_source(str(first), "float32", "cpu", str(second))
 
 
+def test_an_adapter_beside_a_model_is_refused(tmp_path):
+    """peft would add it, transformers without peft would not."""
+    named = {"base_model_name_or_path": str(save_model(tmp_path / "base"))}
+    both = save_adapter(tmp_path / "both", factors(LAYER, 48, 48), **named)
+    save_model(both)
+    with pytest.raises(BuildError, match="expected a model or an adapter, got both; give one of them"):
+        load_source(str(both), "float32", "cpu")
+    (both / "model.safetensors").unlink()  # the model's config may lie beside an adapter
+    assert load_source(str(both), "float32", "cpu").name == named["base_model_name_or_path"]
+
+
 def test_an_adapter_names_its_model_and_has_its_own_tokenizer(tmp_path):
     base = save_model(tmp_path / "base")
     adapter = save_adapter(tmp_path / "adapter", factors(LAYER, 48, 48), base_model_name_or_path="base")

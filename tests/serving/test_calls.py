@@ -71,6 +71,15 @@ def test_what_is_not_supported_is_named_unless_it_asks_for_nothing(client, field
         assert client.post(CHAT, json={**short, field: idle}).status_code == 200
 
 
+def test_the_default_of_special_tokens_is_that_of_each_kind(client):
+    """vLLM adds them to a prompt unless told otherwise, and to no chat."""
+    kinds = {CHAT: ({"messages": user("hi")}, False), "/v1/completions": ({"prompt": "hi"}, True)}
+    for path, (asked, default) in kinds.items():
+        for given in (True, False):
+            status = client.post(path, json={**asked, "max_tokens": 1, "add_special_tokens": given}).status_code
+            assert status == (200 if given == default else 400)
+
+
 def test_images_are_refused_by_name_and_text_parts_are_not(client, tiny):
     parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
     image = {"type": "image_url", "image_url": {"url": "data:secret"}}

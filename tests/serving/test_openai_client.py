@@ -1,6 +1,7 @@
 """The official client of OpenAI, sync and async, against what the engine says by itself."""
 
 import asyncio
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -8,6 +9,7 @@ from served import PATIENCE, is_idle, until, user
 from specstep.report import TokenLogprobs
 from specstep.runtime.text.token_text import TokenText
 from specstep.runtime.text.tokenizer import EngineTokenizer, TextStream
+from specstep.serving import prepare
 from specstep.serving.forms import CompletionForm
 from tokenizers import Tokenizer, decoders, models
 
@@ -91,6 +93,36 @@ def test_a_stream_is_the_whole_answer(client, tiny):
     assert all(chunk.usage is None for chunk in chunks[:-1]) and len({chunk.id for chunk in chunks}) == 1
     without = list(client.chat.completions.create(**asked, stream=True))
     assert all(chunk.choices and chunk.usage is None for chunk in without)
+
+
+def test_each_chunk_may_have_the_usage_so_far(client):
+    """guidellm asks for it."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"model": "tiny", "messages": user("hello"), "max_tokens": 30, "temperature": 0.0}
+    *chunks, last = client.chat.completions.create(**asked, stream=True, stream_options=options)
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == last.usage.completion_tokens
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "expected"),
+    [
+        ("{{ reasoning_effort }}", "high", {"reasoning_effort": "high"}),
+        ("{{ enable_thinking }}", "none", {"enable_thinking": False}),
+        ("{{ enable_thinking }}", "low", {"enable_thinking": True}),
+        ("{{ messages }}", "none", {}),
+        ("{{ reasoning_effort }}", None, {}),
+    ],
+)
+def test_effort_reaches_the_template(template, effort, expected):
+    served = SimpleNamespace(name="m", tokenizer=SimpleNamespace(chat_template=template))
+    assert prepare._of_effort(served, effort) == expected
+
+
+def test_effort_that_no_template_knows_is_refused(client):
+    with pytest.raises(openai.BadRequestError, match=r"reasoning_effort: expected none for tiny, .* got high"):
+        client.chat.completions.create(model="tiny", messages=user("hello"), reasoning_effort="high")
+    client.responses.create(model="tiny", input="hello", reasoning={"effort": "high"}, max_output_tokens=1)
 
 
 def test_a_step_is_one_chunk_of_whole_characters(client, tiny):

@@ -16,6 +16,7 @@ from specstep.runtime.calls.formats import HERMES
 from specstep.runtime.calls.tool import Tool, Tools
 from specstep.runtime.text.reasoning import Reasoning
 from specstep.serving.app import create_app
+from specstep.serving.responses.fields import ResponsesRequest
 from specstep.serving.responses.output import Output
 from specstep.serving.tools.answer_reader import AnswerReader
 
@@ -49,7 +50,7 @@ SAID = {"type": "message", "role": "assistant", "id": "x", "content": [{"type": 
     [
         ({"input": "hello"}, user("hello")),
         ({"input": user("hello"), "instructions": "Be brief."}, BRIEF),
-        ({"input": [{"role": "user", "content": PARTS}]}, user("hello")),
+        ({"input": [{"role": "user", "content": PARTS}]}, user("hel\nlo")),
         ({"input": [*user("a"), SAID, *user("c")]}, [*user("a"), {"role": "assistant", "content": "b"}, *user("c")]),
     ],
 )
@@ -194,6 +195,17 @@ def test_reasoning(client):
         assert got.usage.output_tokens_details.reasoning_tokens == got.usage.output_tokens == 30
 
 
+def test_reasoning_of_earlier_items_is_kept():
+    """Of several, and of a summary where there is nothing else."""
+    items = [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text} for text in "ab"]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "c"}]},
+        {"role": "assistant", "content": "So."},
+    ]
+    [message] = ResponsesRequest.model_validate({"input": items}).chat().messages
+    assert message.plain() == {"role": "assistant", "content": "So.", "reasoning_content": "a\nb\nc"}
+
+
 @given(data=st.data())
 def test_items_do_not_depend_on_pieces(data):
     written = "I think</think>\n\nSo: " + HERMES.write("now", {"utc": True}) + "\n" + HERMES.write("now", {})
@@ -226,6 +238,7 @@ def test_items_do_not_depend_on_pieces(data):
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "expected function"),
         ({"tool_choice": "required"}, "tool_choice", "tools beside it"),
         ({"text": {"format": {"type": "xml"}}}, "text.format", "expected text, json_object"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "expected an effort"),
         ({"input": "x" * 3000}, "input", "expected at most"),
         ({"n": 2}, "n", "does not"),
     ],

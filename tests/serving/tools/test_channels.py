@@ -74,9 +74,7 @@ def test_each_call_is_a_message_where_the_template_writes_one():
     thinks = {"role": "assistant", "content": "I do.", "reasoning_content": "Hm.", "tool_calls": calls}
     first, *more = one_call_each([{"role": "user", "content": "u"}, thinks, *results, {"role": "user", "content": "v"}])
     assert first["content"] == "u" and more[-1]["content"] == "v" and more[-2] == results[2]
-    thinks["reasoning_content"] = "Hm.\nI do."  # the template has no place for text beside a call and its reasoning
-    assert more[0] == {**thinks, "content": None, "tool_calls": calls[:1]} and more[1] == results[1]
+    first = {**thinks, "content": None, "reasoning_content": "Hm.\nI do.", "tool_calls": calls[:1]}
+    assert more[0] == first and more[1] == results[1]
     assert more[2] == {"role": "assistant", "content": None, "tool_calls": calls[1:]} and more[3] == results[0]
-    assert one_call_each([{**thinks, "tool_calls": calls[:1]}]) == [
-        {**thinks, "content": None, "tool_calls": calls[:1]}
-    ]
+    assert one_call_each([{**thinks, "tool_calls": calls[:1]}]) == [first]
