@@ -71,9 +71,8 @@ def keep_to_file(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     expression of Mistral's may be wrong in it, that of tekken.json stands in its place, if there is one."""
     own, said = tokenizer.backend_tokenizer, Tokenizer.from_file(str(folder / FAST))
     if _rules(own) != _rules(said):
-        logger.warning(
-            "tokenizer: texts are cut as %s says, not as transformers' %s would", FAST, type(tokenizer).__name__
-        )
+        name = type(tokenizer).__name__
+        logger.warning("tokenizer: texts are cut as %s says; transformers' %s has other rules", FAST, name)
         whole = json.loads(own.to_str()) | {part: json.loads(said.to_str())[part] for part in (*RULES, "model")}
         tokenizer._tokenizer = Tokenizer.from_str(json.dumps(whole))
     if getattr(tokenizer, "fix_mistral_regex", None) is False:

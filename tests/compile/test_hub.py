@@ -43,7 +43,7 @@ def asked(name: str, files) -> list[str]:
 def test_which_files_are_read():
     assert asked("o/n", MODEL | OTHERS) == sorted(MODEL)
     named = ["additional_chat_templates/tool_use.jinja", "chat_template.jinja", "config.json", "model.safetensors"]
-    assert asked("o/n", {name: b"" for name in named}) == named
+    assert asked("o/n", dict.fromkeys(named, b"")) == named
     assert asked("o/n", {"config.json": b"", **OTHERS}) == ["config.json", "pytorch_model.bin"]
     assert asked("o/n", {"adapter_config.json": b"", "adapter_model.safetensors": b""} | GGUF) == [
         "adapter_config.json", "adapter_model.safetensors",
