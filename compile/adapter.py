@@ -22,7 +22,7 @@ UNREAD: dict[str, tuple[Any, ...]] = {
     "lora_bias": (False,),
     "alora_invocation_tokens": (None,),  # it acts behind these tokens alone
     # Others change the base's weights when they are loaded: pissa, olora, loftq, corda.
-    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal", "mica", "lora_ga"),
 }
 PREFIX = "base_model.model."
 

@@ -71,11 +71,12 @@ def config_from(
 def windows(path: Path, fields: dict[str, Any], layers: int) -> tuple[int, ...]:
     """How many tokens each layer of a head attends to, 0 for all: heads of speculators have windows of 2,048 by default
     since version 0.7. Raises BuildError."""
-    kinds = fields.get("layer_types") or ["full_attention"] * layers
-    if not isinstance(kinds, list) or len(kinds) < layers or not {*map(str, kinds)} <= KINDS:
+    said = fields.get("layer_types") or ["full_attention"] * layers
+    kinds = said[:layers] if isinstance(said, list) else []  # a target's, which some copy, goes on
+    if len(kinds) < layers or not {*map(str, kinds)} <= KINDS:
         known = " or ".join(sorted(KINDS))
-        raise BuildError(f"drafter: {path}: layer_types: expected {known} for each of {layers} layers, got {kinds}")
-    slides = [kind == SLIDING and fields.get("use_sliding_window", True) is not False for kind in kinds[:layers]]
+        raise BuildError(f"drafter: {path}: layer_types: expected {known} for each of {layers} layers, got {said}")
+    slides = [kind == SLIDING and fields.get("use_sliding_window", True) is not False for kind in kinds]
     window: Any = fields.get("sliding_window")
     if any(slides) and (type(window) is not int or window < 1):
         raise BuildError(f"drafter: {path}: sliding_window: expected at least 1 beside {SLIDING}, got {window!r}")
