@@ -10,7 +10,7 @@ from plain_eagle3 import chains, plain_chain
 from safetensors.torch import load_file
 from specstep.compile.drafters.eagle3_config import read_config
 from specstep.graphs.kept import UnsupportedModel, cache_layers
-from specstep.graphs.target import capture_last_layer, check_hidden_states
+from specstep.graphs.target import body, capture_last_layer, check_hidden_states
 
 pytestmark = pytest.mark.usefixtures("as_published")
 
@@ -110,9 +110,9 @@ def test_the_last_layer_is_captured_ahead_of_the_final_norm_or_refused(monkeypat
                 capture_last_layer(model)
             continue
         capture_last_layer(model)
-        out = model.base_model(input_ids=torch.tensor([[5, 6, 7]]), use_cache=False, output_hidden_states=True)
+        out = body(model)(input_ids=torch.tensor([[5, 6, 7]]), use_cache=False, output_hidden_states=True)
         torch.testing.assert_close(final_norm(model)(out.hidden_states[-1]), out.last_hidden_state)
-    monkeypatch.setattr(type(model.base_model), "forward", lambda self, **_: Always())
+    monkeypatch.setattr(type(body(model)), "forward", lambda self, **_: Always())
     with pytest.raises(UnsupportedModel, match=rf"{architecture}.*layer cannot be captured ahead of its final norm"):
         capture_last_layer(model)
 

@@ -154,7 +154,7 @@ def test_every_name_of_the_mask_token_is_known(folder, tmp_path):
         ({"num_hidden_layers": 0}, "num_hidden_layers: expected at least 1, got 0"),
         ({"num_hidden_layers": 2}, "unexpected layers.2.input_layernorm.weight"),
         (
-            {"layer_types": ["sliding_attention"]},
+            {"layer_types": ["full_attention"]},
             "layer_types: expected full_attention or .* for each of 3 layers, got",
         ),
         ({"layer_types": ["sliding_attention"] * 3}, "sliding_window: expected at least 1 beside .*, got None"),
