@@ -3,6 +3,7 @@
 Letters: B batch, T tokens in this pass, M tree keys, H heads, G query heads per KV head, S cache slots, D head size.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -146,6 +147,20 @@ def chain_pass(
     return Pass(lengths, depths, bits, depths, wanted=wanted, outputs=outputs, state=state, count=count)
 
 
+class _Latest(threading.local):
+    """The pass whose keys were written last, in this thread: some layers hand no keyword argument to what attends."""
+
+    where: Pass | None = None
+
+
+_latest = _Latest()
+
+
+def hand_on(where: Pass) -> None:
+    """Have the layer that writes its keys now attend by this pass, unless it is told one."""
+    _latest.where = where
+
+
 class LayerCache:
     """The engine's KV tensors in the shape of a transformers cache: writes at the pass's slots, returns all slots.
 
@@ -199,6 +214,8 @@ def attend(
     """transformers' attention interface over a `Pass`. query [B, H, T, D], key and value [B, H_kv, S, D] -> [B, T,
     H, D].
     """
+    latest, _latest.where = _latest.where, None
+    attention_pass = attention_pass or latest
     if attention_pass is None:
         raise ValueError("its layers drop keyword arguments ahead of the attention function; expected them passed on")
     if attention_mask is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.fold.op import fold
-from .attention import LayerCache, Pass
+from .attention import LayerCache, Pass, hand_on
 from .layer_number import number_of
 
 WINDOW, RECURRENT = "window.", "recurrent."  # state tensors, each with the number of its layer
@@ -92,6 +92,7 @@ class HybridCache(LayerCache):
         self.where, self.index = where, {layer: index for index, layer in enumerate(layers)}
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        hand_on(self.where)
         return super().update(key, value, self.index[number_of(layer_idx)])
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:

@@ -144,6 +144,16 @@ def ernie(metadata: Metadata, file: GgufFile) -> Fields:
     return {"use_bias": has(file, "attn_q.bias")}
 
 
+def stablelm(metadata: Metadata, file: GgufFile) -> Fields:
+    """StableLM. Blocks are parallel where the second has no norm ahead of it: old files say so of all of them."""
+    metadata.get("use_parallel_residual")
+    return {
+        "use_qkv_bias": has(file, "attn_q.bias"),
+        "qk_layernorm": has(file, "attn_q_norm.weight"),
+        "use_parallel_residual": not has(file, "ffn_norm.weight"),
+    }
+
+
 def exaone4(metadata: Metadata, file: GgufFile) -> Fields:
     if layer_count(metadata) == 64:
         metadata.values.setdefault("exaone4.attention.sliding_window", 4096)

@@ -58,6 +58,15 @@ LATENT = (
 )
 SHARED_EXPERT = Rule(r".*\.mlp\.shared_expert_gate\.weight", lambda config, weight: weight.reshape(1, -1))
 CONVOLUTION = Rule(r".*\.(conv\.conv|conv1d)\.weight", lambda config, weight: weight.unsqueeze(1))
+# Norms of the queries and keys of each head, in a tensor of all of them.
+NORMS_OF_HEADS = tuple(
+    Rule(
+        rf"model\.layers\.(\d+)\.self_attn\.([qk])_layernorm\.norms\.{head}\.weight",
+        lambda config, norms, head=head: norms[head],
+        (r"blk.\1.attn_\2_norm.weight",),
+    )
+    for head in range(128)
+)
 GPT2 = (Rule(r".*\.(c_attn|c_proj|c_fc)\.weight", _transposed),)
 GPT_OSS = (
     Rule(

@@ -138,7 +138,6 @@ def test_frequencies_that_are_not_known_are_refused_by_name(tmp_path):
 OTHERS = {
     "Falcon": ({"alibi": False}, "computes attention in code of its own"),
     "Bloom": ({}, "computes attention in code of its own"),
-    "Nemotron": ({"num_key_value_heads": 2}, "its layers drop keyword arguments ahead of the attention function"),
     "xLSTM": ({"num_heads": 4, "num_blocks": 2}, "its code uses `cache.rnn_state`; expected keys and values"),
     "Zamba": ({"num_hidden_layers": 6, "attention_head_dim": 24, "attn_layer_period": 2, "attn_layer_offset": 1,
                "intermediate_size": 64}, "its layers scan 2 heads in as many calls; expected one call a layer"),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from gguf_case import ROPE, Case, interleaved
 from gguf_gemmas import GEMMAS
 from gguf_hybrids import HYBRIDS
@@ -19,6 +20,15 @@ def one_more(model: Any, name: str, tensor: Tensor) -> Tensor:
 def turned(model: Any, name: str, tensor: Tensor) -> Tensor:
     linear = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
     return tensor.T if name.endswith(linear) else tensor
+
+
+def norms_of_heads(model: Any, name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """One tensor of the norms of all heads."""
+    if "_layernorm.norms." not in name:
+        return {}
+    layer, part = name.split(".")[2], name.split("_layernorm")[0][-1]
+    norms = getattr(model.model.layers[int(layer)].self_attn, f"{part}_layernorm").norms
+    return {f"blk.{layer}.attn_{part}_norm.weight": torch.stack([norm.weight.detach() for norm in norms])}
 
 
 SWA = {"attention.sliding_window": 9}
@@ -165,6 +175,15 @@ CASES = HYBRIDS | MAMBAS | GEMMAS | {
         MOE | {"expert_used_count": 1, "expert_feed_forward_length": 64, "feed_forward_length": 80,
                "interleave_moe_layer_step": 2, "attention.key_length": 12, "attention.value_length": 12,
                "rope.dimension_count": 12},
+    ),
+    "stablelm": Case(
+        "stablelm", "StableLm", {"use_qkv_bias": True, "rope_parameters": ROPE | {"partial_rotary_factor": 0.5}},
+        {"rope.dimension_count": HEAD // 2, "use_parallel_residual": True},  # as old converters say of all
+    ),
+    "stablelm 12b": Case(
+        "stablelm", "StableLm",
+        {"use_parallel_residual": True, "qk_layernorm": True, "rope_parameters": ROPE | {"partial_rotary_factor": 0.5}},
+        {"rope.dimension_count": HEAD // 2, "use_parallel_residual": True}, own=norms_of_heads,
     ),
     "minimax-m2": Case(
         "minimax-m2", "MiniMaxM2",

@@ -130,6 +130,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Llama4Text": SMALL  # experts in the second layer, no positions in the third
     | {"head_dim": 12, "intermediate_size_mlp": 80, "num_local_experts": 4, "interleave_moe_layer_step": 2}
     | {"no_rope_layer_interval": 3},
+    "StableLm": SMALL  # its layers hand no keyword arguments on
+    | {"use_qkv_bias": True, "qk_layernorm": True}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     "Rwkv": SMALL | {"rescale_every": 2},
     "Mamba2": SMALL
     | {"num_heads": 12, "head_dim": 8, "n_groups": 2, "state_size": 10, "chunk_size": 8, "conv_kernel": 4, "expand": 2},
