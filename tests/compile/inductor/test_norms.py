@@ -24,6 +24,8 @@ def test_every_norm_of_an_architecture_is_one_op(architecture: str, dtype: torch
     for kind, module in norms.items():
         if "Layer" in kind.__name__ or kind is nn.Identity:  # LayerNorm, and where one is left out
             continue
+        if kind.__name__ == "Llama4TextL2Norm":  # without a weight: see `Plain` below
+            continue
         if kind.__name__ == "KimiLinearRMSNormGated" and dtype != torch.float32:  # widens its weight: several ops
             continue
         generator = torch.Generator().manual_seed(0)
