@@ -4,7 +4,7 @@
     python bench/quality.py --text FILE.jsonl --tokens 30000 --out bench/results/quality
     python bench/quality.py --finer down_proj --finer 'layers\\.(0|29)\\.'   # int4, with the matching layers in int8
 
-The same token ids go to all, without special tokens, in sequences that each start with no history; the model is told
+The same token ids go to all, in sequences that each start with no history, as every prompt begins; the model is told
 every token, and what it thought of it is scored. Ours are transformers' own code with the packed weights and kernels of
 an engine; llama.cpp's are GGUF files of the same dequantised weights, through its server. Differences are taken
 token by token, so that their standard errors say what is noise.

@@ -1,4 +1,4 @@
-"""The fixed text as token ids: the same for every engine, without special tokens."""
+"""The fixed text as token ids: the same for every engine, without special tokens but for what begins every prompt."""
 
 import json
 from collections.abc import Sequence
@@ -19,10 +19,11 @@ def read_sequences(file: Path, tokenizer: Any, length: int, limit: int) -> list[
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"text: expected a readable file, got {file}: {error}") from None
     documents = _documents(text) if file.suffix in (".jsonl", ".json") else [text]
-    cut = []
+    begin, cut = tokenizer("")["input_ids"][:1], []  # without it Gemma's attention has no place to rest
+    step = length - len(begin)
     for document in documents:
         ids = tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"]
-        cut += [ids[at : at + length] for at in range(0, len(ids), length)]
+        cut += [begin + ids[at : at + step] for at in range(0, len(ids), step)]
     sequences = _at_most(limit, [ids for ids in cut if len(ids) >= SHORTEST])
     if not sequences:
         raise InputError(f"text: expected at least {SHORTEST} tokens, got fewer in {file}")

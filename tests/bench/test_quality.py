@@ -77,10 +77,13 @@ def test_what_is_not_packed_is_said():
 
 
 class Letters:
-    """A token for each character."""
+    """A token for each character, and one that begins every prompt, if there is one."""
 
-    def __call__(self, text, add_special_tokens, verbose):
-        return {"input_ids": [ord(letter) for letter in text]}
+    def __init__(self, begin=""):
+        self.begin = begin
+
+    def __call__(self, text, add_special_tokens=True, verbose=True):
+        return {"input_ids": [ord(letter) for letter in self.begin * add_special_tokens + text]}
 
 
 def test_text_is_cut_into_sequences(tmp_path):
@@ -90,6 +93,8 @@ def test_text_is_cut_into_sequences(tmp_path):
     lines.write_text(json.dumps({"turns": ["abcdefgh", "ij"]}) + "\n\n" + json.dumps({"prompt": "k" * 30}) + "\n")
     found = read_sequences(lines, Letters(), 20, 1000)
     assert ["".join(map(chr, ids)) for ids in found] == ["abcdefgh\n\nij", "k" * 20, "k" * 10]
+    begun = read_sequences(lines, Letters(">"), 20, 1000)
+    assert ["".join(map(chr, ids)) for ids in begun] == [">abcdefgh\n\nij", ">" + "k" * 19, ">" + "k" * 11]
     plain.write_text("a" * 1000)
     assert len(read_sequences(plain, Letters(), 20, 200)) == 10
     for bad in ("", "not JSON", '{"other": 1}'):
