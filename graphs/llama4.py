@@ -36,8 +36,8 @@ def has_mixture(model: PreTrainedModel) -> bool:
 
 
 def register_mixture(model: PreTrainedModel) -> None:
-    """Have such experts compute the tokens that take them alone, where attention is ours: transformers'
-    code gives all tokens to each, times zero where they do not take it."""
+    """Have such experts compute the tokens that take them alone, where attention is ours: transformers' code gives all
+    tokens to each, times zero where they do not take it."""
     for module in model.modules():
         if type(module).__name__ == MIXTURE and type(module).forward.__module__ != __name__:
             type(module).forward = _either(type(module).forward)

@@ -211,6 +211,14 @@ def test_text_offsets_are_those_of_the_text():
     assert form.grown(1, "the", logprobs[:1])["logprobs"]["text_offset"] == [0], "each choice has its own text"
 
 
+def test_the_token_itself_is_among_the_likely_ones():
+    """OpenAI's field has it beside so many others: a sampled one may be none of the likeliest."""
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    form = CompletionForm(TokenText(EngineTokenizer(tokenizer, None, {})), 1, [])
+    told = form.grown(0, "b", [TokenLogprobs(1, -3.0, ((0, -0.1),))])["logprobs"]
+    assert told["tokens"] == ["b"] and told["top_logprobs"] == [{"a": -0.1, "b": -3.0}]
+
+
 def test_seeds_of_any_size(client, tiny):
     """Those of 128 bits, as of a UUID, count modulo 2**63, in chats and completions."""
     expected = tiny.generate(user("hello"), 12, sampling={"temperature": 0.9, "seed": 11}).text

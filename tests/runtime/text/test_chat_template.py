@@ -217,3 +217,15 @@ def test_the_callers_messages_stay_as_they_were():
     before = repr(messages)
     ChatTemplate(TEMPLATES["gpt_oss"], SPECIAL).render(messages, {"tools": TOOLS})
     assert repr(messages) == before
+
+
+def test_parts_are_joined_for_each_role_whose_content_a_template_takes_as_a_text():
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'user' and m.content is not string %}{% for p in m.content %}{{ p.text }}"
+        "{% endfor %}{% else %}{{ m.content }}{% endif %}{{ m.tool_calls }};{% endfor %}",
+        {},
+    )
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    said = [{"role": role, "content": parts} for role in ("system", "user", "assistant")]
+    assert template.render(said) == "a\nb;ab;a\nb;"
+    assert template.render([USER, CALL, TOOL | {"content": parts}]).endswith(";a\nb;")
