@@ -222,7 +222,8 @@ def test_the_callers_messages_stay_as_they_were():
 def test_parts_are_joined_for_each_role_whose_content_a_template_takes_as_a_text():
     template = ChatTemplate(
         "{% for m in messages %}{% if m.role == 'user' and m.content is not string %}"
-        "{% for p in m.content %}{{ p.text }}{% endfor %}{% else %}{{ m.content }}{% endif %}{{ m.tool_calls }};{% endfor %}",
+        "{% for p in m.content %}{{ p.text }}{% endfor %}"
+        "{% else %}{{ m.content }}{% endif %}{{ m.tool_calls }};{% endfor %}",
         {},
     )
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
