@@ -26,7 +26,8 @@ from .config import EngineConfig
 from .drafters.choose import make_drafter
 from .drafters.validate import check_drafter
 from .gpus import GPU
-from .precision import Precision, choose_precision
+from .on_disk import OnDisk
+from .precision import Precision, choose_precision, kept_on
 from .ranks.parts import Cut, cut_rows
 from .source import Source, quantized_file
 
@@ -42,6 +43,7 @@ class Assembled:
     precision: Precision  # from a weight to what it is packed as, where a backend packs weights
     gpu: GPU | None = None  # the GPU to build for where it is not here; the modules then lie on the CPU
     cut: Cut | None = None  # how the target was cut into parts; None: it is whole
+    disk: OnDisk | None = None  # where large weights lie
     others: "tuple[dict[str, FlatProgram], ...]" = ()  # the programs of ranks 1, 2, ... by name, see `ranks.share`
 
     @property
@@ -105,12 +107,13 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     addresses = [{p.data_ptr() for p in module.parameters()} for module in (drafter.scorer, target.model)]
     precision = choose_precision(config, files, model.vocab_size, addresses[0] - addresses[1])
     precision = precision if cut is None else cut.slices.precision(precision)
+    precision = precision if target.disk is None else kept_on(target.disk, precision)
     prefill, step = Prefill(model, drafter.scorer, spec.prefill_chunk), SpeculativeStep(model, drafter, choice)
     modules: dict[str, nn.Module] = {"prefill": prefill, "step": step, "plain": PlainStep(model, drafter, choice)}
     declared = row_state(1, 1, 1) | model.states | drafter.scorer.state(drafter.shape)
     in_place = {name for name, tensor in declared.items() if tensor.in_place}
     flat = {name: _flat(modules[name], program, spec, in_place) for name, program in spec.programs.items()}
-    return Assembled(flat["prefill"], flat["step"], flat.get("plain"), spec, precision, config.gpu, cut)
+    return Assembled(flat["prefill"], flat["step"], flat.get("plain"), spec, precision, config.gpu, cut, target.disk)
 
 
 def _cut(target: Source, config: EngineConfig) -> Cut | None:

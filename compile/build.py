@@ -19,9 +19,11 @@ from .drafters.validate import check_traceable
 from .drafters.vocabulary import said_in_common
 from .faithful import check_faithful
 from .gguf.blocks import held_types
+from .heap import give_back
 from .hub import download
 from .locate import gguf_file
 from .lowered import Lowered
+from .on_disk import OnDisk
 from .ranks.share import share
 from .settle_readings import settle_readings
 from .source import Source, load_source, model_summary, quantized_file, widened_tensors
@@ -57,14 +59,17 @@ def build(model: str, output: str | Path, *, progress: OnProgress = silent, **op
     with engine_directory(Path(output)) as directory:
         download(filter(None, [model, config.adapter, *config.drafter.split(",")]), progress)
         progress(f"loading {model}")
-        source = load_source(model, config.dtype, config.build_device, config.adapter)
+        disk = OnDisk()
+        source = load_source(model, config.dtype, config.build_device, config.adapter, disk)
         write_tokenizer(directory, source)  # first: a template that is refused must not cost a compile
         tools = tools_of(source, config.tool_format)
         config = with_tuned(source, config, options, progress)
         note_held_types(model, config, progress)
         rows = source.model.get_input_embeddings().weight.shape[0]
         note_tokens(source.tokenizer, source.stop_ids, rows, progress)
+        give_back()
         graphs = assemble(source, config, given_scorer(options))
+        disk.release_all()
         settle_readings(source, graphs, config.build_device, progress)
         for said in _in_common(graphs):
             progress(f"vocabulary: {said}")
@@ -72,6 +77,8 @@ def build(model: str, output: str | Path, *, progress: OnProgress = silent, **op
         progress("comparing the traced model with transformers")
         check_faithful(graphs)
         try_drafts(source, graphs, config.build_device, progress)
+        disk.release_all()
+        give_back()
         if config.ranks > 1:
             progress(f"sharing the model between {config.ranks} ranks")
             graphs = share(graphs)

@@ -73,7 +73,9 @@ def export_program(program: FlatProgram, spec: EngineSpec) -> ExportedProgram:
 
 def _trace(program: FlatProgram, inputs: list[Tensor], shapes: Any) -> ExportedProgram:
     """The program's graph. Layers that are alike are traced once; where that fails, each of them is."""
-    with torch.no_grad(), patch.object(torch._prims, "min", _lesser, create=True):
+    # To find the shapes of a result again takes longer than to compute them where sizes are symbols.
+    anew = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
+    with torch.no_grad(), anew, patch.object(torch._prims, "min", _lesser, create=True):
         with contextlib.suppress(Exception), layers_traced_once(program) as once:
             exported = torch.export.export(program, tuple(inputs), dynamic_shapes=shapes, strict=False)
             once.check_sizes()

@@ -38,7 +38,6 @@ def fold_numbers(exported: ExportedProgram) -> None:
     for node in reversed(known):
         if node.op != "placeholder" and not node.users:
             exported.graph.erase_node(node)
-    exported.graph_module.recompile()
 
 
 def _known(exported: ExportedProgram) -> tuple[dict[Node, Any], set[Node]]:

@@ -73,7 +73,6 @@ def drop_dead_code(exported: ExportedProgram) -> None:
     for node in reversed(exported.graph.nodes):
         if node not in live:
             exported.graph.erase_node(node)
-    exported.graph_module.recompile()
 
 
 def written_arguments(node: Node) -> list[Node]:

@@ -83,7 +83,7 @@ class KeptGroups:
         if weight.dtype != torch.bfloat16 or weight.numel() == 0:
             return None
         depth = weight.shape[-1]
-        hashes = _hash(weight.reshape(-1, depth))
+        hashes = torch.cat([_hash(rows) for rows in weight.reshape(-1, depth).split(ROWS)])
         for name, other in self.kinds:
             if other == depth:
                 held = self.kinds[name, depth].hashes

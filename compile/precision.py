@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,9 @@ from ..kernels.linear.groups import Groups, pack_groups
 from ..kernels.linear.packing import pack
 from ..kernels.linear.quantize import quantize_int4, quantize_int8
 from .config import EngineConfig
+from .heap import give_back
 from .kept_groups import KeptGroups
+from .on_disk import OnDisk
 from .source import kept_weights
 
 
@@ -25,6 +28,7 @@ class WeightForm(NamedTuple):
     make: Callable[[Tensor], Tensor]
 
 
+ROWS = 4096  # packed at once, a multiple of a panel's outputs
 FP8, FP8_SCALES = "fp8", "fp8 scales"  # kinds
 Precision = Callable[[Tensor], WeightForm]  # from a weight [..., N, K] to what it becomes
 
@@ -59,6 +63,24 @@ def choose_precision(
     return auto
 
 
+def kept_on(disk: OnDisk, precision: Precision) -> Precision:
+    """The same precision, whose packed weights lie on the disk."""
+
+    def form(weight: Tensor) -> WeightForm:
+        kind, make = precision(weight)
+        disk.release_all()  # it may have looked at all values
+
+        def make_and_keep(weight: Tensor) -> Tensor:
+            packed = disk.keep(make(weight))
+            disk.release_all()  # what it was made of may have been several weights
+            give_back()
+            return packed
+
+        return WeightForm(kind, make_and_keep)
+
+    return form
+
+
 def plain(weight: Tensor) -> WeightForm:
     """Keep the dtype."""
     return WeightForm(str(weight.dtype).removeprefix("torch."), pack)
@@ -86,11 +108,26 @@ def fp8_scales(_: Tensor) -> WeightForm:
 def _quantized(weight: Tensor, kind: str, quantize: Callable[[Tensor], Groups]) -> WeightForm:
     if weight.dtype != torch.bfloat16:
         return plain(weight)
-    return WeightForm(kind, lambda weight: pack_groups(quantize(weight)))
+    return WeightForm(kind, _by_rows(lambda rows: pack_groups(quantize(rows))))
 
 
 def _as_in_files(files: list[KeptGroups], weight: Tensor) -> WeightForm | None:
     for file in files:
         if kind := file.kind(weight):
-            return WeightForm(kind, lambda weight, file=file: pack_groups(file.groups(weight)))  # type: ignore[misc]
+            return WeightForm(kind, _by_rows(partial(_pack_kept, file)))
     return None
+
+
+def _pack_kept(file: KeptGroups, rows: Tensor) -> Tensor:
+    return pack_groups(file.groups(rows))
+
+
+def _by_rows(make: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Pack a weight [..., N, K] some rows after the others, which takes less memory than all at once."""
+
+    def make_all(weight: Tensor) -> Tensor:
+        if weight.dim() > 2 and len(weight):
+            return torch.stack([make_all(each) for each in weight])
+        return torch.cat([make(rows) for rows in weight.split(ROWS)])
+
+    return make_all

@@ -1,6 +1,7 @@
 """Run a model in a wider floating-point dtype without a second copy of its weights."""
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 WIDTHS = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 4, torch.float64: 8}
 PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}  # their results share no memory with an argument
+MOST = 2**24  # elements of a weight that are raised at once
 GATHERS = {torch.ops.aten.embedding.default, torch.ops.aten.index.Tensor, torch.ops.aten.index_select.default}
 
 
@@ -17,13 +19,16 @@ class RaisedTo(TorchDispatchMode):
     floating-point one.
 
     The weights stay as they are: an operation sees a wider copy, which is gone when it returns, and a product one that
-    the next product writes over. Tensors that an operation writes in place keep their dtype, and so do views: nothing
-    is copied for them, nor for the rows of a table that are not read.
+    the next product writes over; of a large weight it sees a part after the other. Tensors that an operation writes in
+    place keep their dtype, and so do views: nothing is copied for them, nor for the rows of a table that are not read.
+
+    read: called with each weight that a product has read.
     """
 
-    def __init__(self, dtype: torch.dtype):
+    def __init__(self, dtype: torch.dtype, read: Callable[[Tensor], None] = lambda weight: None):
         super().__init__()
         self.dtype, self._narrow = dtype, {one for one, width in WIDTHS.items() if width < WIDTHS[dtype]}
+        self._read = read
         # Where a product's arguments are raised, by their places: to be given new memory takes longer than to fill it.
         self._room: dict[tuple[int, torch.device], Tensor] = {}
 
@@ -32,19 +37,30 @@ class RaisedTo(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if func in GATHERS:
             return self._raised(func(*args, **(kwargs or {})))
-        if func in PRODUCTS:
-            args = [self._raised_here(arg, place) for place, arg in enumerate(args)]
+        if func in PRODUCTS and args[-1].dtype in self._narrow:
+            return self._product(func, args, kwargs or {})
         names, written = _arguments(func)
         args = [arg if name in written else self._raised(arg) for name, arg in zip(names, args, strict=False)]
         kwargs = {name: arg if name in written else self._raised(arg) for name, arg in (kwargs or {}).items()}
         return func(*args, **kwargs)
 
-    def _raised_here(self, argument: Any, place: int) -> Any:
-        """A matrix, raised where the last one of its place was. Others are left alone."""
-        if not isinstance(argument, Tensor) or argument.dtype not in self._narrow or argument.dim() != 2:
-            return argument
+    def _product(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+        """x [M, K] times a weight [K, N], as many columns of it at once as MOST allows; a bias may precede them."""
+        *before, x, weight = [*(self._raised(arg) for arg in args[:-1]), args[-1]]
+        columns = weight.shape[1]
+        step = max(1, min(columns, MOST // max(1, weight.shape[0])))
+        made = []
+        for at in range(0, max(columns, 1), step):
+            part = slice(at, at + step)
+            bias = [each[..., part] if each.shape[-1:] == (columns,) else each for each in before]
+            made.append(func(*bias, x, self._raised_here(weight[:, part], len(before)), **kwargs))
+        self._read(weight)
+        return torch.cat(made, 1) if len(made) > 1 else made[0]
+
+    def _raised_here(self, argument: Tensor, place: int) -> Tensor:
+        """A matrix, raised where the last one of its place was, but for one that lies in another order."""
         if not (argument.is_contiguous() or argument.T.is_contiguous()):
-            return argument
+            return self._raised(argument)
         key, count = (place, argument.device), argument.numel()
         if key not in self._room or self._room[key].numel() < count:
             self._room[key] = torch.empty(count, dtype=self.dtype, device=argument.device)

@@ -31,6 +31,7 @@ from .hub import here
 from .json_object import read_object
 from .kept_groups import KeptWeight
 from .locate import holds_both, is_adapter, local
+from .on_disk import Keep, OnDisk, in_memory
 from .quantized.checkpoint import (
     WIDENED_BY_TRANSFORMERS,
     Quantized,
@@ -49,12 +50,13 @@ TEXT_ALONE = ("gemma3n",)  # transformers would want a package more for its imag
 @dataclass(frozen=True)
 class Source:
     """A model with its tokenizer, as loaded. `tokenizer` is transformers' own, None where the model has none. adapter:
-    what was merged into the model."""
+    what was merged into the model. disk: where weights lie that are larger than their file."""
 
     name: str
     model: PreTrainedModel
     tokenizer: Any
     adapter: str | None = None
+    disk: OnDisk | None = None
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -81,29 +83,30 @@ class Source:
             return {}
 
 
-def load_source(name: str, dtype: str, device: str, adapter: str | None = None) -> Source:
+def load_source(name: str, dtype: str, device: str, adapter: str | None = None, disk: OnDisk | None = None) -> Source:
     """Load weights and tokenizer. name: as `locate` takes it; a directory with an adapter names its model. adapter: a
-    directory with another one. Raises BuildError."""
+    directory with another one. disk: where weights go that are larger than their file. Raises BuildError."""
     _check_place(dtype, device)
     path = local(name)
     if is_adapter(path):
         if adapter is not None:
             raise BuildError(f"adapter: expected a model and one adapter, got {adapter} on {name}, which is one itself")
-        return load_source(_beside(path, base_of(path)), dtype, device, name)
+        return load_source(_beside(path, base_of(path)), dtype, device, name, disk)
     if holds_both(path):
         raise BuildError(
             f"model: {name}: expected a model or an adapter, got both; give one of them, in a directory of its own"
         )
+    keep = disk.keep if disk else in_memory
     with _quiet():
         if path.is_file():
-            model, tokenizer = load_gguf(path, getattr(torch, dtype))
+            model, tokenizer = load_gguf(path, getattr(torch, dtype), keep)
         else:
-            model, tokenizer = _load_directory(name, path, dtype), _tokenizer(str(path))
+            model, tokenizer = _load_directory(name, path, dtype, keep), _tokenizer(str(path))
         if adapter is not None:
             merged = Path(here(adapter)).expanduser()
             merge_adapter(model, merged)
             tokenizer = _tokenizer(str(merged)) or tokenizer  # one that was trained with a template has it
-        return Source(name, model.to(device).eval(), tokenizer, adapter)
+        return Source(name, model.to(device).eval(), tokenizer, adapter, disk)
 
 
 def _beside(adapter: Path, base: str) -> str:
@@ -112,14 +115,14 @@ def _beside(adapter: Path, base: str) -> str:
     return str(near) if not Path(base).exists() and near.is_dir() else base
 
 
-def _load_directory(name: str, folder: Path, dtype: str) -> PreTrainedModel:
-    """A model in transformers' own files."""
+def _load_directory(name: str, folder: Path, dtype: str, keep: Keep) -> PreTrainedModel:
+    """A model in transformers' own files. keep: says where a widened weight lies."""
     found, kind = quantized(name, folder), getattr(torch, dtype)
     try:
         config = _config(folder)
         options: dict[str, Any] = {"dtype": kind, "output_loading_info": True, "config": config}
         if found is not None:
-            model, loaded = _load_widened(found, options)
+            model, loaded = _load_widened(found, options, keep)
         else:
             model, loaded = AutoModelForCausalLM.from_pretrained(str(folder), **options, **NO_CODE)
     except BuildError:
@@ -143,14 +146,14 @@ def _config(folder: Path) -> PreTrainedConfig:
     return text
 
 
-def _load_widened(found: Quantized, options: dict[str, Any]) -> Any:
+def _load_widened(found: Quantized, options: dict[str, Any], keep: Keep) -> Any:
     """Have transformers load a quantised checkpoint as if it were of a dtype. Raises BuildError."""
     config = options["config"]
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     with torch.device("meta"):
         kind = type(AutoModelForCausalLM.from_config(config))
-    state = dict(found.others()) | {name: values(weight, options["dtype"]) for name, weight in found.weights()}
+    state = dict(found.others()) | {name: keep(values(weight, options["dtype"])) for name, weight in found.weights()}
     model, loaded = kind.from_pretrained(None, state_dict=state, **options)
     if (found.folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(str(found.folder))

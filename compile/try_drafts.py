@@ -18,30 +18,33 @@ from .assemble import Assembled
 from .source import Source
 
 QUESTION = "Explain in a few sentences why the sky is blue, then list three facts about light."
-STEPS, SECONDS = 24, 10.0  # at most
+FEW, STEPS, SECONDS = 8, 24, 10.0  # a first trial, another one, and how long each may take
 
 
 def try_drafts(source: Source, graphs: Assembled, device: str, progress: OnProgress) -> None:
-    """Continue a short text with the plain modules, which lie on `device`, and report the tokens per step in one line.
-    A second line warns of a neural drafter none of whose drafts is accepted."""
+    """Continue a short text with the plain modules, which lie on `device`, and report the tokens per step of a neural
+    drafter in one line. A second line warns where none of its drafts is accepted. Others learn, or copy from longer
+    texts."""
     step = graphs.step.module
     assert isinstance(step, SpeculativeStep)
-    if step.drafter.nodes == 0:
+    if step.drafter.nodes == 0 or not step.drafter.scorer.neural:
         return
-    accepted = accepted_drafts(source, graphs, device)
+    accepted = accepted_drafts(source, graphs, device, FEW)
+    if not any(accepted):
+        accepted = accepted_drafts(source, graphs, device)
     progress(f"drafts: {tokens_per_step(accepted):.1f} tokens per step over {len(accepted)} steps")
-    if step.drafter.scorer.neural and not any(accepted):
+    if not any(accepted):
         progress(
             "warning: no draft was accepted. Usual causes: a head that was trained for another target, feature layers "
             "that are one off (eagle_aux_hidden_state_layer_ids), another tokenizer than the target's"
         )
 
 
-def accepted_drafts(source: Source, graphs: Assembled, device: str) -> list[int]:
-    """What is accepted of the drafts of a short text, step after step."""
+def accepted_drafts(source: Source, graphs: Assembled, device: str, steps: int = STEPS) -> list[int]:
+    """What is accepted of the drafts of a short text, step after step. steps: at most."""
     prompt = _prompt(source.tokenizer, graphs.spec)
-    longest = min(graphs.spec.max_seq_len, len(prompt) + STEPS * (1 + graphs.spec.config["depth"]))
-    return _accepted(prompt, graphs, _trial_spec(graphs.spec, longest, device))
+    longest = min(graphs.spec.max_seq_len, len(prompt) + steps * (1 + graphs.spec.config["depth"]))
+    return _accepted(prompt, graphs, _trial_spec(graphs.spec, longest, device), steps)
 
 
 def tokens_per_step(accepted: Sequence[int]) -> float:
@@ -49,7 +52,7 @@ def tokens_per_step(accepted: Sequence[int]) -> float:
     return 1 + sum(accepted) / len(accepted)
 
 
-def _accepted(prompt: list[int], graphs: Assembled, spec: EngineSpec) -> list[int]:
+def _accepted(prompt: list[int], graphs: Assembled, spec: EngineSpec, steps: int) -> list[int]:
     """The number of drafted tokens that the target agreed with, step after step."""
     accepted: list[int] = []
     deadline = time.monotonic() + SECONDS
@@ -57,7 +60,7 @@ def _accepted(prompt: list[int], graphs: Assembled, spec: EngineSpec) -> list[in
         session = TorchSession(spec, lambda inputs: graphs.prefill(*inputs), lambda inputs: graphs.step(*inputs))
         row = session.admit(prompt, spec.max_seq_len, [])
         finish = session.step()[row].finish  # nothing is drafted for a row's first step
-        while finish == RUNNING and len(accepted) < STEPS and (not accepted or time.monotonic() < deadline):
+        while finish == RUNNING and len(accepted) < steps and (not accepted or time.monotonic() < deadline):
             told = session.step()[row]
             accepted.append(len(told.path))
             finish = told.finish

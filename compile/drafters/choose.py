@@ -155,7 +155,7 @@ def adopt(scorer: Scorer, target: Source, config: EngineConfig) -> tuple[Scorer,
 
 
 def _draft_model(name: str, target: Source, config: EngineConfig) -> tuple[Scorer, TreeShape]:
-    source = load_source(name, config.dtype, config.build_device)
+    source = load_source(name, config.dtype, config.build_device, disk=target.disk)
     tokens, layers, mask = tokens_between(target, source), cache_layers(source.model), mask_token(source)
     if mask is None:
         return DraftModel(CausalLM(source.model), layers, tokens), chain(4)

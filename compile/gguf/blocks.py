@@ -16,7 +16,7 @@ from torch import Tensor
 from ...kernels.linear.groups import GROUP, Groups
 from ..kept_groups import ROWS, KeptWeight
 from ..quantized.normal import Rounded, Weight, four_bit_groups
-from .file import GgufTensor, read_gguf
+from .file import GgufFile, GgufTensor, read_gguf
 
 NAMES = {
     Type.Q8_0: "int8", Type.Q4_0: "int4", Type.Q4_1: "int4_least", Type.Q5_0: "int5", Type.Q5_1: "int5_least",
@@ -28,8 +28,9 @@ FLOATS = {Type.F64, Type.F32, Type.F16, Type.BF16}
 
 def kept_weights(file: Path) -> list[KeptWeight]:
     """The matrices of a file whose blocks are of a kind that we have."""
-    tensors = [t for t in read_gguf(file).tensors.values() if t.kind in NAMES and len(t.shape) > 1]
-    return [_kept(tensor) for tensor in tensors if _fits(tensor)]
+    found = read_gguf(file)
+    tensors = [t for t in found.tensors.values() if t.kind in NAMES and len(t.shape) > 1]
+    return [_kept(found, tensor) for tensor in tensors if _fits(tensor)]
 
 
 def held_types(file: Path) -> list[str]:
@@ -68,12 +69,14 @@ def read_blocks(kind: Type, rows: "np.typing.NDArray[Any]") -> Groups:
     return groups._replace(kind=NAMES[kind])
 
 
-def _kept(tensor: GgufTensor) -> KeptWeight:
+def _kept(file: GgufFile, tensor: GgufTensor) -> KeptWeight:
     rows, factors = _rows(tensor), tensor.factors
 
     def read(index: Any) -> Groups:
         if factors is None:
-            return read_blocks(tensor.kind, rows[index])
+            found = read_blocks(tensor.kind, rows[index])
+            file.release()
+            return found
         groups = _groups_of(_with_factors(rows[index], factors[index]))
         assert groups is not None, "`_fits` has looked at all rows"
         return groups

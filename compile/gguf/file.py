@@ -46,6 +46,13 @@ class GgufFile(NamedTuple):
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
+    mapped: tuple[mmap.mmap, ...] = ()
+
+    def release(self) -> None:
+        """Take what was read of the file out of this process's memory, until it is read again."""
+        for part in self.mapped:
+            if hasattr(part, "madvise"):
+                part.madvise(mmap.MADV_DONTNEED)
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -72,7 +79,7 @@ def _read_whole(path: Path) -> GgufFile:
         tensors.update(part.tensors)
     if (expected := parts[0].metadata.get("split.tensors.count", len(tensors))) != len(tensors):
         raise BuildError(f"model: {path}: expected {expected} tensors in {count} parts, got {len(tensors)}; {AGAIN}")
-    return GgufFile(parts[0].path, parts[0].metadata, tensors)
+    return GgufFile(parts[0].path, parts[0].metadata, tensors, sum((part.mapped for part in parts), ()))
 
 
 def _with_factors(file: GgufFile) -> dict[str, GgufTensor]:
@@ -118,16 +125,15 @@ def _part_paths(path: Path, count: int) -> list[Path]:
 
 def _read_part(path: Path) -> GgufFile:
     with path.open("rb") as file:
-        size = path.stat().st_size
-        mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
-    reader = _Reader(path, mapped)
+        mapped = [mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)] if path.stat().st_size else []
+    reader = _Reader(path, memoryview(mapped[0] if mapped else b""))
     tensor_count, key_count = reader.header()
     try:
         metadata = reader.metadata(key_count)
         tensors = reader.tensors(tensor_count, metadata.get("general.alignment", ALIGNMENT))
     except (struct.error, UnicodeDecodeError, IndexError, ValueError, OverflowError) as error:
         raise BuildError(f"model: {path}: expected a whole GGUF file, got a damaged one ({error}); {AGAIN}") from None
-    return GgufFile(path, metadata, tensors)
+    return GgufFile(path, metadata, tensors, tuple(mapped))
 
 
 class _Reader:

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.initialization import no_init_weights
 
 from ...errors import BuildError
+from ..on_disk import Keep, in_memory
 from .architectures import ARCHITECTURES, Architecture
 from .fields import EPSILONS, attention_fields, sizes
 from .file import GgufFile, read_gguf
@@ -23,9 +24,9 @@ SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": 
             "penalty_repeat": "repetition_penalty"}  # fmt: skip
 
 
-def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
-    """The model on the CPU in a dtype, and its tokenizer, None where the file has none. Raises BuildError for what is
-    not known, naming it."""
+def load_gguf(path: Path, dtype: torch.dtype, keep: Keep = in_memory) -> tuple[PreTrainedModel, Any]:
+    """The model on the CPU in a dtype, and its tokenizer, None where the file has none. keep: says where a widened
+    weight lies. Raises BuildError for what is not known, naming it."""
     file = read_gguf(path)
     metadata = Metadata(file, path.name)
     architecture = _architecture(metadata)
@@ -44,7 +45,7 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()
     divide_frequencies(model, file)
-    read_weights(model, config, file, metadata, architecture, fields["num_hidden_layers"])
+    read_weights(model, config, file, metadata, architecture, fields["num_hidden_layers"], keep)
     model.generation_config = generation
     return model, tokenizer
 

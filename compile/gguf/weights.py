@@ -9,6 +9,7 @@ from gguf.constants import MODEL_ARCH_NAMES
 from torch import Tensor, nn
 
 from ...errors import BuildError
+from ..on_disk import Keep
 from .architectures import Architecture
 from .blocks import wide_values
 from .file import GgufFile, GgufTensor
@@ -24,10 +25,17 @@ HARMLESS = (
 
 
 def read_weights(
-    model: nn.Module, config: Any, file: GgufFile, metadata: Metadata, architecture: Architecture, layers: int
+    model: nn.Module,
+    config: Any,
+    file: GgufFile,
+    metadata: Metadata,
+    architecture: Architecture,
+    layers: int,
+    keep: Keep,
 ) -> None:
     """Fill every parameter and buffer that a checkpoint holds. layers: of the model; those behind them in the file
-    draft. Raises BuildError for a tensor that is missing, of another shape, or that nothing takes."""
+    draft. keep: says where a weight lies. Raises BuildError for a tensor that is missing, of another shape, or that
+    nothing takes."""
     names = _names(metadata.architecture, layers)
     held = {name for name, _ in model.named_parameters()}
     persistent = dict(model.state_dict(keep_vars=True))
@@ -55,7 +63,8 @@ def read_weights(
                 f"model: {metadata.name}: {', '.join(sources)}: expected shape {tuple(parameter.shape)} for {name}, "
                 f"got {tuple(value.shape)}"
             )
-        parameter.data = value.contiguous()
+        parameter.data = keep(value.contiguous())
+        file.release()
         used.update(sources)
     _check_all_used(file, metadata, used, layers)
 

@@ -37,7 +37,6 @@ def split_complex(exported: ExportedProgram) -> None:
             exported.graph_signature.replace_all_uses(node.name, new.name)
     for node in reversed(concerned):
         graph.erase_node(node)
-    exported.graph_module.recompile()
 
 
 def _known(node: Node) -> bool:

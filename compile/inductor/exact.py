@@ -43,7 +43,6 @@ def use_exact(exported: ExportedProgram) -> None:
             name, (x, *others) = found
             arguments = (_converted(node, x), *others)
             node.target, node.args, node.kwargs = getattr(torch.ops.specstep, name).default, arguments, {}
-    exported.graph_module.recompile()
 
 
 def keep_dimensions(exported: ExportedProgram) -> None:
@@ -51,7 +50,6 @@ def keep_dimensions(exported: ExportedProgram) -> None:
     for target in (aten.sum.dim_IntList, aten.mean.dim):
         for node in exported.graph_module.graph.find_nodes(op="call_function", target=target):
             _keep_dimension(node)
-    exported.graph_module.recompile()
 
 
 def multiply_at_once(exported: ExportedProgram) -> None:
@@ -59,7 +57,6 @@ def multiply_at_once(exported: ExportedProgram) -> None:
     gate."""
     for node in exported.graph_module.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
         _multiply_at_once(node)
-    exported.graph_module.recompile()
 
 
 def _keep_dimension(node: Node) -> None:

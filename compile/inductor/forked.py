@@ -2,9 +2,10 @@
 
 import gc
 import multiprocessing
+import os
 import warnings
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -56,6 +57,23 @@ class Forked:
         if kind == "failed":
             raise BuildError(f"compile: {self.name}: {value}")
         return value
+
+
+def run_at_once(functions: Mapping[str, Callable[[OnProgress], Any]]) -> None:
+    """Run functions by name in processes of their own, in their order, one for each core at a time. Raises BuildError
+    with what the first that fails raised."""
+    waiting, running = list(functions.items()), dict[Any, Forked]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < (os.cpu_count() or 1):
+                child = Forked(*waiting.pop(0))
+                running[child.told] = child
+            for told in wait(running):
+                running[told].join()
+                del running[told]
+    finally:
+        for child in running.values():
+            child.process.terminate()
 
 
 def run_forked(name: str, function: Callable[[OnProgress], Any], progress: OnProgress) -> Any:

@@ -65,7 +65,6 @@ def join_writes(exported: ExportedProgram) -> None:
         for node in (keys, values):
             node.replace_all_uses_with(node.args[0])
             exported.graph.erase_node(node)
-    exported.graph_module.recompile()
 
 
 def _where(write: Node) -> tuple[Node, Any] | None:
@@ -100,7 +99,6 @@ def count_ranks(exported: ExportedProgram) -> None:
             user.replace_all_uses_with(counted)
             exported.graph.erase_node(user)
         exported.graph.erase_node(node)
-    exported.graph_module.recompile()
 
 
 def _indices_of_largest(place: Node, key: Node, k: int, count: int, device: torch.device) -> Node:

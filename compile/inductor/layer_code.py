@@ -5,6 +5,7 @@ becomes one that the whole program calls, and its kernels go to those of the pro
 """
 
 import contextlib
+import gc
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from torch._inductor.lowering import make_fallback
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from ..heap import give_back
 from .layers import LayerKind, outline_layers
 
 SHIMS = "aot_inductor.custom_ops_to_c_shims"
@@ -106,6 +108,8 @@ class LayerCode:
 
         def compile_all(graph: Any, wrapper: str, kernels: str, *given: Any, **named: Any) -> Any:
             missing = sorted(self.cached - set(CACHED.findall(wrapper)))
+            gc.collect()  # the C++ compiler takes as much again
+            give_back()
             wrapper = "\n".join([wrapper, *missing, *([BORROWED] if self.functions else []), *self.functions])
             return compile_code(graph, wrapper, "\n".join([kernels, *self.kernels]), *given, **named)
 

@@ -138,7 +138,6 @@ def outline_layers(program: ExportedProgram, takes: Callable[[LayerKind], bool])
     for kind, layers in found:
         for layer in layers:
             _replace(graph, layer, kind, called)
-    program.graph_module.recompile()
     return [kind for kind, _ in found]
 
 

@@ -20,7 +20,6 @@ def fuse_norms(exported: ExportedProgram) -> None:
     place: x of float32 or bfloat16 on the CPU, squared in float32."""
     for root in exported.graph_module.graph.find_nodes(op="call_function", target=aten.rsqrt.default):
         _fuse(exported, root)
-    exported.graph_module.recompile()
 
 
 def use_roots(exported: ExportedProgram) -> None:
@@ -29,7 +28,6 @@ def use_roots(exported: ExportedProgram) -> None:
     for power in exported.graph_module.graph.find_nodes(op="call_function", target=aten.pow.Tensor_Scalar):
         if power.args[1] == -0.5:
             power.target, power.args = aten.rsqrt.default, power.args[:1]
-    exported.graph_module.recompile()
 
 
 class _Square(NamedTuple):

@@ -20,10 +20,10 @@ from ..stages import count_operators, stage_shares
 from .compiled import Compiled
 from .compilers import why_no_library
 from .exact_walk import left_over
-from .forked import Forked
+from .forked import run_at_once
 from .kept_code import find_program, keep_program, program_key
 from .layer_code import layers_compiled_once
-from .lean_code import no_input_checks, rules_made_once
+from .lean_code import less_optimized, no_copies_of_weights, no_input_checks, rules_made_once, strides_by_derivative
 from .of_rank import export_like
 from .rewrites import rewrite_for_cpu, rewrite_for_gpu
 from .settings import cpu_settings, gpu_settings
@@ -73,7 +73,14 @@ def _lean() -> Iterator[None]:
     # Our ops take any strides. By default the compiler copies what does not have those of the traced tensors: each
     # layer's whole cache, which it writes in place although the trace has a new tensor for it.
     layout = torch._functorch.config.patch(custom_op_default_layout_constraint="needs_fixed_stride_order")
-    with layout, no_input_checks(), rules_made_once():
+    with (
+        layout,
+        no_input_checks(),
+        no_copies_of_weights(),
+        rules_made_once(),
+        strides_by_derivative(),
+        less_optimized(),
+    ):
         yield
 
 
@@ -89,8 +96,8 @@ def compile_programs(
     a GPU.
 
     A CPU program is rewritten where the library of our kernels can be built. Each program is compiled in a process of
-    its own, at the same time: compiling is one thread of Python, then one of g++. The processes are forked and share
-    the weights. What was compiled before comes from the user's cache.
+    its own, one for each core at a time: compiling is one thread of Python, then one of g++. The processes are forked
+    and share the weights. What was compiled before comes from the user's cache.
     """
     paths = {name: directory / f"{name}.pt2" for name in exported}
     if device == "cuda":  # CUDA does not survive a fork
@@ -102,13 +109,8 @@ def compile_programs(
     packed, config = rewrite_for_cpu(exported.values(), precision) if has_library() else [], cpu_settings()
     keys = {name: program_key(program, signed(config, program)) for name, program in exported.items()}
     missing = [name for name, key in keys.items() if not find_program(key, paths[name])]
-    children = [Forked(name, _compiles(exported[name], paths[name], config)) for name in missing]
-    try:
-        for child in children:
-            child.join()
-    finally:
-        for child in children:
-            child.process.terminate()
+    missing.sort(key=lambda name: len(exported[name].graph.nodes), reverse=True)  # what takes longest begins
+    run_at_once({name: _compiles(exported[name], paths[name], config) for name in missing})
     for name in missing:
         keep_program(keys[name], paths[name])
     return packed, keys

@@ -174,4 +174,3 @@ class StoredProgram:
         targets = {spec.target for spec in specs}
         for name in [name for name, tensor in held.items() if name not in targets and identity(tensor) in keys]:
             del held[name]
-        self.exported.graph_module.recompile()

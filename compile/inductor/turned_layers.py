@@ -25,7 +25,6 @@ def use_linear(exported: ExportedProgram) -> None:
             back = insert_call(node, aten.transpose.int, (out, 1, 2))
         node.replace_all_uses_with(back)
         graph.erase_node(node)
-    exported.graph_module.recompile()
 
 
 def _turned(node: Any) -> Node | None:

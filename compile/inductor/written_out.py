@@ -27,7 +27,6 @@ def write_out(exported: ExportedProgram) -> None:
         if result is not None:
             node.replace_all_uses_with(result)
             node.graph.erase_node(node)
-    exported.graph_module.recompile()
 
 
 def _call(node: Node, op: Any, *arguments: Any) -> Node:

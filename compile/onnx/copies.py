@@ -33,7 +33,6 @@ def copy_committed(exported: ExportedProgram) -> None:
         for node in graph.find_nodes(op="call_function", target=target):
             _copy(node, returning, node.args)
             graph.erase_node(node)
-    exported.graph_module.recompile()
 
 
 def _copy(node: Node, returning: Any, arguments: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 import specstep
 import torch
 from gguf import GGMLQuantizationType as Type
+from specstep.compile import precision as precision_module
 from specstep.compile.build import note_held_types
 from specstep.compile.config import make_config
 from specstep.compile.gguf import weights
@@ -16,7 +17,8 @@ from specstep.compile.gguf.blocks import NAMES, kept_weights, read_blocks, widen
 from specstep.compile.gguf.file import read_gguf
 from specstep.compile.gguf.weights import widened
 from specstep.compile.kept_groups import KeptGroups
-from specstep.compile.precision import choose_precision
+from specstep.compile.on_disk import OnDisk
+from specstep.compile.precision import choose_precision, kept_on
 from specstep.compile.source import load_source
 from specstep.kernels.linear.groups import GROUP_KINDS, pack_groups, unpack_groups
 from torch import Tensor
@@ -208,6 +210,22 @@ def test_precision_of_each_choice(file: Path) -> None:
     assert kinds("auto", "float32")[0] == "bfloat16"
     made = choose_precision(make_config({}), [file], 8, {})(known).make(known)
     assert torch.equal(unpack_groups(made, 40).values(96), values_of(file, "third"))
+
+
+@pytest.mark.parametrize("weights", ["auto", "int8", "int4"])
+def test_a_weight_is_packed_by_rows_as_at_once(weights: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, disk = values_of(file, "third").bfloat16(), OnDisk()
+    precision = choose_precision(make_config({"weights": weights}), [file], 8, {})
+    at_once = precision(weight).make(weight)
+    stacked = [weight[:24], weight[16:]]
+    monkeypatch.setattr(precision_module, "ROWS", 16)
+    assert torch.equal(precision(weight).make(weight), at_once)
+    on_disk = kept_on(disk, precision)(torch.stack(stacked))
+    assert on_disk.kind == precision(weight).kind
+    packed = on_disk.make(torch.stack(stacked))
+    disk.release_all()
+    for got, part in zip(packed, stacked, strict=True):
+        assert torch.equal(got, precision(part).make(part))
 
 
 @pytest.mark.parametrize(

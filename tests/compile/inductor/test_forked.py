@@ -1,10 +1,12 @@
 """Functions in forked processes: what they return, report and raise reaches whoever waits."""
 
+import multiprocessing
 import os
+import time
 
 import pytest
 import specstep
-from specstep.compile.inductor.forked import run_forked
+from specstep.compile.inductor.forked import run_at_once, run_forked
 
 
 def test_a_result_and_the_lines_before_it():
@@ -47,3 +49,40 @@ def die(progress):
 def test_what_goes_wrong_is_a_build_error(function, message):
     with pytest.raises(specstep.BuildError, match=message):
         run_forked("engine", function, print)
+
+
+def test_functions_run_at_once_but_no_more_than_there_are_cores(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+
+    def note(name):
+        def function(progress):
+            (tmp_path / f"{name} runs").touch()
+            most = len(list(tmp_path.glob("* runs")))
+            time.sleep(0.2)
+            most = max(most, len(list(tmp_path.glob("* runs"))))
+            (tmp_path / f"{name} runs").unlink()
+            (tmp_path / f"{name} saw {most}").touch()
+
+        return function
+
+    run_at_once({name: note(name) for name in "abcde"})
+    saw = sorted(path.name for path in tmp_path.iterdir())
+    assert [name[0] for name in saw] == list("abcde") and max(int(name[-1]) for name in saw) == 2
+
+
+def test_the_first_that_fails_ends_the_others(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+
+    def last(progress):
+        time.sleep(60)
+        (tmp_path / "ran").touch()
+
+    with pytest.raises(specstep.BuildError, match=r"^drafter: expected another$"):
+        run_at_once({"first": last, "second": refuse, "third": last})
+    for child in multiprocessing.active_children():
+        child.join(20)
+    assert not multiprocessing.active_children() and not list(tmp_path.iterdir())
+
+
+def test_nothing_runs_where_there_is_nothing():
+    run_at_once({})
