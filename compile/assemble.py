@@ -26,7 +26,6 @@ from .config import EngineConfig
 from .drafters.choose import make_drafter
 from .drafters.validate import check_drafter
 from .gpus import GPU
-from .on_disk import OnDisk
 from .precision import Precision, choose_precision, kept_on
 from .ranks.parts import Cut, cut_rows
 from .source import Source, quantized_file
@@ -43,7 +42,6 @@ class Assembled:
     precision: Precision  # from a weight to what it is packed as, where a backend packs weights
     gpu: GPU | None = None  # the GPU to build for where it is not here; the modules then lie on the CPU
     cut: Cut | None = None  # how the target was cut into parts; None: it is whole
-    disk: OnDisk | None = None  # where large weights lie
     others: "tuple[dict[str, FlatProgram], ...]" = ()  # the programs of ranks 1, 2, ... by name, see `ranks.share`
 
     @property
@@ -113,7 +111,7 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     declared = row_state(1, 1, 1) | model.states | drafter.scorer.state(drafter.shape)
     in_place = {name for name, tensor in declared.items() if tensor.in_place}
     flat = {name: _flat(modules[name], program, spec, in_place) for name, program in spec.programs.items()}
-    return Assembled(flat["prefill"], flat["step"], flat.get("plain"), spec, precision, config.gpu, cut, target.disk)
+    return Assembled(flat["prefill"], flat["step"], flat.get("plain"), spec, precision, config.gpu, cut)
 
 
 def _cut(target: Source, config: EngineConfig) -> Cut | None:

@@ -68,16 +68,9 @@ def build(model: str, output: str | Path, *, progress: OnProgress = silent, **op
         rows = source.model.get_input_embeddings().weight.shape[0]
         note_tokens(source.tokenizer, source.stop_ids, rows, progress)
         give_back()
-        graphs = assemble(source, config, given_scorer(options))
-        disk.release_all()
-        settle_readings(source, graphs, config.build_device, progress)
-        for said in _in_common(graphs):
-            progress(f"vocabulary: {said}")
-        check_traceable(graphs.step.module)
-        progress("comparing the traced model with transformers")
-        check_faithful(graphs)
-        try_drafts(source, graphs, config.build_device, progress)
-        disk.release_all()
+        with disk.read_in_turn():
+            graphs = assemble(source, config, given_scorer(options))
+            _check(source, graphs, config.build_device, progress)
         give_back()
         if config.ranks > 1:
             progress(f"sharing the model between {config.ranks} ranks")
@@ -93,6 +86,18 @@ def build(model: str, output: str | Path, *, progress: OnProgress = silent, **op
         write_manifest(directory, graphs.spec, lowered, about)
     progress(f"engine written to {output} in {time.perf_counter() - started:.0f} s")
     return Path(output)
+
+
+def _check(source: Source, graphs: Assembled, device: str, progress: OnProgress) -> None:
+    """Before anything is compiled: can the modules, which lie on `device`, be traced, do they compute what transformers
+    does, and are the drafts any good? Raises BuildError."""
+    settle_readings(source, graphs, device, progress)
+    for said in _in_common(graphs):
+        progress(f"vocabulary: {said}")
+    check_traceable(graphs.step.module)
+    progress("comparing the traced model with transformers")
+    check_faithful(graphs)
+    try_drafts(source, graphs, device, progress)
 
 
 def note_held_types(model: str, config: EngineConfig, progress: OnProgress) -> None:

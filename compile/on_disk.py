@@ -1,14 +1,14 @@
 """Weights that a build keeps in a file, not in memory: what a small file is widened to, and what it is packed to."""
 
+import contextlib
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from typing import IO
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..user_cache import cache_path
 
@@ -31,7 +31,7 @@ class OnDisk:
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
         self._mapped: dict[int, mmap.mmap] = {}  # by the address of the tensor in it
-        with suppress(OSError):
+        with contextlib.suppress(OSError):
             cache_path().mkdir(parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=cache_path())  # noqa: SIM115 - open as long as the tensors
 
@@ -59,6 +59,21 @@ class OnDisk:
         memory = self._mapped.get(tensor.data_ptr())
         if memory is not None and hasattr(memory, "madvise"):
             memory.madvise(mmap.MADV_DONTNEED)
+
+    @contextlib.contextmanager
+    def read_in_turn(self) -> Iterator[None]:
+        """Within it, the weights of a module are out of memory once it has run."""
+
+        def release(module: nn.Module, *_: object) -> None:
+            for parameter in module.parameters(recurse=False):
+                if type(parameter) is nn.Parameter:  # no tensor of a trace, which has no address
+                    self.release(parameter)
+
+        hook = nn.modules.module.register_module_forward_hook(release)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def release_all(self) -> None:
         """The same of all tensors."""

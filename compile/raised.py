@@ -1,7 +1,7 @@
 """Run a model in a wider floating-point dtype without a second copy of its weights."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,14 +21,11 @@ class RaisedTo(TorchDispatchMode):
     The weights stay as they are: an operation sees a wider copy, which is gone when it returns, and a product one that
     the next product writes over; of a large weight it sees a part after the other. Tensors that an operation writes in
     place keep their dtype, and so do views: nothing is copied for them, nor for the rows of a table that are not read.
-
-    read: called with each weight that a product has read.
     """
 
-    def __init__(self, dtype: torch.dtype, read: Callable[[Tensor], None] = lambda weight: None):
+    def __init__(self, dtype: torch.dtype):
         super().__init__()
         self.dtype, self._narrow = dtype, {one for one, width in WIDTHS.items() if width < WIDTHS[dtype]}
-        self._read = read
         # Where a product's arguments are raised, by their places: to be given new memory takes longer than to fill it.
         self._room: dict[tuple[int, torch.device], Tensor] = {}
 
@@ -54,7 +51,6 @@ class RaisedTo(TorchDispatchMode):
             part = slice(at, at + step)
             bias = [each[..., part] if each.shape[-1:] == (columns,) else each for each in before]
             made.append(func(*bias, x, self._raised_here(weight[:, part], len(before)), **kwargs))
-        self._read(weight)
         return torch.cat(made, 1) if len(made) > 1 else made[0]
 
     def _raised_here(self, argument: Tensor, place: int) -> Tensor:

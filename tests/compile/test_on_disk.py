@@ -74,3 +74,17 @@ def test_no_file_is_left(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     held = OnDisk().keep(torch.ones(LEAST))
     assert (held == 1).all() and not list((tmp_path / "specstep").iterdir())
+
+
+@torch.no_grad()
+def test_a_module_that_ran_leaves_no_weights_in_memory():
+    disk, layers = OnDisk(), torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(4)))
+    for layer in layers:
+        layer.weight.data = disk.keep(torch.ones(2048, 2048))
+    x, before = torch.ones(1, 2048), resident()
+    expected = x * 2048.0**4
+    with disk.read_in_turn():
+        assert torch.equal(layers(x), expected)
+    assert resident() - before < 2**25
+    assert torch.equal(layers(x), expected)
+    assert resident() - before > 2**25
