@@ -56,10 +56,9 @@ def build(model: str, output: str | Path, *, progress: OnProgress = silent, **op
     compiler = BACKENDS[config.backend].load_compiler()
     if config.gpu is not None:
         compiler.load_described_gpu()  # before a large model is loaded
-    with engine_directory(Path(output)) as directory:
+    with engine_directory(Path(output)) as directory, OnDisk() as disk:
         download(filter(None, [model, config.adapter, *config.drafter.split(",")]), progress)
         progress(f"loading {model}")
-        disk = OnDisk()
         source = load_source(model, config.dtype, config.build_device, config.adapter, disk)
         write_tokenizer(directory, source)  # first: a template that is refused must not cost a compile
         tools = tools_of(source, config.tool_format)
@@ -89,8 +88,8 @@ def build(model: str, output: str | Path, *, progress: OnProgress = silent, **op
 
 
 def _check(source: Source, graphs: Assembled, device: str, progress: OnProgress) -> None:
-    """Before anything is compiled: can the modules, which lie on `device`, be traced, do they compute what transformers
-    does, and are the drafts any good? Raises BuildError."""
+    """Refuse what cannot be traced, or computes something else than transformers, before anything is compiled, and try
+    the drafts. device: where the modules lie. Raises BuildError."""
     settle_readings(source, graphs, device, progress)
     for said in _in_common(graphs):
         progress(f"vocabulary: {said}")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..kernels.linear.groups import Groups
 
-ROWS = 4096  # hashed at once
+ROWS = 4096  # hashed, or packed, at once: a multiple of the outputs of a panel
 
 
 class KeptWeight(NamedTuple):
@@ -54,15 +54,16 @@ class KeptGroups:
         found = self._find(weight)
         return found and found[0]
 
-    def groups(self, weight: Tensor) -> Groups:
-        """The groups of a weight [..., N, K] that has a kind. Raises ValueError for another one."""
-        found = self._find(weight)
+    def groups(self, weight: Tensor, kind: str | None = None) -> Groups:
+        """The groups of a weight [..., N, K] that has a kind; of part of one, that of the whole, since rows of zeros
+        have several. Raises ValueError for another one."""
+        found = self._find(weight, kind)
         if found is None:
             raise ValueError(f"weight: expected rows of the model's file, got {tuple(weight.shape)} {weight.dtype}")
-        kind, places = found
+        name, places = found
         depth = weight.shape[-1]
         flat = weight.reshape(-1, depth)
-        numbers, rows = self.kinds[kind, depth].weights[places], self.kinds[kind, depth].rows[places]
+        numbers, rows = self.kinds[name, depth].weights[places], self.kinds[name, depth].rows[places]
         held: Groups | None = None
         for number in numbers.unique().tolist():
             own = numbers == number
@@ -78,14 +79,15 @@ class KeptGroups:
                 raise ValueError("weight: expected the values of the file's groups, got others")
         return held.each(lambda part: part.view(*weight.shape[:-1], *part.shape[1:]))
 
-    def _find(self, weight: Tensor) -> tuple[str, Tensor] | None:
-        """The kind that all rows of a weight have, and their places in it; None if there is none."""
+    def _find(self, weight: Tensor, kind: str | None = None) -> tuple[str, Tensor] | None:
+        """The kind that all rows of a weight have, and their places in it; None if there is none. kind: the only one
+        that is looked for."""
         if weight.dtype != torch.bfloat16 or weight.numel() == 0:
             return None
         depth = weight.shape[-1]
         hashes = torch.cat([_hash(rows) for rows in weight.reshape(-1, depth).split(ROWS)])
         for name, other in self.kinds:
-            if other == depth:
+            if other == depth and kind in (None, name):
                 held = self.kinds[name, depth].hashes
                 places = torch.searchsorted(held, hashes).clamp(max=len(held) - 1)
                 if torch.equal(held[places], hashes):

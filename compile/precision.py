@@ -15,7 +15,7 @@ from ..kernels.linear.packing import pack
 from ..kernels.linear.quantize import quantize_int4, quantize_int8
 from .config import EngineConfig
 from .heap import give_back
-from .kept_groups import KeptGroups
+from .kept_groups import ROWS, KeptGroups
 from .on_disk import OnDisk
 from .source import kept_weights
 
@@ -28,7 +28,6 @@ class WeightForm(NamedTuple):
     make: Callable[[Tensor], Tensor]
 
 
-ROWS = 4096  # packed at once, a multiple of a panel's outputs
 FP8, FP8_SCALES = "fp8", "fp8 scales"  # kinds
 Precision = Callable[[Tensor], WeightForm]  # from a weight [..., N, K] to what it becomes
 
@@ -114,12 +113,12 @@ def _quantized(weight: Tensor, kind: str, quantize: Callable[[Tensor], Groups]) 
 def _as_in_files(files: list[KeptGroups], weight: Tensor) -> WeightForm | None:
     for file in files:
         if kind := file.kind(weight):
-            return WeightForm(kind, _by_rows(partial(_pack_kept, file)))
+            return WeightForm(kind, _by_rows(partial(_pack_kept, file, kind)))
     return None
 
 
-def _pack_kept(file: KeptGroups, rows: Tensor) -> Tensor:
-    return pack_groups(file.groups(rows))
+def _pack_kept(file: KeptGroups, kind: str, rows: Tensor) -> Tensor:
+    return pack_groups(file.groups(rows, kind))
 
 
 def _by_rows(make: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -155,6 +155,8 @@ def _load_widened(found: Quantized, options: dict[str, Any], keep: Keep) -> Any:
         kind = type(AutoModelForCausalLM.from_config(config))
     state = dict(found.others()) | {name: keep(values(weight, options["dtype"])) for name, weight in found.weights()}
     model, loaded = kind.from_pretrained(None, state_dict=state, **options)
+    for parameter in model.parameters():  # experts were stacked, into memory
+        parameter.data = keep(parameter.data)
     if (found.folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(str(found.folder))
     return model, loaded

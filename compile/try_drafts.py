@@ -3,7 +3,8 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,20 +19,21 @@ from .assemble import Assembled
 from .source import Source
 
 QUESTION = "Explain in a few sentences why the sky is blue, then list three facts about light."
-FEW, STEPS, SECONDS = 8, 24, 10.0  # a first trial, another one, and how long each may take
+FEW, STEPS, SECONDS = 8, 24, 10.0  # where some are accepted, where none is, and how long that may take
 
 
 def try_drafts(source: Source, graphs: Assembled, device: str, progress: OnProgress) -> None:
     """Continue a short text with the plain modules, which lie on `device`, and report the tokens per step of a neural
-    drafter in one line. A second line warns where none of its drafts is accepted. Others learn, or copy from longer
-    texts."""
+    drafter in one line. A second line warns where none of its drafts is accepted. N-grams are not tried: they learn,
+    and copy from longer texts."""
     step = graphs.step.module
     assert isinstance(step, SpeculativeStep)
     if step.drafter.nodes == 0 or not step.drafter.scorer.neural:
         return
-    accepted = accepted_drafts(source, graphs, device, FEW)
+    steps = _accepted_drafts(source, graphs, device)
+    accepted = list(islice(steps, FEW))
     if not any(accepted):
-        accepted = accepted_drafts(source, graphs, device)
+        accepted += steps
     progress(f"drafts: {tokens_per_step(accepted):.1f} tokens per step over {len(accepted)} steps")
     if not any(accepted):
         progress(
@@ -40,11 +42,15 @@ def try_drafts(source: Source, graphs: Assembled, device: str, progress: OnProgr
         )
 
 
-def accepted_drafts(source: Source, graphs: Assembled, device: str, steps: int = STEPS) -> list[int]:
-    """What is accepted of the drafts of a short text, step after step. steps: at most."""
+def accepted_drafts(source: Source, graphs: Assembled, device: str) -> list[int]:
+    """What is accepted of the drafts of a short text, step after step."""
+    return list(_accepted_drafts(source, graphs, device))
+
+
+def _accepted_drafts(source: Source, graphs: Assembled, device: str) -> Iterator[int]:
     prompt = _prompt(source.tokenizer, graphs.spec)
-    longest = min(graphs.spec.max_seq_len, len(prompt) + steps * (1 + graphs.spec.config["depth"]))
-    return _accepted(prompt, graphs, _trial_spec(graphs.spec, longest, device), steps)
+    longest = min(graphs.spec.max_seq_len, len(prompt) + STEPS * (1 + graphs.spec.config["depth"]))
+    return _accepted(prompt, graphs, _trial_spec(graphs.spec, longest, device))
 
 
 def tokens_per_step(accepted: Sequence[int]) -> float:
@@ -52,19 +58,18 @@ def tokens_per_step(accepted: Sequence[int]) -> float:
     return 1 + sum(accepted) / len(accepted)
 
 
-def _accepted(prompt: list[int], graphs: Assembled, spec: EngineSpec, steps: int) -> list[int]:
+@torch.no_grad()
+def _accepted(prompt: list[int], graphs: Assembled, spec: EngineSpec) -> Iterator[int]:
     """The number of drafted tokens that the target agreed with, step after step."""
-    accepted: list[int] = []
+    count = 0
     deadline = time.monotonic() + SECONDS
-    with torch.no_grad():
-        session = TorchSession(spec, lambda inputs: graphs.prefill(*inputs), lambda inputs: graphs.step(*inputs))
-        row = session.admit(prompt, spec.max_seq_len, [])
-        finish = session.step()[row].finish  # nothing is drafted for a row's first step
-        while finish == RUNNING and len(accepted) < steps and (not accepted or time.monotonic() < deadline):
-            told = session.step()[row]
-            accepted.append(len(told.path))
-            finish = told.finish
-    return accepted
+    session = TorchSession(spec, lambda inputs: graphs.prefill(*inputs), lambda inputs: graphs.step(*inputs))
+    row = session.admit(prompt, spec.max_seq_len, [])
+    finish = session.step()[row].finish  # nothing is drafted for a row's first step
+    while finish == RUNNING and count < STEPS and (not count or time.monotonic() < deadline):
+        told = session.step()[row]
+        count, finish = count + 1, told.finish
+        yield len(told.path)
 
 
 def _prompt(tokenizer: Any, spec: EngineSpec) -> list[int]:

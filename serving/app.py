@@ -24,7 +24,7 @@ from .kv_stream import KVEventStream
 from .metrics import Metrics
 from .options import ServeOptions
 from .places import on_error
-from .prepare import chat_tokens, choices, knows_effort, prepare_chat, prepare_completion, text_tokens
+from .prepare import choices, knows_effort, prepare_chat, prepare_completion, tokens_of
 from .responses.answer import PREFIX, ResponseStream, StatelessResponse
 from .responses.fields import ResponsesRequest, names_as_sent
 from .responses.output import Output
@@ -146,13 +146,7 @@ def _add_models(app: FastAPI, served: Mapping[str, Served]) -> None:
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         """The token ids of a text, or of a conversation in the chat template."""
         one = _find(served, body.model)
-        special = body.parse_special
-        if body.messages is not None:
-            arguments, messages = body.chat_template_kwargs or {}, [message.plain() for message in body.messages]
-            tokens = await asyncio.to_thread(chat_tokens, one, messages, arguments, special)
-        else:
-            around = body.add_special_tokens is not False
-            tokens = await asyncio.to_thread(text_tokens, one, body.prompt or "", special, around)
+        tokens = await asyncio.to_thread(tokens_of, one, body)
         return {"tokens": tokens, "count": len(tokens), "max_model_len": one.engine.spec.max_seq_len}
 
 

@@ -251,7 +251,7 @@ class CompletionRequest(CommonFields):
 
 
 class TokenizeRequest(Fields):
-    """POST /tokenize: a text, or messages as a chat's."""
+    """POST /tokenize: a text, or messages and tools as a chat's."""
 
     model: str | None = Field(None, max_length=256)
     prompt: str | None = None
@@ -259,6 +259,7 @@ class TokenizeRequest(Fields):
     add_special_tokens: bool | None = None
     parse_special: bool | None = None
     chat_template_kwargs: Data | None = None
+    tools: DataList | None = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "TokenizeRequest":

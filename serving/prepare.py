@@ -9,7 +9,7 @@ from ..runtime.asked.request import Request
 from ..runtime.asked.sampling_params import SamplingParams
 from .api_error import ApiError
 from .field_errors import too_long
-from .fields import ChatRequest, CommonFields, CompletionRequest
+from .fields import ChatRequest, CommonFields, CompletionRequest, TokenizeRequest
 from .room import require_room
 from .served import Served
 from .structured import names_as_sent, structured_of
@@ -48,11 +48,8 @@ def prepare_chat(served: Served, body: ChatRequest, scope: str) -> Prepared:
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs: expected logprobs true beside it", param="top_logprobs")
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
-    messages = [message.plain() for message in body.messages]
     arguments = {**_of_effort(served, body.reasoning_effort), **body.arguments}
-    if body.tools or any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
-        messages, arguments = shown_tools(served, messages, arguments, body.tools or [], tools is not None)
-    tokens = chat_tokens(served, messages, arguments, body.parse_special)
+    tokens = _chat_tokens(served, body, arguments, tools is not None)
     reading = reading_of(served, tools, tokens)
     most = body.max_completion_tokens or body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -114,16 +111,27 @@ def _shown_stops(served: Served, request: Request) -> Request:
     return replace(request, stop_text=request.stop_text and request.stop_text.over(served.shown_text))
 
 
-def chat_tokens(
-    served: Served, messages: Sequence[dict[str, Any]], arguments: dict[str, Any], parse_special: bool | None
+def tokens_of(served: Served, body: TokenizeRequest) -> list[int]:
+    """The token ids of a text, or of a conversation with its tools. Raises ApiError and InputError."""
+    if body.messages is None:
+        return text_tokens(served, body.prompt or "", body.parse_special, body.add_special_tokens is not False)
+    tools = tools_of(body.tools, None, None)
+    return _chat_tokens(served, body, body.chat_template_kwargs or {}, tools is not None)
+
+
+def _chat_tokens(
+    served: Served, body: ChatRequest | TokenizeRequest, arguments: dict[str, Any], calls: bool
 ) -> list[int]:
     """A conversation in the chat template, if it can fit: all that the template may write is counted before it runs.
-    Raises ApiError and InputError."""
+    arguments: variables of the template. calls: whether the model may call tools. Raises ApiError and InputError."""
+    messages: Sequence[dict[str, Any]] = [message.plain() for message in body.messages or []]
+    if body.tools or any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
+        messages, arguments = shown_tools(served, messages, arguments, body.tools or [], calls)
     if len(messages) > served.most_tokens:
         raise too_long("messages", served.most_tokens, f"{len(messages)} messages")
     for name, data in (("messages", messages), ("chat_template_kwargs", arguments)):
         require_room(served, name, data)
-    tokens = served.engine.tokenizer.encode_messages(messages, arguments, parse_special=bool(parse_special))
+    tokens = served.engine.tokenizer.encode_messages(messages, arguments, parse_special=bool(body.parse_special))
     if len(tokens) > served.most_tokens:
         raise too_long("messages", served.most_tokens, str(len(tokens)))
     return tokens

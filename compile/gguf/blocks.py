@@ -74,10 +74,10 @@ def _kept(file: GgufFile, tensor: GgufTensor) -> KeptWeight:
 
     def read(index: Any) -> Groups:
         if factors is None:
-            found = read_blocks(tensor.kind, rows[index])
-            file.release()
-            return found
-        groups = _groups_of(_with_factors(rows[index], factors[index]))
+            groups: Groups | None = read_blocks(tensor.kind, rows[index])
+        else:
+            groups = _groups_of(_with_factors(rows[index], factors[index]))
+        file.release()
         assert groups is not None, "`_fits` has looked at all rows"
         return groups
 

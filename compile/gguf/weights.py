@@ -1,6 +1,8 @@
 """The weights of a model, read from a GGUF file one after the other, in the model's own dtype."""
 
 import re
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import gguf
@@ -48,25 +50,31 @@ def read_weights(
             parameter.data = torch.zeros_like(parameter)  # of a layer whose siblings have one
             continue
         kind = torch.float32 if exact else parameter.dtype
-        parts = [_values(file, metadata, source, kind) for source in sources]
-        try:
-            value = make(config, *parts).to(parameter.dtype)
-        except RuntimeError as error:  # parts that cannot be cut or joined so
-            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
-            raise BuildError(
-                f"model: {metadata.name}: {', '.join(sources)}: expected what makes {name}, got {shapes}"
-            ) from error
-        except ValueError as error:  # numbers that cannot be what they are for
-            raise BuildError(f"model: {metadata.name}: {', '.join(sources)}: {error}") from error
-        if value.shape != parameter.shape:
-            raise BuildError(
-                f"model: {metadata.name}: {', '.join(sources)}: expected shape {tuple(parameter.shape)} for {name}, "
-                f"got {tuple(value.shape)}"
-            )
-        parameter.data = keep(value.contiguous())
+        parts = {source: _values(file, metadata, source, kind) for source in sources}
+        parameter.data = keep(_made(partial(make, config), parts, name, parameter, metadata))
         file.release()
         used.update(sources)
     _check_all_used(file, metadata, used, layers)
+
+
+def _made(
+    make: Callable[..., Tensor], parts: Mapping[str, Tensor], name: str, parameter: Tensor, metadata: Metadata
+) -> Tensor:
+    """What a parameter is made to be of tensors of the file. Raises BuildError."""
+    sources = ", ".join(parts)
+    try:
+        value = make(*parts.values()).to(parameter.dtype)
+    except RuntimeError as error:  # parts that cannot be cut or joined so
+        shapes = ", ".join(str(tuple(part.shape)) for part in parts.values())
+        raise BuildError(f"model: {metadata.name}: {sources}: expected what makes {name}, got {shapes}") from error
+    except ValueError as error:  # numbers that cannot be what they are for
+        raise BuildError(f"model: {metadata.name}: {sources}: {error}") from error
+    if value.shape != parameter.shape:
+        raise BuildError(
+            f"model: {metadata.name}: {sources}: expected shape {tuple(parameter.shape)} for {name}, "
+            f"got {tuple(value.shape)}"
+        )
+    return value.contiguous()
 
 
 def _names(architecture: str, layers: int) -> gguf.TensorNameMap:

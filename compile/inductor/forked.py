@@ -62,10 +62,11 @@ class Forked:
 def run_at_once(functions: Mapping[str, Callable[[OnProgress], Any]]) -> None:
     """Run functions by name in processes of their own, in their order, one for each core at a time. Raises BuildError
     with what the first that fails raised."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     waiting, running = list(functions.items()), dict[Any, Forked]()
     try:
         while waiting or running:
-            while waiting and len(running) < (os.cpu_count() or 1):
+            while waiting and len(running) < cores:
                 child = Forked(*waiting.pop(0))
                 running[child.told] = child
             for told in wait(running):

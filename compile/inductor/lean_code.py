@@ -16,6 +16,7 @@ from torch._inductor.virtualized import V
 
 _OPTIMIZATION = "_get_optimization_cflags"
 _STRIDE = "stride_at_vec_range"
+_UNLIFT = "_unlift_graph"
 _COPY = "clone_preserve_strides"
 _INPUT_CHECKS = "generate_input_output_runtime_checks"
 
@@ -61,7 +62,16 @@ def no_copies_of_weights() -> Iterator[None]:
     def same(tensor: Tensor) -> Tensor:
         return tensor
 
-    with patch.object(compile_fx, _COPY, same) if hasattr(compile_fx, _COPY) else contextlib.nullcontext():
+    unlift, known = getattr(compile_fx, _UNLIFT, None), hasattr(compile_fx, _COPY)
+    if unlift is None or not known:
+        yield
+        return
+
+    def unlift_alone(*given: Any) -> Any:
+        with patch.object(compile_fx, _COPY, same):
+            return unlift(*given)
+
+    with patch.object(compile_fx, _UNLIFT, unlift_alone):
         yield
 
 

@@ -53,10 +53,10 @@ def controls(
 
 def seeds(params: SamplingParams) -> list[dict[str, int]]:
     """The control `seeds` of each choice: that of the i-th is the seed + i, without its sign, which the noise does not
-    know. Greedy choices have none."""
+    know. Greedy choices have none. -1 draws a seed, as None does: clients of vLLM and llama.cpp send it."""
     if not params.temperature:
         return [{}] * params.n
-    first = secrets.randbits(48) if params.seed is None else params.seed  # any JSON reader has 48 bits
+    first = secrets.randbits(48) if params.seed in (None, -1) else params.seed  # any JSON reader has 48 bits
     return [{"seeds": (first + choice) % SEEDS} for choice in range(params.n)]
 
 

@@ -53,7 +53,7 @@ class SamplingParams:
     bad_words_ids: Sequence[Sequence[int]] = ()  # sequences of tokens that are never written
     min_new_tokens: int = 0  # before so many, no stop id is chosen, and no stop string counts
     stop: str | Sequence[str] = ()  # texts that end the output and are left out of it
-    seed: int | None = None  # None draws one
+    seed: int | None = None  # None and -1 draw one
     logprobs: int | None = None  # so many of the likeliest tokens are told in the place of each
     n: int = 1  # outputs; the i-th has the seed `seed` + i
     # What the whole output must be: {"json": SCHEMA}, {"json_object": True}, {"regex": TEXT}, {"choice": TEXTS} or

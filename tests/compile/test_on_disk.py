@@ -2,10 +2,18 @@
 
 import errno
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
+from specstep.compile import on_disk
 from specstep.compile.on_disk import LEAST, OnDisk
+
+
+@pytest.fixture(autouse=True)
+def spare_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disks of tests may be small."""
+    monkeypatch.setattr(on_disk, "SPARED", 0)
 
 
 def resident() -> int:
@@ -61,6 +69,45 @@ def test_a_full_disk_leaves_tensors_in_memory(monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
     tensor = torch.ones(LEAST)
     assert OnDisk().keep(tensor) is tensor
+
+
+def test_a_disk_that_is_nearly_full_is_left_to_the_engine(monkeypatch):
+    free = [3 * 4 * LEAST]
+    monkeypatch.setattr(os, "fstatvfs", lambda file: SimpleNamespace(f_bavail=free[0], f_frsize=1))
+    disk, tensors = OnDisk(), [torch.full((LEAST,), float(number)) for number in range(4)]
+    kept = [disk.keep(tensor) for tensor in tensors]
+    moved = [held is not tensor for held, tensor in zip(kept, tensors, strict=True)]
+    assert moved == [True, True, True, False], "each needs its own room and that of those before it"
+    free[0] = 2**40
+    assert disk.keep(tensors[3]) is tensors[3], "what once was full is not asked again"
+    for held, tensor in zip(kept, tensors, strict=True):
+        assert torch.equal(held, tensor)
+
+
+@pytest.mark.parametrize("mapped", [LEAST, 10 * LEAST, 2**30])
+def test_many_tensors_open_few_files(mapped, monkeypatch):
+    monkeypatch.setattr(on_disk, "MAPPED", mapped)
+    before, disk = len(os.listdir("/proc/self/fd")), OnDisk()
+    tensors = [torch.full((LEAST // 4 + 100 * number,), float(number)) for number in range(40)]
+    kept = [disk.keep(tensor) for tensor in tensors]
+    most = 1 + sum(tensor.nbytes // LEAST + 1 for tensor in tensors) * LEAST // mapped + 1
+    assert len(os.listdir("/proc/self/fd")) - before <= most
+    for number, held in enumerate(kept):
+        disk.release(held)
+        held += 1
+        assert (held == number + 1).all()
+    disk.release_all()
+    assert all((held == number + 1).all() for number, held in enumerate(kept))
+
+
+def test_what_was_kept_outlives_the_build():
+    with OnDisk() as disk:
+        held = disk.keep(torch.arange(LEAST))
+    assert torch.equal(held, torch.arange(LEAST))
+    other = torch.ones(LEAST)
+    assert disk.keep(other) is other
+    disk.release(held)
+    disk.release_all()
 
 
 def test_a_cache_that_cannot_be_written_does_too(monkeypatch, tmp_path):

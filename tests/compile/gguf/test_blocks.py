@@ -212,6 +212,23 @@ def test_precision_of_each_choice(file: Path) -> None:
     assert torch.equal(unpack_groups(made, 40).values(96), values_of(file, "third"))
 
 
+def test_rows_of_zeros_are_of_the_kind_of_their_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kinds have such rows; a part of a weight with nothing else is of either."""
+    rows = {}
+    for name, kind in (("first", Type.Q8_0), ("second", Type.Q4_0)):
+        values = np.random.default_rng(0).standard_normal((48, 96), dtype=np.float32)
+        values[16:32] = 0
+        rows[name] = gguf.quantize(values, kind), kind
+    file = write_tensors(tmp_path / "zeros.gguf", rows)
+    monkeypatch.setattr(precision_module, "ROWS", 16)
+    precision = choose_precision(make_config({}), [file], 8, {})
+    for name, kind in (("first", "int8"), ("second", "int4")):
+        weight = values_of(file, name).bfloat16()
+        form = precision(weight)
+        assert form.kind == kind
+        assert torch.equal(unpack_groups(form.make(weight), 48).values(96), values_of(file, name))
+
+
 @pytest.mark.parametrize("weights", ["auto", "int8", "int4"])
 def test_a_weight_is_packed_by_rows_as_at_once(weights: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, disk = values_of(file, "third").bfloat16(), OnDisk()

@@ -52,7 +52,7 @@ def test_what_goes_wrong_is_a_build_error(function, message):
 
 
 def test_functions_run_at_once_but_no_more_than_there_are_cores(monkeypatch, tmp_path):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5})
 
     def note(name):
         def function(progress):
@@ -71,7 +71,7 @@ def test_functions_run_at_once_but_no_more_than_there_are_cores(monkeypatch, tmp
 
 
 def test_the_first_that_fails_ends_the_others(monkeypatch, tmp_path):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5})
 
     def last(progress):
         time.sleep(60)

@@ -1,6 +1,8 @@
 """Less code is generated, in less time; PyTorch is as it was afterwards."""
 
 import zipfile
+from contextlib import suppress
+from unittest.mock import patch
 
 import pytest
 import sympy
@@ -13,6 +15,7 @@ from specstep.compile.inductor.lean_code import (
 )
 from specstep.compile.inductor.settings import FEW_PAIRS, UNCHECKED, known
 from torch._inductor import compile_fx, cpp_builder
+from torch._inductor.codecache import AotCodeCompiler
 from torch._inductor.codegen import cpp
 from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
@@ -70,11 +73,30 @@ def test_strides_are_those_of_pytorch(index, length):
     assert [sympy.expand(a - b) for a, b in zip(got, expected, strict=True)] == [0, 0]
 
 
-def test_weights_are_not_copied():
-    weight = torch.ones(3)
+def test_weights_are_not_copied(monkeypatch):
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight
+
+    copied = []
+    copy = compile_fx.clone_preserve_strides
+    monkeypatch.setattr(compile_fx, "clone_preserve_strides", lambda tensor: copied.append(tensor) or copy(tensor))
+    program = torch.export.export(Layer(), (torch.ones(3),))
+
+    def copies() -> int:
+        copied.clear()
+        with patch.object(AotCodeCompiler, "compile", lambda *given, **named: []), suppress(Exception):
+            torch._inductor.aot_compile(program.module(), (torch.ones(3),))
+        return len(copied)
+
+    assert copies() == 1
     with no_copies_of_weights():
-        assert compile_fx.clone_preserve_strides(weight) is weight
-    assert compile_fx.clone_preserve_strides(weight) is not weight
+        assert copies() == 0
+    assert copies() == 1
 
 
 def test_kernels_are_optimised_less():

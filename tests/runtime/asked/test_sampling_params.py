@@ -270,6 +270,11 @@ def test_a_negative_seed_is_told_as_the_one_that_it_counts_as(engine):
     assert engine.generate([5, 6], 9, sampling={"temperature": 1, "seed": result.seed}).token_ids == result.token_ids
 
 
+def test_a_seed_of_minus_one_is_drawn(engine):
+    drawn = {engine.generate([5], 1, sampling={"temperature": 1, "seed": -1}).seed for _ in range(3)}
+    assert len(drawn) == 3 and all(0 <= seed < 2**48 for seed in drawn)
+
+
 def test_each_prompt_has_its_own_sampling(engine):
     some = [None, SamplingParams(temperature=1, seed=3), {"temperature": 2, "seed": 4, "n": 2}]
     greedy, one, two = engine.generate([[5], [6], [7]], 6, sampling=some)

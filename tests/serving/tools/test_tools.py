@@ -84,6 +84,18 @@ def check(call):
 
 
 @pytest.mark.parametrize("model", ["tiny", "thinks"])
+def test_tokenize_shows_tools_as_a_chat_does(model, client):
+    asked = {"model": model, "messages": user("hello"), "tools": [WEATHER, NOW]}
+    counts = []
+    for more in ({}, {"tools": [NOW]}, {"tools": []}):
+        got = client.post("../tokenize", body=asked | more, cast_to=object)
+        usage = client.chat.completions.create(**asked | more, max_tokens=1).usage
+        assert got["count"] == len(got["tokens"]) == usage.prompt_tokens
+        counts.append(got["count"])
+    assert counts[0] > counts[1] > counts[2]
+
+
+@pytest.mark.parametrize("model", ["tiny", "thinks"])
 @pytest.mark.parametrize(
     ("choice", "reason", "names"),
     [
