@@ -14,6 +14,7 @@ from ..user_cache import cache_path
 
 LEAST = 2**16  # bytes of a tensor that is worth a place in the file
 MAPPED = 2**30  # bytes that are mapped at once: a mapping takes one of the few files that a process may open
+COPIED = 2**24  # elements that are copied at once
 SPARED = 2**30  # bytes of the disk that are left to others, beside what the engine will take
 Keep = Callable[[Tensor], Tensor]  # a tensor -> the same where it may stay
 
@@ -73,9 +74,11 @@ class OnDisk:
         if place is None:
             return tensor
         flat = torch.frombuffer(place.memory, dtype=tensor.dtype, count=tensor.numel(), offset=place.start)
-        held = flat.view(tensor.shape).copy_(tensor)
+        for part, given in zip(flat.split(COPIED), tensor.contiguous().view(-1).split(COPIED), strict=True):
+            part.copy_(given)
+            place.release()
+        held = flat.view(tensor.shape)
         self._places[held.data_ptr()] = place
-        place.release()
         return held
 
     def _new_place(self, count: int) -> _Place | None:

@@ -11,6 +11,7 @@ from gguf.constants import MODEL_ARCH_NAMES
 from torch import Tensor, nn
 
 from ...errors import BuildError
+from ..heap import give_back
 from ..on_disk import Keep
 from .architectures import Architecture
 from .blocks import wide_values
@@ -18,6 +19,7 @@ from .file import GgufFile, GgufTensor
 from .metadata import Metadata
 
 VALUES = 2**20  # widened at once, to float32: for more, the system gives new memory, which is slow
+LARGE = 2**22  # elements of a weight, whose parts leave the heap in pieces
 # Tensors that change no logit, and why.
 HARMLESS = (
     r"blk\.\d+\.attn_rot_embd\.weight",  # frequencies that follow from the metadata
@@ -53,6 +55,8 @@ def read_weights(
         parts = {source: _values(file, metadata, source, kind) for source in sources}
         parameter.data = keep(_made(partial(make, config), parts, name, parameter, metadata))
         file.release()
+        if parameter.numel() >= LARGE:
+            give_back()
         used.update(sources)
     _check_all_used(file, metadata, used, layers)
 
