@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,6 +43,18 @@ def keep(path: Path, data: bytes) -> None:
         except OSError:
             work.unlink(missing_ok=True)
             raise
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Within it, other processes that want the lock of this name wait. Where no file can be written or locked, nobody
+    does."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(path.open("wb"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _locked_file(path: Path) -> tuple[Path, BinaryIO]:

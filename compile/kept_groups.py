@@ -6,14 +6,17 @@ is taken.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..kernels.linear.groups import Groups
 
 ROWS = 4096  # hashed, or packed, at once: a multiple of the outputs of a panel
+WORD = 4  # numbers of bfloat16 in an int64
 
 
 class KeptWeight(NamedTuple):
@@ -96,7 +99,15 @@ class KeptGroups:
 
 
 def _hash(rows: Tensor) -> Tensor:
-    """[N, K] bfloat16 -> [N] int64: the same for the same numbers, within a process. Zeros lose their sign, which
-    groups of four-bit floats do not keep."""
-    held, width = (rows + 0.0).contiguous().view(torch.int16).numpy().tobytes(), rows.shape[-1] * 2
-    return torch.tensor([hash(held[at : at + width]) for at in range(0, len(held), width)], dtype=torch.int64)
+    """[N, K] bfloat16 -> [N] int64: the same for the same numbers. Zeros lose their sign, which groups of four-bit
+    floats do not keep."""
+    held = (rows + 0.0).contiguous().view(torch.int16)
+    words = F.pad(held, (0, -held.shape[-1] % WORD)).view(torch.int64)
+    return words @ _factors(words.shape[-1])
+
+
+@cache
+def _factors(count: int) -> Tensor:
+    """Odd numbers at random: their sum of products with different words is the same once in 2^48 or less."""
+    made = torch.Generator().manual_seed(count)
+    return torch.randint(-(2**63), 2**63 - 1, (count,), generator=made) | 1

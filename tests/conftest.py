@@ -125,7 +125,8 @@ def shared_sessions():
 
 @pytest.fixture
 def own_cache(own_environment, shared_folder, tmp_path, monkeypatch):
-    """A cache of one test's own -> its folder. The compiled libraries are there: each takes a minute."""
+    """A cache of one test's own -> its folder. The compiled libraries are there: each takes a minute. So is what all
+    programs are linked to: 5 seconds."""
     native = shared_folder / "cache" / "specstep"
     cache = tmp_path / "cache" / "specstep"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
@@ -133,6 +134,9 @@ def own_cache(own_environment, shared_folder, tmp_path, monkeypatch):
     for library in native.glob("native-*/*.so"):
         (cache / library.parent.name).mkdir()
         (cache / library.parent.name / library.name).symlink_to(library)
+    for linked in native.glob("programs/*.o"):
+        (cache / "programs").mkdir(exist_ok=True)
+        shutil.copy(linked, cache / "programs")
     return cache
 
 

@@ -1,11 +1,13 @@
 """Where kept files lie."""
 
 import fcntl
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from specstep import user_cache
-from specstep.user_cache import cache_path, keep
+from specstep.user_cache import cache_path, keep, locked
 
 
 def test_xdg_then_home(tmp_path, monkeypatch):
@@ -36,3 +38,27 @@ def test_what_a_killed_writer_left_is_removed_and_what_one_writes_is_not(tmp_pat
         keep(path, b"whole")
         assert path.read_bytes() == b"whole"
         assert sorted(tmp_path.iterdir()) == [held, path]
+
+
+ASKS = """
+import fcntl, sys
+try:
+    fcntl.flock(open(sys.argv[1], "wb"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.exit(7)
+"""
+
+
+def test_another_process_waits_for_a_lock(tmp_path):
+    def asks():
+        return subprocess.run([sys.executable, "-c", ASKS, str(tmp_path / "new" / "lock")], check=False).returncode
+
+    with locked(tmp_path / "new" / "lock"):
+        assert asks() == 7
+    assert asks() == 0
+
+
+def test_nobody_waits_where_no_file_can_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with locked(tmp_path / "file" / "lock"):
+        pass

@@ -31,7 +31,15 @@ SMALL, SHORT = 65_536, 8  # elements of constants whose values count: of integer
 PROGRAM = "pt2"  # the ending of a compiled program's name
 OURS = "specstep"  # the namespace of our ops
 PACKAGE = Path(__file__).parents[2]
-SOURCES = ("*.py", "compile/**/*.py", "graphs/**/*.py", "kernels/**/*.py")  # what a program may have come from
+# What a program may have come from.
+SOURCES = (
+    "*.py",
+    "compile/**/*.py",
+    "compile/inductor/*.cpp",
+    "compile/inductor/*.h",
+    "graphs/**/*.py",
+    "kernels/**/*.py",
+)
 
 
 def find_program(key: str, path: Path) -> bool:
@@ -95,6 +103,11 @@ def surroundings(settings: Mapping[str, Any]) -> "hashlib._Hash":
     return known
 
 
+def text_key(text: str) -> str:
+    """A digest of a text in C++, and of what compiles it here."""
+    return hashlib.sha256(f"{_machine()}\n{text}".encode()).hexdigest()
+
+
 def _place(key: str, kind: str) -> Path:
     return cache_path(PROGRAMS, f"{key}.{kind}")
 
@@ -110,11 +123,16 @@ def _remove_oldest() -> None:
             file.unlink(missing_ok=True)
 
 
+def _machine() -> str:
+    """PyTorch, this processor, and the C++ compiler."""
+    here = f"{platform.machine()} {cpu_instructions()} {os.environ.get('CXX')}"
+    return f"{torch.__version__} {vector_instructions()} {here}"
+
+
 @cache
 def _compiler() -> str:
     """PyTorch, this processor, our ops' library, which the C++ compiler made, and our code, in a digest."""
-    known = hashlib.sha256(f"{torch.__version__} {vector_instructions()}".encode())
-    known.update(f"{platform.machine()} {cpu_instructions()} {os.environ.get('CXX')}".encode())
+    known = hashlib.sha256(_machine().encode())
     known.update(build_library().read_bytes() if has_library() else b"")
     for file in sorted(file for pattern in SOURCES for file in PACKAGE.glob(pattern)):
         known.update(f"{file.relative_to(PACKAGE)}".encode() + file.read_bytes())

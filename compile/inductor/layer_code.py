@@ -20,6 +20,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..heap import give_back
+from .interface_once import interface_linked, without_interface
 from .layers import LayerKind, outline_layers
 
 SHIMS = "aot_inductor.custom_ops_to_c_shims"
@@ -111,7 +112,12 @@ class LayerCode:
             gc.collect()  # the C++ compiler takes as much again
             give_back()
             wrapper = "\n".join([wrapper, *missing, *([BORROWED] if self.functions else []), *self.functions])
-            return compile_code(graph, wrapper, "\n".join([kernels, *self.kernels]), *given, **named)
+            kernels = "\n".join([kernels, *self.kernels])
+            own = without_interface(wrapper)
+            if own is None:
+                return compile_code(graph, wrapper, kernels, *given, **named)
+            with interface_linked():
+                return compile_code(graph, own, kernels, *given, **named)
 
         with patch.object(AotCodeCompiler, "compile", compile_all):
             yield

@@ -23,7 +23,7 @@ from .exact_walk import left_over
 from .forked import run_at_once
 from .kept_code import find_program, keep_program, program_key
 from .layer_code import layers_compiled_once
-from .lean_code import less_optimized, no_copies_of_weights, no_input_checks, rules_made_once, strides_by_derivative
+from .lean_code import LEAN
 from .of_rank import export_like
 from .rewrites import rewrite_for_cpu, rewrite_for_gpu
 from .settings import cpu_settings, gpu_settings
@@ -73,14 +73,10 @@ def _lean() -> Iterator[None]:
     # Our ops take any strides. By default the compiler copies what does not have those of the traced tensors: each
     # layer's whole cache, which it writes in place although the trace has a new tensor for it.
     layout = torch._functorch.config.patch(custom_op_default_layout_constraint="needs_fixed_stride_order")
-    with (
-        layout,
-        no_input_checks(),
-        no_copies_of_weights(),
-        rules_made_once(),
-        strides_by_derivative(),
-        less_optimized(),
-    ):
+    with contextlib.ExitStack() as held:
+        held.enter_context(layout)
+        for less in LEAN:
+            held.enter_context(less())
         yield
 
 
