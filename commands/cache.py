@@ -43,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
     left = sum(engine.size for name, engine in kept.items() if name not in gone)
     say(f"{len(kept) - len(gone)} engines, {left / MIB:,.0f} of {MOST_BYTES / MIB:,.0f} MiB, in {cache_path(FOLDER)}")
     _compiled("compiled programs", cache_path(PROGRAMS), "*.pt2", options.clear)
+    _compiled("interfaces of programs", cache_path(PROGRAMS), "*.o", options.clear)
     _compiled("lowered engines", cache_path(PROGRAMS), "*.lowering", options.clear)
     _compiled("libraries of kernels", cache_path(), "native-*/*.so", options.clear)
     if options.clear:

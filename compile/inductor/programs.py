@@ -23,7 +23,8 @@ from .exact_walk import left_over
 from .forked import run_at_once
 from .kept_code import find_program, keep_program, program_key
 from .layer_code import layers_compiled_once
-from .lean_code import LEAN
+from .lean_code import GENERATED_LESS
+from .lean_trace import TRACED_LESS
 from .of_rank import export_like
 from .rewrites import rewrite_for_cpu, rewrite_for_gpu
 from .settings import cpu_settings, gpu_settings
@@ -34,7 +35,11 @@ from .stored_program import Packed
 def compile_package(program: ExportedProgram, path: Path, config: dict[str, Any]) -> None:
     """Compile a program with Inductor's settings to `path`: the graph, without weights."""
     with _lean():
-        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=config)
+        _package(program, path, config)
+
+
+def _package(program: ExportedProgram, path: Path, config: dict[str, Any]) -> None:
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=config)
 
 
 def trace_and_compile(
@@ -75,7 +80,7 @@ def _lean() -> Iterator[None]:
     layout = torch._functorch.config.patch(custom_op_default_layout_constraint="needs_fixed_stride_order")
     with contextlib.ExitStack() as held:
         held.enter_context(layout)
-        for less in LEAN:
+        for less in (*GENERATED_LESS, *TRACED_LESS):
             held.enter_context(less())
         yield
 
@@ -116,7 +121,7 @@ def _compiles(program: ExportedProgram, path: Path, config: dict[str, Any]) -> C
     def compile_it(progress: OnProgress) -> None:
         settings = signed(config, program)
         with _lean(), layers_compiled_once(program, settings) as with_layers:
-            compile_package(program, path, with_layers)
+            _package(program, path, with_layers)
 
     return compile_it
 

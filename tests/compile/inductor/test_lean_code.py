@@ -1,6 +1,5 @@
 """Less code is generated, in less time; PyTorch is as it was afterwards."""
 
-import re
 import zipfile
 from contextlib import suppress
 from unittest.mock import patch
@@ -12,18 +11,13 @@ from specstep.compile.inductor.lean_code import (
     less_optimized,
     no_copies_of_weights,
     rules_made_once,
-    sizes_computed_once,
     strides_by_derivative,
-    writes_put_back,
 )
 from specstep.compile.inductor.settings import FEW_PAIRS, UNCHECKED, known
 from torch._inductor import compile_fx, cpp_builder
 from torch._inductor.codecache import AotCodeCompiler
 from torch._inductor.codegen import cpp
 from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
-from torch._inductor.pattern_matcher import Match
-from torch.export import Dim
-from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 
@@ -112,91 +106,3 @@ def test_kernels_are_optimised_less():
         assert cpp_builder._get_optimization_cflags("g++", True) == of_wrappers
     assert flags == cpp_builder._get_optimization_cflags("g++") and "O3" in flags[0] and "O2" in less[0]
     assert [flag for flag in less[0] if flag != "O2"] == [flag for flag in flags[0] if flag != "O3"]
-
-
-LIBRARY = torch.library.Library("specstep_test_lean", "DEF")
-WRITING = {
-    "one": "(Tensor(a!) x, Tensor y, int n) -> Tensor",
-    "several": "(Tensor y, Tensor(a!)[] many, Tensor(b!)? other) -> (Tensor, Tensor)",
-    "nothing": "(Tensor(a!) x, Tensor y) -> ()",
-}
-
-
-def ops():
-    """Ops that write in place, returning one tensor, two, and none."""
-    fakes = {
-        "one": lambda x, y, n: torch.empty_like(y),
-        "several": lambda y, many, other: (torch.empty_like(y), y.new_empty(2, 3)),
-        "nothing": lambda x, y: None,
-    }
-    if not hasattr(torch.ops.specstep_test_lean, "one"):
-        for name, schema in WRITING.items():
-            LIBRARY.define(name + schema)
-            torch.library.register_fake(f"specstep_test_lean::{name}", fakes[name], lib=LIBRARY)
-    return torch.ops.specstep_test_lean
-
-
-class Writing(torch.nn.Module):
-    """Writes to its inputs, to one of them by a view, and to what it has made itself, which is read again."""
-
-    def forward(self, caches: list[torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        first, second, third, fourth = caches
-        made = x.sin()
-        y = ops().one(first, x, 3) + 1
-        z, small = ops().several(y, [second, third], None)
-        ops().several(z, [], fourth)
-        ops().nothing(made, z)
-        ops().nothing(first[1:], z)
-        kept = x * 2
-        ops().nothing(kept[:1], y)
-        return made + z, small, kept.cos(), y
-
-
-def written_code(*less):
-    """The code of Writing, but for comments and names of kernels, and what PyTorch ran for it."""
-    made, ran = [], []
-
-    def catch(graph, wrapper, kernels, *given, **named):
-        made.append(wrapper + kernels)
-        return []
-
-    def count(kind, function):
-        return lambda *given, **named: ran.append(kind) or function(*given, **named)
-
-    rows = Dim("rows", min=3, max=64)
-    caches = [torch.zeros(4, 8) for _ in range(4)]
-    with torch.no_grad():
-        shapes = ([{0: rows}] * 4, {0: rows})
-        program = torch.export.export(Writing(), (caches, torch.ones(4, 8)), dynamic_shapes=shapes)
-    traced = count("traced", Match.replace_by_example)
-    with (
-        torch._functorch.config.patch(custom_op_default_layout_constraint="needs_fixed_stride_order"),
-        patch.object(AotCodeCompiler, "compile", catch),
-        patch.object(
-            FakeTensorProp,
-            "propagate_dont_convert_inputs",
-            count("sizes", FakeTensorProp.propagate_dont_convert_inputs),
-        ),
-        patch.object(Match, "replace_by_example", lambda *given, **named: traced(*given, **named)),
-        suppress(IndexError),
-    ):
-        for each in less:
-            each.__enter__()
-        try:
-            torch._inductor.aoti_compile_and_package(program, package_path="/nowhere.pt2")
-        finally:
-            for each in less:
-                each.__exit__(None, None, None)
-    (code,) = made
-    code = re.sub(
-        r"^ *(//.*|void\* cpp_fused\w*\{nullptr\};)$", "", code, flags=re.M
-    )  # the latter in their names' order
-    return re.sub(r"cpp_fused_\w*_(\d+)\b", r"kernel_\1", code), ran
-
-
-def test_code_is_that_of_pytorch():
-    code, ran = written_code()
-    assert ran.count("sizes") == 1 and ran.count("traced") == 6
-    less, ran = written_code(sizes_computed_once(), writes_put_back())
-    assert less == code and ran.count("sizes") == 0
-    assert 0 < ran.count("traced") < 6  # views are left to PyTorch
