@@ -5,15 +5,11 @@ A program is left with its own code and tables of its inputs and weights. The re
 cache keeps, and that is linked to each program.
 """
 
-import contextlib
 import re
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-from torch._inductor import codecache
 from torch._inductor.codegen import cpp_wrapper_cpu
 from torch._inductor.cpp_builder import CppBuilder
 
@@ -74,7 +70,7 @@ const Description description = {{
 
 
 def without_interface(wrapper: str) -> str | None:
-    """A wrapper's code without what `_object` has; None where it is not of the form that is known here."""
+    """A wrapper's code without what `interface_object` has; None where it is not of the form that is known here."""
     interface, description = INTERFACE.read_text().strip(), (HERE / "description.h").read_text()
     constructor = CONSTRUCTOR.search(wrapper)
     tables = _tables(constructor[1]) if constructor else None
@@ -109,26 +105,8 @@ def _tables(body: str) -> str | None:
     )
 
 
-@contextlib.contextmanager
-def interface_linked() -> Iterator[None]:
-    """Within it, the program whose code was made `without_interface` is linked to the rest."""
-    of_wrapper: list[Any] = []
-
-    def build(name: str, sources: Any, BuildOption: Any, output_dir: str = "") -> CppBuilder:
-        if isinstance(sources, list) and of_wrapper:
-            compiled = Path(output_dir) / f"{name}.interface.o"
-            compiled.write_bytes(_object(of_wrapper[0]))
-            sources = [*sources, str(compiled)]
-        elif not of_wrapper and Path(str(sources)).name.endswith("wrapper.cpp"):
-            of_wrapper.append(BuildOption)
-        return CppBuilder(name, sources, BuildOption, output_dir)
-
-    with patch.object(codecache, "CppBuilder", build):
-        yield
-
-
-def _object(options: Any) -> bytes:
-    """The object file, compiled with the options of wrappers unless the user's cache has it."""
+def interface_object(options: Any) -> bytes:
+    """The object file that programs are linked to, from the user's cache, or compiled with the options of wrappers."""
     source = "\n".join(
         [
             "#include <torch/csrc/inductor/aoti_include/cpu.h>",

@@ -20,7 +20,8 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..heap import give_back
-from .interface_once import interface_linked, without_interface
+from .compiled_in_parts import compiled_in_parts
+from .interface_once import without_interface
 from .layers import LayerKind, outline_layers
 
 SHIMS = "aot_inductor.custom_ops_to_c_shims"
@@ -114,10 +115,8 @@ class LayerCode:
             wrapper = "\n".join([wrapper, *missing, *([BORROWED] if self.functions else []), *self.functions])
             kernels = "\n".join([kernels, *self.kernels])
             own = without_interface(wrapper)
-            if own is None:
-                return compile_code(graph, wrapper, kernels, *given, **named)
-            with interface_linked():
-                return compile_code(graph, own, kernels, *given, **named)
+            with compiled_in_parts(kernels, linked=own is not None) as first:
+                return compile_code(graph, wrapper if own is None else own, first, *given, **named)
 
         with patch.object(AotCodeCompiler, "compile", compile_all):
             yield
