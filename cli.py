@@ -1,9 +1,12 @@
 """The command line: `specstep COMMAND`."""
 
 import argparse
+import atexit
 import os
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from .commands import (
     bench_acceptance,
@@ -59,6 +62,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return 130
+
+
+def run_command() -> None:
+    """The installed command: `main`, and the end of the process. What a process holds is not taken apart first, as
+    Python does: a second for a model and its graphs."""
+    status = main()
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # the reader went away
+            stream.flush()
+    os._exit(status)
 
 
 def parser() -> argparse.ArgumentParser:

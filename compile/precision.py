@@ -28,6 +28,7 @@ class WeightForm(NamedTuple):
     make: Callable[[Tensor], Tensor]
 
 
+GIVEN_BACK = 2**26  # bytes of weights after which the heap is trimmed: that takes a millisecond or more
 FP8, FP8_SCALES = "fp8", "fp8 scales"  # kinds
 Precision = Callable[[Tensor], WeightForm]  # from a weight [..., N, K] to what it becomes
 
@@ -64,15 +65,20 @@ def choose_precision(
 
 def kept_on(disk: OnDisk, precision: Precision) -> Precision:
     """The same precision, whose packed weights lie on the disk."""
+    since = 0  # bytes of weights packed since the heap's memory was given back
 
     def form(weight: Tensor) -> WeightForm:
         kind, make = precision(weight)
         disk.release_all()  # it may have looked at all values
 
         def make_and_keep(weight: Tensor) -> Tensor:
+            nonlocal since
             packed = disk.keep(make(weight))
             disk.release_all()  # what it was made of may have been several weights
-            give_back()
+            since += weight.nbytes
+            if since > GIVEN_BACK:
+                give_back()
+                since = 0
             return packed
 
         return WeightForm(kind, make_and_keep)

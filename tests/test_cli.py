@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -273,3 +275,45 @@ def test_mistakes_end_in_one_line_and_status_2(arguments, engine_folder, model_f
     assert len([line for line in error if " loading " not in line]) == 1
     assert ("expected" in error[-1] and "got" in error[-1]) or "could not" in error[-1]
     assert not (tmp_path / "e").exists()
+
+
+ENDS = """
+import atexit, sys, threading, time
+from specstep import cli
+
+class Held:
+    def __del__(self):
+        print("taken apart")
+
+def work():
+    time.sleep(0.2)
+    print("thread done")
+
+def main():
+    global held
+    held = Held()
+    threading.Thread(target=work).start()
+    atexit.register(print, "last function")
+    print("output", end="\\n")
+    print("complaint", file=sys.stderr)
+    return 7
+
+cli.main = main
+cli.run_command()
+"""
+
+
+def test_the_command_ends_at_once_and_loses_nothing():
+    """Threads and functions of `atexit` end first, and what was written arrives."""
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (7, "complaint\n")
+    assert done.stdout.splitlines() == ["output", "thread done", "last function"]
+
+
+def test_a_reader_that_went_away_is_no_error():
+    program = "from specstep.cli import run_command; run_command()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "cache"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        assert (process.wait(), process.stderr.read()) == (0, "")

@@ -38,7 +38,7 @@ assert before == (logging.get_verbosity(), logging.is_progress_bar_enabled())
 """
 
 
-RUN = "import sys; from specstep.cli import main; sys.exit(main())"
+RUN = "from specstep.cli import run_command; run_command()"
 
 
 def piped(program):
