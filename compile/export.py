@@ -22,6 +22,7 @@ from .drafters.blame import describe_error, line_of, model_line, reason_of
 from .drafters.validate import foreign_scorers
 from .fold_numbers import fold_numbers
 from .graph_edits import base_of, drop_dead_code, written_arguments
+from .lazy_code import code_written_when_run
 from .traced_once.once import layers_traced_once
 
 Export = Callable[[FlatProgram, EngineSpec], ExportedProgram]
@@ -76,7 +77,7 @@ def _trace(program: FlatProgram, inputs: list[Tensor], shapes: Any) -> ExportedP
     # To find the shapes of a result again takes longer than to compute them where sizes are symbols.
     anew = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
     with torch.no_grad(), anew, patch.object(torch._prims, "min", _lesser, create=True):
-        with contextlib.suppress(Exception), layers_traced_once(program) as once:
+        with contextlib.suppress(Exception), layers_traced_once(program) as once, code_written_when_run():
             exported = torch.export.export(program, tuple(inputs), dynamic_shapes=shapes, strict=False)
             once.check_sizes()
             return exported
