@@ -1,4 +1,5 @@
-"""A drafted tree, fitted to what a request may say: without what it forbids, and with what it forces."""
+"""A drafted tree, fitted to what a request may say: without what it forbids, with what it forces, and, behind that,
+with what is likely."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -17,18 +18,20 @@ TokenPath = tuple[int, ...]  # tokens below the root
 class Node(NamedTuple):
     """A node of a fitted tree. Sorted as tuples are, each comes behind its parent, and a forced one, which is as likely
     as what forces it, right behind that: of drafted nodes 1 and 2 and a node that 1 forces, the order is 1, forced, 2.
+    So does a likely one.
     """
 
     after: int  # the drafted node that it is or comes behind, 0 for the root
     number: int  # of the nodes as they were found
     parent: int  # its parent's place in the tree
     path: TokenPath
-    origin: int  # the drafted node that it is, 0 for a forced one
+    origin: int  # the drafted node that it is, 0 for another one
+    certain: bool  # whether it is forced, and so is all ahead of it
 
 
 @dataclass(frozen=True)
 class FittedTree:
-    """origins: of each node but the root the drafted one that it is, 0 for a forced one. certain: how many of the first
+    """origins: of each node but the root the drafted one that it is, 0 for another one. certain: how many of the first
     nodes are certain to be accepted."""
 
     tree: DraftedTree
@@ -42,8 +45,8 @@ class FittedTree:
         return same and all(parent < 0 for parent in tree.parents[max(count, 1) :])
 
     def scores(self, drafted: Sequence[int]) -> list[int]:
-        """Scores of its nodes, and 0 for places without one, given those of the drafted ones, see `Report`: a forced
-        node is as likely as its parent."""
+        """Scores of its nodes, and 0 for places without one, given those of the drafted ones, see `Report`: another one
+        is as likely as its parent."""
         known = [SCORE_STEPS]
         for origin, parent in zip(self.origins, self.tree.parents[1:], strict=True):
             known.append(drafted[origin - 1] if origin else known[parent])
@@ -53,16 +56,17 @@ class FittedTree:
 def fitted_tree(
     drafted: DraftedTree,
     mask_behind: Callable[[TokenPath], NDArray[np.uint32]],
+    likely: Callable[[NDArray[np.uint32], int], int | None],
     leaves: Collection[int],
     nodes: int,
     depth: int,
 ) -> tuple[FittedTree, dict[int, NDArray[np.uint32]]]:
     """Of a drafted tree what its masks allow, and where they leave no choice, what they force: at most so many nodes
     below the root, the likeliest ones, down to the depth -> that tree, and the masks of some of its nodes by their
-    place. Asks for no mask that does not matter to it. mask_behind: of a path that is allowed; leaves: tokens that end
-    the output."""
+    place. Asks for no mask that does not matter to it. mask_behind: of a path that is allowed; likely: of a mask and
+    the token ahead, one that it allows and that is drafted first, if any; leaves: tokens that end the output."""
     children, found, masks = drafted.children(), list[Node](), dict[int, NDArray[np.uint32]]()
-    waiting, numbers = [Node(0, 0, -1, (), 0)], count(1)
+    waiting, numbers = [Node(0, 0, -1, (), 0, True)], count(1)
     while waiting and len(found) <= nodes:
         node = heappop(waiting)
         place, path = len(found), node.path
@@ -70,15 +74,17 @@ def fitted_tree(
         if place == nodes or len(path) == depth or (path and path[-1] in leaves):
             continue
         mask = masks[place] = mask_behind(path)
-        forced, drafts = _only(mask), children[node.origin] if node.origin or not path else []
+        drafts = children[node.origin] if node.origin or not path else []
         below = {drafted.tokens[child]: child for child in drafts if _has(mask, drafted.tokens[child])}
-        if forced is not None:
-            heappush(waiting, Node(node.after, next(numbers), place, (*path, forced), below.get(forced, 0)))
-            continue
-        for token, child in below.items():
-            heappush(waiting, Node(child, next(numbers), place, (*path, token), child))
+        forced = _only(mask)
+        first = likely(mask, path[-1] if path else drafted.tokens[0]) if forced is None else forced
+        if first is not None and _has(mask, first):
+            certain, origin = node.certain and forced is not None, below.pop(first, 0)
+            heappush(waiting, Node(node.after, next(numbers), place, (*path, first), origin, certain))
+        for token, child in below.items() if forced is None else ():
+            heappush(waiting, Node(child, next(numbers), place, (*path, token), child, False))
     tree = DraftedTree([drafted.tokens[0], *(node.path[-1] for node in found[1:])], [node.parent for node in found])
-    certain = sum(node.after == 0 for node in found[1:])
+    certain = sum(node.certain for node in found[1:])
     return FittedTree(tree, [node.origin for node in found[1:]], certain), masks
 
 

@@ -21,6 +21,7 @@ from ..text.channels import Channels
 from ..text.reasoning import Reasoning
 from ..text.tokenizer import EngineTokenizer
 from .fitted_tree import FittedTree, TokenPath, fitted_tree
+from .habits import Habits
 from .lark import channel_rules, json_options, literal, up_to
 
 if TYPE_CHECKING:
@@ -52,11 +53,17 @@ class Grammar:
             compiled = _behind(reasoning, compiled, text)
         self._start = LLMatcher(_tokenizer(text, vocabulary, self.ends), compiled, log_level=0)
         _check(self._start)
+        with _lock:
+            self._habits = _habits.setdefault(text, Habits())
 
-    def masks(self, stops: Collection[int], least: int = 0, ends_late: bool = False) -> "GrammarMasks":
+    def masks(
+        self, stops: Collection[int], least: int = 0, ends_late: bool = False, learning: bool = True
+    ) -> "GrammarMasks":
         """Those of one output. stops: the tokens that end it; least: how many tokens come before that, if the grammar
-        goes on for so long; ends_late: whether it ends only where the grammar does not go on."""
-        return GrammarMasks(self._start.deep_copy(), self.vocabulary, self.ends, stops, least, ends_late)
+        goes on for so long; ends_late: whether it ends only where the grammar does not go on; learning: whether other
+        outputs are drafted by this one."""
+        habits = self._habits if learning else Habits()
+        return GrammarMasks(self._start.deep_copy(), self.vocabulary, self.ends, stops, least, ends_late, habits)
 
 
 class GrammarMasks:
@@ -70,6 +77,7 @@ class GrammarMasks:
         stops: Collection[int],
         least: int,
         ends_late: bool,
+        habits: Habits,
     ):
         self._matcher, self._words = matcher, -(-vocabulary // 32)
         self._stops = self._bits(stops)
@@ -82,6 +90,8 @@ class GrammarMasks:
             dict[int, NDArray[np.uint32]](),
         )  # its nodes' masks, some
         self._path: TokenPath = ()  # where the matcher is, below the root
+        self._habits = habits
+        self._last = DraftedTree([], []), np.zeros((0, self._words), np.uint32)  # the last step's tree and its masks
 
     def __call__(self, output: Sequence[int], tree: DraftedTree) -> NDArray[np.int32]:
         """The output so far and the tree -> bits int32 [nodes, ceil(vocabulary / 32)]. Raises InputError where the
@@ -101,6 +111,7 @@ class GrammarMasks:
             if node in paths:
                 bits[node] = known[node] if node in known else self._mask_behind(len(output), paths[node])
         self._move_to(())
+        self._last = tree, bits
         return bits.view(np.int32)
 
     def fit(self, output: Sequence[int], tree: DraftedTree, nodes: int, depth: int) -> FittedTree:
@@ -109,7 +120,7 @@ class GrammarMasks:
         comes right behind what forces it, being as likely. Raises InputError, see `__call__`."""
         self._read_up_to(output)
         self._fitted, self._known = fitted_tree(
-            tree, partial(self._mask_behind, len(output)), self._leaves, nodes, depth
+            tree, partial(self._mask_behind, len(output)), self._habits.likely, self._leaves, nodes, depth
         )
         self._move_to(())
         return self._fitted
@@ -128,9 +139,18 @@ class GrammarMasks:
         self._path = path
 
     def _read_up_to(self, output: Sequence[int]) -> None:
-        """Move to the end of an output. Raises InputError, see `__call__`."""
-        self._consume(output[self._read :])
+        """Move to the end of an output, and learn from it. Raises InputError, see `__call__`."""
+        new = output[self._read :]
+        self._consume(new)
         self._read = len(output)
+        (tree, masks), node = self._last, 0
+        children = tree.children()
+        for token in new if tree.tokens else ():
+            self._habits.learn(masks[node], tree.tokens[node], token)
+            node = next((child for child in children[node] if tree.tokens[child] == token), 0)
+            if not node:
+                break
+        self._last = DraftedTree([], []), masks
 
     def _consume(self, tokens: Sequence[int]) -> None:
         """Raises InputError, see `__call__`."""
@@ -159,6 +179,7 @@ class GrammarMasks:
 
 
 _tokenizers: "WeakKeyDictionary[EngineTokenizer, LLTokenizer]" = WeakKeyDictionary()
+_habits: "WeakKeyDictionary[EngineTokenizer, Habits]" = WeakKeyDictionary()
 _lock = threading.Lock()
 
 

@@ -60,7 +60,7 @@ def make_requests(
 
     requests = []
     for seed in seeds(params):
-        masks = grammar.masks(stops, params.min_new_tokens, ignore_eos) if grammar else None
+        masks = grammar.masks(stops, params.min_new_tokens, ignore_eos, learning) if grammar else None
         request = Request(tokens, len(tokens) + most, stops, asked | seed, _stop_text(params, text))
         request.allowed_tokens, request.fit_tree = masks or given, masks.fit if masks else None
         request.prefix_scope = prefix_scope

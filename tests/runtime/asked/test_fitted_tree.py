@@ -101,6 +101,47 @@ def test_a_fitted_tree(structured, text, data):
         assert allowed(again[node]) == whole[path]
 
 
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_likely_token_is_drafted_first(text, data):
+    """What the grammar allows of it; nothing of it is certain, and all else stays in the order that it had."""
+    tokens = [*text.encode_part(WORDS), EOS]
+    drafted, likely = data.draw(trees(tokens)), dict.fromkeys(tokens)
+    likely |= data.draw(st.dictionaries(st.sampled_from(tokens), st.sampled_from(tokens)))
+    structured = data.draw(st.sampled_from([{"regex": "(ab|ac)(bc)*a{2}"}, {"regex": "[abc]*"}, {"choice": ["abc"]}]))
+    masks = masks_of(text, structured)
+    masks._habits = FollowsToken(likely)
+    fitted = masks.fit([], drafted, NODES, DEPTH)
+    found = paths(fitted.tree)
+    assert len(set(found)) == len(found) and max(map(len, found)) <= DEPTH
+    again = [allowed(bits) for bits in masks([], fitted.tree)]
+    drafts = {path for path in paths(drafted)[1:] if path is not None}
+    for node, path in enumerate(found[1:], 1):
+        above, ahead = again[fitted.tree.parents[node]], path[-2] if len(path) > 1 else drafted.tokens[0]
+        assert path[-1] in above
+        assert path in drafts or len(above) == 1 or path[-1] == likely[ahead]
+    first = likely[drafted.tokens[0]]
+    if first in again[0]:
+        assert found[1] == (first,)
+    certain = 0
+    while certain + 1 < len(found) and len(again[certain]) == 1 and fitted.tree.parents[certain + 1] == certain:
+        certain += 1
+    assert fitted.certain == certain
+
+
+class FollowsToken:
+    """Habits that ask for the token ahead alone."""
+
+    def __init__(self, likely):
+        self.table = likely
+
+    def likely(self, mask, behind):
+        return self.table.get(behind)
+
+    def learn(self, mask, behind, token):
+        """Nothing."""
+
+
 def test_scores_of_forced_nodes_are_those_of_their_parents(text):
     a, b, c = text.encode_part(WORDS)
     drafted = DraftedTree([9, a, b, b, 0], [-1, 0, 0, 1, -1])
@@ -111,6 +152,30 @@ def test_scores_of_forced_nodes_are_those_of_their_parents(text):
     forced = masks_of(text, {"choice": ["abc"]}).fit([], DraftedTree([9], [-1]), 4, 2)
     assert forced.tree == DraftedTree([9, a, b], [-1, 0, 1]) and forced.certain == 2
     assert forced.scores([5, 4, 3, 2]) == [SCORE_STEPS, SCORE_STEPS, 0, 0]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["ab", "ba"]},
+        "others": {"type": "array", "items": {"type": "boolean"}, "minItems": 9},
+    },
+    "required": ["name", "others"],
+    "additionalProperties": False,
+}
+
+
+def test_documents_are_drafted_by_those_before(tmp_path):
+    """By another document of the same kind, and never another text."""
+    save_model(tmp_path, tokenizer=True)
+    sampling = SamplingParams(structured={"json": SCHEMA}, logit_bias={ord(" ") + 2: -100.0})
+    with specstep.eager(str(tmp_path), drafter="ngram", dtype="float32", max_seq_len=256) as engine:
+        apart = [engine.generate([seed], 120, sampling=sampling, learning=False) for seed in (5, 5, 6)]
+        assert apart[0].stats["steps"] == apart[1].stats["steps"], "nothing was learned"
+        first, again, other = (engine.generate([seed], 120, sampling=sampling) for seed in (5, 5, 6))
+    for result, expected in ((first, apart[0]), (again, apart[0]), (other, apart[2])):
+        assert result.token_ids == expected.token_ids
+    assert again.stats["steps"] < first.stats["steps"] and other.stats["steps"] < apart[2].stats["steps"]
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "none"])
