@@ -216,8 +216,10 @@ def test_the_list_has_the_last_used_first_and_removes(model, builds, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(first.name) and lines[1].startswith(second.name) and lines[2].startswith("2 engines, ")
     assert lines[3].startswith("0 compiled programs, 0 MiB, in ")
-    cache_path("programs").mkdir()
-    for name in ("a.pt2", "a.lowering"):
+    cache_path("programs").mkdir(exist_ok=True)
+    for kept in cache_path("programs").iterdir():
+        kept.unlink()
+    for name in ("a.pt2", "a.lowering", "a.o"):
         cache_path("programs", name).write_bytes(bytes(2**20))
     assert main(["cache", "--remove", "other"]) == 2
     assert "remove: expected names of the list" in capsys.readouterr().err
@@ -231,8 +233,9 @@ def test_the_list_has_the_last_used_first_and_removes(model, builds, capsys):
         assert main(["cache", "--clear"]) == 0 and not kept_engines()
         assert running.exists() and not any(folder.exists() for folder in left)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-4].startswith("0 engines, 0 of 65,536 MiB, in ") and not [*cache_path("programs").iterdir()]
-    assert lines[-3].startswith("1 compiled programs, 1 MiB, removed, in ")
+    assert lines[-5].startswith("0 engines, 0 of 65,536 MiB, in ") and not [*cache_path("programs").iterdir()]
+    assert lines[-4].startswith("1 compiled programs, 1 MiB, removed, in ")
+    assert lines[-3].startswith("1 interfaces of programs, 1 MiB, removed, in ")
     assert lines[-2].startswith("1 lowered engines, 1 MiB, removed, in ")
     assert lines[-1].startswith("1 libraries of kernels, 1 MiB, removed, in ") and not [*cache_path().glob("*/*.so")]
 

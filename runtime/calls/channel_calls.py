@@ -22,7 +22,7 @@ class ChannelCalls:
 
     opening: str = f"{CHANNEL}commentary to={TO}"
     exact: bool = False
-    leads: bool = False
+    leads: str = ""  # see `ToolFormat`
     holds: Sequence[str] = ("regex",)  # by the schema of a text in JSON
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:

@@ -38,6 +38,9 @@ FORMATS: dict[str, ToolFormat] = {
         end="<｜tool▁calls▁end｜>",
     ),
     "mistral": _listed("[TOOL_CALLS]", "]", gap=True),
+    "mistral-id": JsonCalls(
+        opening="[TOOL_CALLS]", before="[TOOL_CALLS]", middle="[ARGS]", after="", marks_id="[CALL_ID]"
+    ),
     "mistral-args": JsonCalls(opening="[TOOL_CALLS]", before="[TOOL_CALLS]", middle="[ARGS]", after=""),
     "qwen3-coder": TaggedCalls(
         opening="<tool_call>",
@@ -74,8 +77,8 @@ FORMATS: dict[str, ToolFormat] = {
     "hermes": HERMES,
     "lfm2-json": _listed("<|tool_call_start|>", "]<|tool_call_end|>"),
     "lfm2": PythonCalls(opening="<|tool_call_start|>[", end="]<|tool_call_end|>"),
-    "llama3": JsonCalls('{"name": "', '{"name": "', '", "parameters": ', "}", leads=True, alone=True),
-    "pythonic": PythonCalls(opening="[", end="]", leads=True),
+    "llama3": JsonCalls('{"name": "', '{"name": "', '", "parameters": ', "}", leads=r'\{~"name"~:', alone=True),
+    "pythonic": PythonCalls(opening="[", end="]", leads=r"\[~[a-zA-Z_]"),
     "harmony": HARMONY,  # found by its channels
 }
 

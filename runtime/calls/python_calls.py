@@ -32,7 +32,7 @@ class PythonCalls:
 
     opening: str  # what the first call begins with, and nothing else does
     end: str  # behind the last
-    leads: bool = False  # the opening means a call only at the start of an answer
+    leads: str = ""  # see `ToolFormat`
     exact: bool = False  # its blanks are part of its marks
     holds: Sequence[str] = ()  # syntaxes of grammars that a custom tool's text can be held to
 

@@ -28,7 +28,7 @@ class TaggedCalls:
     value_end: str  # behind its text
     after: str  # behind the arguments
     between: str  # between two calls
-    leads: bool = False  # the opening means a call only at the start of an answer
+    leads: str = ""  # see `ToolFormat`
     exact: bool = True  # its blanks are part of its marks
     holds: Sequence[str] = SYNTAXES  # syntaxes of grammars that a custom tool's text can be held to
 

@@ -10,6 +10,7 @@ from ...errors import InputError
 from ..text.channels import has_channels
 from ..text.chat_template import ChatTemplate
 from .formats import FORMATS, HARMONY, form_named
+from .json_calls import EXAMPLE_ID
 from .written import ToolFormat, shows
 
 PROBE, SECOND = "specstep_probe", "specstep_second"  # a function and its first argument, and its second one
@@ -91,9 +92,9 @@ def _rendered_call(template: ChatTemplate) -> str:
     its result follows."""
     function = {"name": PROBE, "arguments": {PROBE: "", SECOND: ""}}
     asked: Json = {"role": "user", "content": "u"}
-    call = {"id": "call00001", "type": "function", "function": function}
+    call = {"id": EXAMPLE_ID, "type": "function", "function": function}
     called: Json = {"role": "assistant", "content": "", "tool_calls": [call]}
-    result: Json = {"role": "tool", "tool_call_id": "call00001", "content": "r"}
+    result: Json = {"role": "tool", "tool_call_id": EXAMPLE_ID, "content": "r"}
     for messages in ([asked, called], [asked, called, result]):
         for arguments in ({}, {"tools": [_tool("other")]}):
             with contextlib.suppress(InputError):

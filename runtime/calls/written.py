@@ -36,8 +36,9 @@ class ToolFormat(Protocol):
         """What the first call begins with, and nothing else does."""
 
     @property
-    def leads(self) -> bool:
-        """Whether that means a call only at the beginning of an answer."""
+    def leads(self) -> str:
+        """Where that means a call only at the beginning of an answer, how text may not begin: a regular expression, in
+        which ~ is for blanks. Else empty."""
 
     @property
     def exact(self) -> bool:

@@ -93,7 +93,9 @@ class AnswerReader:
             if not done and (self.form.opening.startswith(start) or LEAD.startswith(start)):
                 return ReadAnswer(reasoning)
             named = start.removeprefix(self.form.opening)
-            calls = any(named.startswith(tool.name) or tool.name.startswith(named) for tool in self.tools.tools)
+            names = [tool.name for tool in self.tools.tools]
+            begun = bool(named) or not done
+            calls = any(named.startswith(name) or (begun and name.startswith(named)) for name in names)
             at = len(text) - len(start) if calls and start.startswith(self.form.opening) else -1
             content = "" if at >= 0 else text
         else:

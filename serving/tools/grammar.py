@@ -36,8 +36,8 @@ def answer_grammar(
     if document is not None:
         return "\n".join([f"start: text | {calls}", f"text: {document}", *rules])
     if form.leads:
-        first = re.escape(form.opening[0])
-        return "\n".join([f"start: TEXT | {calls}", f"TEXT: /[{BLANKS}]*([^{BLANKS}{first}](?s:.*))?/", *rules])
+        alike = f"~{form.leads}".replace("~", f"[{BLANKS}]*")
+        return "\n".join([f"start: TEXT | {calls}", f"TEXT: {ANY} & ~/{alike}(?s:.*)/", *rules])
     text = ANY
     if reasoning is not None and not reasoning.opened and reasoning.begin not in tokenizer.special_names:
         mark = re.escape(reasoning.begin).replace("/", r"\/")
