@@ -109,7 +109,7 @@ class OnnxSession(Session):
         spec: EngineSpec,
         prefill: onnxruntime.InferenceSession,
         step: onnxruntime.InferenceSession,
-        plain: onnxruntime.InferenceSession | None = None,
+        plain: "onnxruntime.InferenceSession | None" = None,
     ):
         super().__init__(spec)
         self._prefill, self._step, self._plain = prefill, step, plain
