@@ -79,8 +79,8 @@ def fitted_tree(
         forced = _only(mask)
         first = likely(mask, path[-1] if path else drafted.tokens[0]) if forced is None else forced
         if first is not None and _has(mask, first):
-            certain, origin = node.certain and forced is not None, below.pop(first, 0)
-            heappush(waiting, Node(node.after, next(numbers), place, (*path, first), origin, certain))
+            sure, origin = node.certain and forced is not None, below.pop(first, 0)
+            heappush(waiting, Node(node.after, next(numbers), place, (*path, first), origin, sure))
         for token, child in below.items() if forced is None else ():
             heappush(waiting, Node(child, next(numbers), place, (*path, token), child, False))
     tree = DraftedTree([drafted.tokens[0], *(node.path[-1] for node in found[1:])], [node.parent for node in found])

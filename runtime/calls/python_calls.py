@@ -79,6 +79,14 @@ def _call(rule: str, tool: Tool) -> list[str]:
         following = f'(", " ({" | ".join(rest)}))' + ("" if name in wanted else "?")
     first = [f"{rule}_{number}" for number in range(len(names))][: 1 if wanted else None]
     given = f"({' | '.join(first)}){'' if wanted else '?'}" if first else ""
+    if tool.extra is not None:
+        taken = "|".join(map(re.escape, names))
+        rules.append(f'{rule}_extra: {rule.upper()} "=" {_value(tool.extra)}')
+        rules.append(f"{rule.upper()}: /[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/" + (f" & ~/({taken})/" if taken else ""))
+        more = f'(", " {rule}_extra)*'
+        alone = f"({rule}_extra {more})?"
+        given = f"({' | '.join(first)}) {more}" + ("" if wanted else f" | {alone}") if first else alone
+        given = f"({given})"
     return [f'{rule}: {json.dumps(tool.name + "(")} {given} ")"', *rules]
 
 

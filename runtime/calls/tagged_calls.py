@@ -48,6 +48,8 @@ class TaggedCalls:
             f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}",
         ]
         for index, tool in enumerate(tools):
+            if tool.strict and tool.alternatives:
+                raise _unkept(tool, f"{tool.alternatives[0]}: arguments are written one by one")
             wanted, arguments = tool.arguments.get("required") or (), []
             for number, (name, schema) in enumerate(tool.properties.items()):
                 rule = f"argument_{index}_{number}"
@@ -55,8 +57,22 @@ class TaggedCalls:
                 key = literal(self.key + name + self.value, tokenizer)
                 rules.append(f"{rule}: {key} {rule}_value")
                 rules += self._value(f"{rule}_value", schema, tool, tokenizer)
+            if tool.extra is not None:
+                arguments.append(f"(extra_{index})*")
+                rules += self._extra(f"extra_{index}", tool, tokenizer)
             rules.append(f"call_{index}: {literal(tool.name + self.middle, tokenizer)} {' '.join(arguments)}".rstrip())
         return rules
+
+    def _extra(self, rule: str, tool: Tool, tokenizer: EngineTokenizer) -> list[str]:
+        """Rules of an argument of another name than those that the schema has."""
+        taken = "|".join(map(re.escape, tool.properties)).replace("/", r"\/")
+        name = f"{rule.upper()}: /[^<>\\s]{{1,64}}/" + (f" & ~/({taken})/" if taken else "")
+        marks = literal(self.key, tokenizer), literal(self.value, tokenizer)
+        return [
+            f"{rule}: {marks[0]} {rule.upper()} {marks[1]} {rule}_value",
+            name,
+            *self._value(f"{rule}_value", tool.extra, tool, tokenizer),
+        ]
 
     def _value(self, rule: str, schema: Any, tool: Tool, tokenizer: EngineTokenizer) -> list[str]:
         """Rules of a value and its end. Raises InputError for what a strict tool's schema says of a text."""
@@ -69,10 +85,7 @@ class TaggedCalls:
         if _is_text(schema):
             lost = [name for name in OF_TEXTS if isinstance(schema, Mapping) and name in schema]
             if lost and tool.strict:
-                raise InputError(
-                    f"structured: {tool.name}: expected a schema that this model's form of calls can keep, got "
-                    f"{lost[0]}: texts are written as they are; leave it out, or strict"
-                )
+                raise _unkept(tool, f"{lost[0]}: texts are written as they are")
             return [f"{rule}[lazy]: {ANY} {end}"]
         rooted = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
         return [f"{rule}: {rule}_json {end}", f"{rule}_json: {schema_term(rooted | schema, lenient=not tool.strict)}"]
@@ -97,9 +110,16 @@ class TaggedCalls:
         return calls
 
 
+def _unkept(tool: Tool, why: str) -> InputError:
+    return InputError(
+        f"structured: {tool.name}: expected a schema that this model's form of calls can keep, got {why}; leave it "
+        "out, or strict"
+    )
+
+
 def _json(value: str, tool: Tool | None, name: str) -> str:
     """The JSON of an argument as it is written."""
-    schema = {} if tool is None else tool.properties.get(name, {})
+    schema = {} if tool is None else tool.properties.get(name, tool.extra or {})
     return json.dumps(value, ensure_ascii=False) if _texts(schema) or _is_text(schema) else value.strip()
 
 

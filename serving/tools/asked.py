@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...runtime.calls.tool import Tool, Tools
+from ...runtime.calls.tool import ALTERNATIVES, Tool, Tools
 from ..api_error import ApiError
 from .custom import grammar_of_format, input_schema
 
@@ -75,7 +75,8 @@ def _tool(place: str, tool: Mapping[str, Any]) -> Tool:
     if not isinstance(strict, bool | None):
         raise _wrong(f"{place}.function.strict", "true or false", strict)
     # A function gets the arguments that it declares: what a schema leaves open is not for the model to make up.
-    closed = {} if "properties" not in parameters else {"additionalProperties": False}
+    open_ended = "properties" not in parameters or parameters.keys() & {"allOf", *ALTERNATIVES}
+    closed = {} if open_ended else {"additionalProperties": False}
     return Tool(name, {"type": "object", **closed, **parameters}, bool(strict))
 
 

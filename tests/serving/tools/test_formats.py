@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jsonschema import validate
 from specstep.errors import InputError
 from specstep.runtime.calls.formats import FORMATS, HARMONY
+from specstep.runtime.calls.python_calls import PythonCalls
 from specstep.runtime.calls.tagged_calls import TaggedCalls
 from specstep.runtime.calls.tool import Tool
 from specstep.runtime.text.channels import CHANNEL
@@ -164,3 +165,48 @@ def test_text_that_is_no_call_stays(name, data):
     if form.opening in written or written.lstrip().startswith(("[", "{")):
         return
     assert read(AnswerReader(None, asked(), form), cut(data.draw, said(form, written))) == ("", written, [])
+
+
+CLOSED = {"type": "object", "additionalProperties": False}
+BY_PLACE = {"properties": {"city": {"type": "string"}}, "required": ["city"]}
+BY_NUMBER = {"properties": {"code": {"type": "integer"}, "city": {"type": "string"}}, "required": ["code"]}
+OPEN = {
+    "alternatives": ({**CLOSED, "anyOf": [BY_PLACE, BY_NUMBER]}, [{"city": "x"}, {"code": 3}], [{"code": "x y"}]),
+    "all of several": ({**CLOSED, "allOf": [BY_PLACE, BY_NUMBER]}, [{"city": "x", "code": 3}], [{"city": "x"}, {}]),
+    "one of definitions": (
+        {**CLOSED, "oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], "$defs": {"A": BY_PLACE, "B": BY_NUMBER}},
+        [{"city": "x"}, {"city": "y", "code": 3}],
+        [{"name": "x"}],
+    ),
+    "others of a kind": (
+        {"type": "object", **BY_PLACE, "additionalProperties": {"type": "integer"}},
+        [{"city": "x"}, {"city": "x", "a": 1, "b": 2}],
+        [{"a": 1}, {"city": "x", "a": "y z"}],
+    ),
+    "anything": ({"type": "object"}, [{}, {"a": "b c"}, {"a": "b", "c": "d"}], []),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if isinstance(FORMATS[name], TaggedCalls | PythonCalls)])
+@pytest.mark.parametrize("case", OPEN)
+def test_schemas_that_are_open_or_have_alternatives(name, case, text, matcher):
+    """Of which a call had no arguments at all. They were put together, so more is allowed than by some of them."""
+    form, (schema, kept, refused) = FORMATS[name], OPEN[case]
+    tools = asked([Tool("f", schema, False)])
+    grammar = answer_grammar(tools, form, None, text)
+    for arguments in kept:
+        written = ahead_of(form) + form.write("f", arguments)
+        assert taken(text, matcher, grammar, written) == (written, True), arguments
+        [(_, given)] = read(AnswerReader(None, tools, form), list(written))[2]
+        assert json.loads(given) == arguments
+    for arguments in refused:
+        written = ahead_of(form) + form.write("f", arguments)
+        assert taken(text, matcher, grammar, written)[0] != written, arguments
+    if isinstance(form, TaggedCalls) and "Of" in str(schema):
+        with pytest.raises(InputError, match=r"f: expected a schema .* got (anyOf|oneOf|allOf)"):
+            answer_grammar(asked([Tool("f", schema, True)]), form, None, text)
+
+
+def test_a_schema_that_refers_to_itself():
+    tool = Tool("f", {"type": "object", "anyOf": [{"$ref": "#"}, BY_PLACE], "allOf": [{"$ref": "#"}]}, False)
+    assert tool.properties == BY_PLACE["properties"]
