@@ -4,7 +4,8 @@
     python bench/bench_structured.py engines/smol --gguf model-q8_0.gguf     # llama.cpp, too: `make peers` compiles it
 
 All are given the same prompts, greedily, in turn. Counted are tokens behind the prompt and seconds of their decoding.
-The schemas are in side_by_side/schemas.jsonl. Text without a grammar is as long at most.
+The schemas are in side_by_side/schemas.jsonl. Text without a grammar is as long at most. Engines that learn from
+documents are measured, too, each loaded anew, at the first of every schema.
 """
 
 import argparse
@@ -27,6 +28,7 @@ OURS: dict[str, dict[str, bool]] = {  # name -> options of `ours`
     "specstep, blanks fixed, drafts as they come": {"fitted": False, "fixed": True},
     "specstep, no grammar": {"held": False},
 }
+LEARNING = ("specstep", "specstep, drafts as they come")
 PEER, PEER_FREE = "llama.cpp", "llama.cpp, no grammar"
 
 
@@ -143,6 +145,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             shares = {
                 rows: share(engine, asked, rows, given.tokens) for rows in (1, 8) if rows <= engine.spec.max_batch
             }
+        for name in LEARNING:
+            with specstep.load(given.engine, progress=progress) as engine:
+                write = partial(ours, engine, given.tokens, **OURS[name])
+                found |= measure({f"{name}, learning": write}, _asked(engine), 1)
         if given.json:
             write_json(given.json, found | {"waits_for_grammars": shares})
         print(f"{'':44} tokens/s  per step  valid of {len(asked)}")
