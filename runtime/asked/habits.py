@@ -14,13 +14,16 @@ Mask = NDArray[np.uint32]
 class Habits:
     """Counts the tokens that came at places of documents: behind a token, where a grammar allowed certain tokens, and
     wherever it allowed those. Places that allow the same tokens are alike, as those behind the names of a JSON
-    document: a model that writes its blanks in one way goes on to."""
+    document: a model that writes its blanks in one way goes on to. Within a text, where tokens of all kinds may come,
+    nothing is counted."""
 
     def __init__(self) -> None:
         self._counts: OrderedDict[int, Counter[int]] = OrderedDict()
 
     def learn(self, mask: Mask, behind: int, token: int) -> None:
         """Count a token that came where a mask allowed it, behind another one."""
+        if _is_text(mask):
+            return
         for place in _places(mask, behind):
             counts = self._counts.setdefault(place, Counter())
             if token in counts or len(counts) < FEW:
@@ -31,10 +34,11 @@ class Habits:
 
     def likely(self, mask: Mask, behind: int) -> int | None:
         """The token that came at such a place more often than all others together, None where none did."""
-        for place in _places(mask, behind):
-            ((token, count),) = self._counts.get(place, Counter[int]()).most_common(1) or [(0, 0)]
-            if 2 * count > self._counts.get(place, Counter[int]()).total():
-                return token
+        for place in () if _is_text(mask) else _places(mask, behind):
+            counts = self._counts.get(place, Counter[int]())
+            for token, count in counts.most_common(1):
+                if 2 * count > counts.total():
+                    return token
         return None
 
 
@@ -42,3 +46,8 @@ def _places(mask: Mask, behind: int) -> tuple[int, int]:
     """Keys of a place, the narrower one first."""
     wide = hash(mask.tobytes())
     return hash((wide, behind)), wide
+
+
+def _is_text(mask: Mask) -> bool:
+    """Whether a mask allows tokens all over the vocabulary, as within a text, which drafters know better."""
+    return 2 * int(np.count_nonzero(mask)) > mask.size

@@ -40,3 +40,12 @@ def test_few_places_and_tokens_are_kept(monkeypatch):
         habits.learn(MASKS[1], behind, 5)
     assert len(habits._counts) == 4
     assert habits.likely(MASKS[1], 9) == 5 and habits.likely(MASKS[0], 7) is None
+
+
+def test_what_is_written_within_a_text_is_not_counted():
+    habits, text = Habits(), np.full(8, 0xFFFFFFFF, np.uint32)
+    habits.learn(text, 1, 2)
+    assert not habits._counts and habits.likely(text, 1) is None
+    text[4:] = 0
+    habits.learn(text, 1, 2)
+    assert habits.likely(text, 1) == 2
