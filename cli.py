@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 
 from .commands import (
     bench_acceptance,
@@ -27,6 +26,7 @@ from .commands import (
 from .commands.terminal import complain, end_at_second_interrupt, take_any_text
 from .errors import SpecstepError
 
+LOST = 120  # Python's status of a process whose output did not arrive
 COMMANDS = {
     "build": build,
     "generate": generate,
@@ -68,13 +68,15 @@ def run_command() -> None:
     """The installed command: `main`, and the end of the process. What a process holds is not taken apart first, as
     Python does: a second for a model and its graphs."""
     status = main()
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # the reader went away
+        try:
             stream.flush()
+        except BrokenPipeError:  # the reader went away
+            continue
+        except OSError:  # no space, say
+            status = status or LOST
     os._exit(status)
 
 

@@ -54,7 +54,11 @@ def locked(path: Path) -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = held.enter_context(path.open("wb"))
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:  # who waits for this file no longer waits for whoever comes later: nothing is lost by that
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _locked_file(path: Path) -> tuple[Path, BinaryIO]:

@@ -22,6 +22,7 @@ def _note(module: GraphModule) -> None:
     for name in ("in_spec", "out_spec"):  # which are read from the module
         if (given := getattr(module.graph._codegen, "pytree_info", None)) is not None:
             setattr(module, f"_{name}", getattr(given, name))
+    module.__dict__.pop("_code", None)
     type(module).forward = _write_and_run
 
 

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -279,7 +280,10 @@ def test_mistakes_end_in_one_line_and_status_2(arguments, engine_folder, model_f
 
 ENDS = """
 import atexit, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
 from specstep import cli
+
+futures = []
 
 class Held:
     def __del__(self):
@@ -293,6 +297,8 @@ def main():
     global held
     held = Held()
     threading.Thread(target=work).start()
+    futures.append(ThreadPoolExecutor(1))
+    futures[0].submit(int).result()
     atexit.register(print, "last function")
     print("output", end="\\n")
     print("complaint", file=sys.stderr)
@@ -308,6 +314,16 @@ def test_the_command_ends_at_once_and_loses_nothing():
     done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (7, "complaint\n")
     assert done.stdout.splitlines() == ["output", "thread done", "last function"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_output_that_is_lost_is_an_error():
+    program = "from specstep.cli import run_command; run_command()"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program, "cache"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode in (1, 120)
 
 
 def test_a_reader_that_went_away_is_no_error():

@@ -1,7 +1,8 @@
 """Has the C++ compiler make the parts of a program at the same time: its wrapper, and its kernels in two halves."""
 
 import contextlib
-from collections.abc import Iterator
+import contextvars
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ class _Parts:
         self.pool, self.more_kernels, self.linked = pool, more_kernels, linked
         self.begun: list[Future[None]] = []
         self.objects: list[str] = []  # to be linked besides PyTorch's
+        self.made: list[Path] = []  # files to be removed then
         self.of_wrapper: Any = None  # the options of the wrapper's compiler
 
     def builder(self, name: str, sources: str | list[str], BuildOption: Any, output_dir: str = "") -> CppBuilder:
@@ -61,15 +63,20 @@ class _Parts:
     def _begins(self, builder: Any) -> CppBuilder:
         """The same builder, which only begins to build."""
         build = builder.build
-        builder.build = lambda: self.begun.append(self.pool.submit(build))
+        builder.build = lambda: self._begin(build)
         return builder
+
+    def _begin(self, build: Callable[[], None]) -> None:
+        """PyTorch's settings are variables of a context, which another thread has not by itself."""
+        self.begun.append(self.pool.submit(contextvars.copy_context().run, build))
 
     def _add(self, name: str, options: Any, folder: str) -> None:
         file = Path(folder) / f"{name}.cpp"
         file.write_text(self.more_kernels)
         builder = CppBuilder(name, str(file), options, folder)
         self.objects.append(builder.get_target_file_path())
-        self.begun.append(self.pool.submit(builder.build))
+        self.made += [file, Path(builder.get_target_file_path())]
+        self._begin(builder.build)
 
     def _linker(self, name: str, sources: list[str], options: Any, folder: str) -> CppBuilder:
         """What links all objects of a program, once they are there. Raises what a part's compiler raised."""
@@ -77,6 +84,7 @@ class _Parts:
             file = Path(folder) / f"{name}.interface.o"
             file.write_bytes(interface_object(self.of_wrapper))
             self.objects.append(str(file))
+            self.made.append(file)
         for part in self.begun:
             part.result()
         builder: Any = CppBuilder(name, [*sources, *self.objects], options, folder)
@@ -84,8 +92,8 @@ class _Parts:
 
         def link_and_remove() -> None:
             link()
-            for file in self.objects:
-                Path(file).unlink()
+            for file in self.made:
+                file.unlink()
 
         builder.build = link_and_remove
         linker: CppBuilder = builder

@@ -41,8 +41,8 @@ def sizes_computed_once() -> Iterator[None]:
 
 def _is_known(node: Node) -> bool:
     """Whether a node's value is known, from now on."""
-    if node.target is torch.ops.aten.copy_.default and "val" not in node.meta:  # a new value of an input, at the end
-        node.meta["val"] = node.args[0].meta.get("val")  # type: ignore[union-attr]
+    if node.target is torch.ops.aten.copy_.default:  # a new value of an input, at the end
+        node.meta.setdefault("val", node.args[0].meta["val"])  # type: ignore[union-attr]
     schema = getattr(node.target, "_schema", None)
     return node.op != "call_function" or "val" in node.meta or (schema is not None and not schema.returns)
 
@@ -72,6 +72,8 @@ def _put_back(graph: Graph, node: Node) -> None:
     if node.meta.get("only_clone_these_tensors") != [] or not isinstance(op, torch._ops.OpOverload):
         return
     if "eager_input_vals" in node.meta:  # strides that the op asks for
+        return
+    if any(argument.kwarg_only for argument in op._schema.arguments):
         return
     if any(user.target is not operator.getitem for user in node.users):
         return
@@ -144,7 +146,7 @@ def _with_the_aliases_of(module: GraphModule) -> Callable[..., list[Any]] | None
         not all(map(_has_a_schema, graph.nodes))
         or not all(isinstance(result, Node) and isinstance(result.meta.get("val"), Tensor) for result in results)
         or any(map(_may_be_an_input, results))
-        or any(node.op == "get_attr" for node in written)
+        or any(node.op == "get_attr" or (node.op == "call_function" and _may_be_an_input(node)) for node in written)
     ):
         return None
     places, values = [inputs.index(node) for node in written if node in inputs], [node.meta["val"] for node in results]

@@ -1,12 +1,14 @@
 """What came before where the same tokens were allowed: a guess at what comes next, drafted beside what drafters say."""
 
+import threading
 from collections import Counter, OrderedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 MOST = 8192  # places that are remembered
-FEW = 16  # tokens of one place that are counted
+FEW = 16  # tokens of one place that are told apart
+OTHER = -1  # stands for all other ones
 
 Mask = NDArray[np.uint32]
 
@@ -19,26 +21,30 @@ class Habits:
 
     def __init__(self) -> None:
         self._counts: OrderedDict[int, Counter[int]] = OrderedDict()
+        self._lock = threading.Lock()  # engines with one tokenizer learn from each other
 
     def learn(self, mask: Mask, behind: int, token: int) -> None:
         """Count a token that came where a mask allowed it, behind another one."""
         if _is_text(mask):
             return
-        for place in _places(mask, behind):
-            counts = self._counts.setdefault(place, Counter())
-            if token in counts or len(counts) < FEW:
-                counts[token] += 1
-            self._counts.move_to_end(place)
-        while len(self._counts) > MOST:
-            self._counts.popitem(last=False)
+        with self._lock:
+            for place in _places(mask, behind):
+                counts = self._counts.setdefault(place, Counter())
+                counts[token if token in counts or len(counts) < FEW else OTHER] += 1
+                self._counts.move_to_end(place)
+            while len(self._counts) > MOST:
+                self._counts.popitem(last=False)
 
     def likely(self, mask: Mask, behind: int) -> int | None:
         """The token that came at such a place more often than all others together, None where none did."""
-        for place in () if _is_text(mask) else _places(mask, behind):
-            counts = self._counts.get(place, Counter[int]())
-            for token, count in counts.most_common(1):
-                if 2 * count > counts.total():
-                    return token
+        if _is_text(mask):
+            return None
+        with self._lock:
+            for place in _places(mask, behind):
+                counts = self._counts.get(place, Counter[int]())
+                for token, count in counts.most_common(1):
+                    if token != OTHER and 2 * count > counts.total():
+                        return token
         return None
 
 

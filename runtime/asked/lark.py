@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from ..text.channels import CHANNEL, CONSTRAIN, END, MESSAGE, START
@@ -19,6 +20,12 @@ def literal(text: str, tokenizer: EngineTokenizer) -> str:
         token = tokenizer.special_names.get(part)
         terms.append(f"<[{token}]>" if token is not None else json.dumps(part))
     return " ".join(terms)
+
+
+def any_but(names: Sequence[str]) -> str:
+    """A term to put behind a regular expression of a name: none of these names."""
+    taken = "|".join(re.escape(name).replace("/", r"\/").replace("\n", r"\n") for name in names)
+    return f" & ~/({taken})/" if names else ""
 
 
 def up_to(name: str, mark: str, tokenizer: EngineTokenizer, text: str = ANY) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..asked.lark import literal
+from ..asked.lark import any_but, literal
 from ..text.tokenizer import EngineTokenizer
 from .tool import Tool
 from .written import WrittenCall
@@ -80,9 +80,8 @@ def _call(rule: str, tool: Tool) -> list[str]:
     first = [f"{rule}_{number}" for number in range(len(names))][: 1 if wanted else None]
     given = f"({' | '.join(first)}){'' if wanted else '?'}" if first else ""
     if tool.extra is not None:
-        taken = "|".join(map(re.escape, names))
         rules.append(f'{rule}_extra: {rule.upper()} "=" {_value(tool.extra)}')
-        rules.append(f"{rule.upper()}: /[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/" + (f" & ~/({taken})/" if taken else ""))
+        rules.append(f"{rule.upper()}: /[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/{any_but(names)}")
         more = f'(", " {rule}_extra)*'
         alone = f"({rule}_extra {more})?"
         given = f"({' | '.join(first)}) {more}" + ("" if wanted else f" | {alone}") if first else alone

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InputError
-from ..asked.lark import ANY, literal, schema_term
+from ..asked.lark import ANY, any_but, literal, schema_term
 from ..text.tokenizer import EngineTokenizer
 from .tool import SYNTAXES, Tool
 from .written import WrittenCall
@@ -65,8 +65,7 @@ class TaggedCalls:
 
     def _extra(self, rule: str, tool: Tool, tokenizer: EngineTokenizer) -> list[str]:
         """Rules of an argument of another name than those that the schema has."""
-        taken = "|".join(map(re.escape, tool.properties)).replace("/", r"\/")
-        name = f"{rule.upper()}: /[^<>\\s]{{1,64}}/" + (f" & ~/({taken})/" if taken else "")
+        name = f"{rule.upper()}: /[^<>\\s]{{1,64}}/{any_but(list(tool.properties))}"
         marks = literal(self.key, tokenizer), literal(self.value, tokenizer)
         return [
             f"{rule}: {marks[0]} {rule.upper()} {marks[1]} {rule}_value",

@@ -1,12 +1,13 @@
 """What a model may call."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .object_schema import ALTERNATIVES, defined, whole_object
+
 SYNTAXES = ("lark", "regex")
-ALTERNATIVES = ("anyOf", "oneOf")
 
 
 @dataclass(frozen=True)
@@ -55,58 +56,14 @@ class Tool:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """The schema of the object, its definitions and alternatives put together: of each argument what any of them
-        says, and as required what all of them require."""
-        return self._whole(self.parameters, ())
+        """The schema of the object, see `whole_object`."""
+        return whole_object(self.parameters)
 
     @property
     def alternatives(self) -> list[str]:
         """The keywords by which the object's schema has several, which `arguments` puts together."""
-        found = self._defined(self.parameters)
+        found = defined(self.parameters, self.parameters)
         return [name for name in (*ALTERNATIVES, "allOf") if found.get(name)]
-
-    def _whole(self, schema: Any, seen: tuple[Any, ...]) -> dict[str, Any]:
-        found = dict(self._defined(schema))
-        if any(found is other or found == other for other in seen):
-            return {}
-        parts = [self._whole(part, (*seen, found)) for part in found.get("allOf") or ()]
-        found = _joined([found, *parts], any)
-        for name in ALTERNATIVES:
-            if choices := [self._whole(part, (*seen, found)) for part in found.get(name) or ()]:
-                found = _joined([found, _joined(choices, all)], any)
-        return found
-
-    def _defined(self, schema: Any) -> Mapping[str, Any]:
-        """A schema, or the one of the definitions that it refers to."""
-        found, seen = schema if isinstance(schema, Mapping) else {}, set[str]()
-        while isinstance(name := found.get("$ref"), str) and name not in seen and name.startswith("#/"):
-            seen.add(name)
-            place: Any = self.parameters
-            for part in name[2:].split("/"):
-                place = place.get(part) if isinstance(place, Mapping) else None
-            if not isinstance(place, Mapping):
-                break
-            found = place
-        return found
-
-
-def _joined(schemas: Sequence[Mapping[str, Any]], needed: Callable[[Iterable[bool]], bool]) -> dict[str, Any]:
-    """The properties of several schemas of objects. needed: of which of them what one requires is required."""
-    properties: dict[str, list[Any]] = {}
-    for schema in schemas:
-        for name, value in (schema.get("properties") or {}).items():
-            if value not in properties.setdefault(name, []):
-                properties[name].append(value)
-    required = [name for name in properties if needed(name in (schema.get("required") or ()) for schema in schemas)]
-    whole: dict[str, Any] = {**schemas[0], "required": required}
-    if any("properties" in schema for schema in schemas):
-        whole["properties"] = {
-            name: values[0] if len(values) == 1 else {"anyOf": values} for name, values in properties.items()
-        }
-    others = [schema["additionalProperties"] for schema in schemas if "additionalProperties" in schema]
-    if others:
-        whole["additionalProperties"] = next((other for other in others if other is not False), False)
-    return whole
 
 
 @dataclass(frozen=True)

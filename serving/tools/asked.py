@@ -4,11 +4,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...runtime.calls.tool import ALTERNATIVES, Tool, Tools
+from ...runtime.calls.object_schema import ALTERNATIVES
+from ...runtime.calls.tool import Tool, Tools
 from ..api_error import ApiError
 from .custom import grammar_of_format, input_schema
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+WAYS = ("allOf", *ALTERNATIVES)  # in which an object's schema has several parts
 MODES = ("none", "auto", "required")
 TOOL_KINDS = ("function", "custom")
 MOST_TOOLS = 256
@@ -68,20 +70,35 @@ def _tool(place: str, tool: Mapping[str, Any]) -> Tool:
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise _wrong(f"{place}.function.parameters", "the JSON schema of an object", parameters)
-    if not isinstance(parameters.get("properties") or {}, Mapping):
-        raise _wrong(f"{place}.function.parameters.properties", "an object", parameters["properties"])
     _check_parameters(f"{place}.function.parameters", parameters)
     strict = function.get("strict")
     if not isinstance(strict, bool | None):
         raise _wrong(f"{place}.function.strict", "true or false", strict)
     # A function gets the arguments that it declares: what a schema leaves open is not for the model to make up.
-    open_ended = "properties" not in parameters or parameters.keys() & {"allOf", *ALTERNATIVES}
-    closed = {} if open_ended else {"additionalProperties": False}
+    parts = [part for way in WAYS for part in parameters.get(way) or ()]
+    more = any(isinstance(part, Mapping) and part.keys() & {"properties", "$ref", *WAYS} for part in parts)
+    closed = {} if more or "properties" not in parameters else {"additionalProperties": False}
     return Tool(name, {"type": "object", **closed, **parameters}, bool(strict))
 
 
 def _check_parameters(place: str, parameters: Mapping[str, Any]) -> None:
     """What the forms of calls read of a schema has the kinds that JSON Schema says. Raises ApiError."""
+    for way in WAYS:
+        parts = parameters.get(way) or []
+        if not isinstance(parts, list) or not all(isinstance(part, Mapping | bool) for part in parts):
+            raise _wrong(f"{place}.{way}", "a list of JSON schemas", parts)
+        for number, part in enumerate(parts):
+            if isinstance(part, Mapping):
+                _check_parameters(f"{place}.{way}[{number}]", part)
+    for way in ("$defs", "definitions"):
+        definitions = parameters.get(way) or {}
+        if not isinstance(definitions, Mapping):
+            raise _wrong(f"{place}.{way}", "an object of JSON schemas", definitions)
+        for name, schema in definitions.items():
+            if isinstance(schema, Mapping):
+                _check_parameters(f"{place}.{way}.{name}", schema)
+    if not isinstance(parameters.get("properties") or {}, Mapping):
+        raise _wrong(f"{place}.properties", "an object", parameters["properties"])
     required = parameters.get("required") or []
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise _wrong(f"{place}.required", "a list of names", required)

@@ -25,6 +25,7 @@ def test_a_changed_graph_runs_as_it_is():
         assert not hasattr(inside, "_code") and not hasattr(outside, "_code")
         assert torch.equal(inside(x), x * 2)
         change(inside)
+        assert not hasattr(inside, "_code")
         assert torch.equal(inside(x), x * 3)
         change(outside)
     assert GraphModule.recompile is recompile

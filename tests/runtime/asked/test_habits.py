@@ -35,7 +35,9 @@ def test_few_places_and_tokens_are_kept(monkeypatch):
     habits = Habits()
     for token in range(100):
         habits.learn(MASKS[0], 7, token)
-    assert max(map(len, habits._counts.values())) == FEW
+    assert max(map(len, habits._counts.values())) == FEW + 1
+    habits.learn(MASKS[0], 8, 3)
+    assert habits.likely(MASKS[0], 7) is None, "all others are counted together"
     for behind in range(10):
         habits.learn(MASKS[1], behind, 5)
     assert len(habits._counts) == 4

@@ -207,6 +207,20 @@ def test_schemas_that_are_open_or_have_alternatives(name, case, text, matcher):
             answer_grammar(asked([Tool("f", schema, True)]), form, None, text)
 
 
-def test_a_schema_that_refers_to_itself():
-    tool = Tool("f", {"type": "object", "anyOf": [{"$ref": "#"}, BY_PLACE], "allOf": [{"$ref": "#"}]}, False)
-    assert tool.properties == BY_PLACE["properties"]
+@pytest.mark.parametrize("place", ["#", "#/$defs/A"])
+def test_a_schema_that_refers_to_itself(place):
+    """It was followed without end."""
+    looped = {"type": "object", "anyOf": [{"$ref": place}, BY_PLACE], "allOf": [{"$ref": place}], "required": ["x"]}
+    tool = Tool("f", looped if place == "#" else {"$ref": place, "$defs": {"A": looped}}, False)
+    assert tool.properties == BY_PLACE["properties"] and "x" in tool.arguments["required"]
+
+
+def test_kinds_of_objects_keep_their_choices(text, matcher):
+    """Texts as they are, in tags too."""
+    kinds = [{"properties": {"kind": {"const": kind, "title": kind}}, "required": ["kind"]} for kind in ("up", "down")]
+    tools = asked([Tool("f", {**CLOSED, "oneOf": kinds}, False)])
+    form = FORMATS["qwen3-coder"]
+    grammar = answer_grammar(tools, form, None, text)
+    for kind, holds in (("up", True), ("down", True), ("left", False)):
+        written = ahead_of(form) + form.write("f", {"kind": kind})
+        assert (taken(text, matcher, grammar, written) == (written, True)) == holds
