@@ -28,13 +28,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--max-queue", type=int, metavar="N", default=128, help="answers that may wait for a row of an instance; past "
         "them requests end with UNAVAILABLE (default: 128)"
     )  # fmt: skip
+    add("--tool-format", metavar="NAME", help="how the model writes calls of tools, as hermes or llama3 "
+        "(docs/serving.md has all; default: as the engine's manifest has it)")  # fmt: skip
     add("--link", action="store_true", help="link to DIR in place of a copy")
 
 
 def run(options: argparse.Namespace) -> int:
     from ..compile.swap import replace, work_folder
+    from ..runtime.calls.formats import form_named
     from ..serving.triton.repository import CONFIG, MARK, write_model
 
+    if options.tool_format is not None:
+        form_named(options.tool_format)
     engine = Path(options.engine)
     name = engine.resolve().name if options.name is None else options.name
     if not name or name in (".", "..") or "/" in name:
@@ -52,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"output: expected a new model, or one that this command wrote, got {place}")
     try:
         with work_folder(place) as work:
-            write_model(work, engine, options.instances, options.max_queue, options.link)
+            write_model(work, engine, options.instances, options.max_queue, options.tool_format, options.link)
             replace(work, place)
     except OSError as error:
         raise InputError(f"output: {place}: could not be written: {error.strerror or error}") from None

@@ -16,7 +16,8 @@ NAMES = {  # what the engine calls a field -> what a request does
     "sampling": None,
     "engine": None,
 }
-BRANCH = re.compile(r"^([A-Z].*|.*\[.*|str|int|float|bool|none)$")  # of a union: what pydantic puts into a path
+# Of a union: what pydantic puts into a path.
+BRANCH = re.compile(r"^([A-Z].*|.*\[.*|constrained-.*|str|int|float|bool|none)$")
 
 
 def too_long(param: str, most: int, got: str) -> ApiError:
@@ -41,7 +42,7 @@ def of_fields(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if any(error["type"] == "json_invalid" for error in errors):
         return ApiError(400, "body: expected JSON, got what does not parse")
     field = _field(errors[0])
-    error = max((error for error in errors if _field(error) == field), key=lambda error: len(error["loc"]))
+    error = max((error for error in errors if _field(error) == field), key=_reached)
     path = _path(error["loc"])
     if not path and error["type"] == "value_error":
         return ApiError(400, str(error["msg"]).removeprefix("Value error, "))
@@ -51,6 +52,11 @@ def of_fields(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(400, f"{path}: {reason(path)}", param=path, code="unsupported_parameter")
     message = str(error["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{path}: {message[:1].lower()}{message[1:]}", param=path)
+
+
+def _reached(error: Mapping[str, Any]) -> tuple[int, bool]:
+    """How far a branch went: what has the right type went further than what has not."""
+    return len(error["loc"]), not error["type"].endswith("_type")
 
 
 def _field(error: Mapping[str, Any]) -> Any:

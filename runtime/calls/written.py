@@ -19,6 +19,11 @@ class WrittenCall:
     custom: bool = False
 
 
+def is_whole(call: WrittenCall) -> bool:
+    """Whether its arguments are all there; a custom tool's text has no end that shows."""
+    return call.custom or json_end(call.arguments, 0) is not None
+
+
 @dataclass(frozen=True)
 class ReadAnswer:
     """What is certain of an answer."""

@@ -10,7 +10,7 @@ from ...runtime.calls.channel_calls import ChannelCalls, described, one_call_eac
 from ...runtime.calls.formats import FORMATS, HARMONY, HERMES
 from ...runtime.calls.template import TemplateTools
 from ...runtime.calls.tool import Tool, Tools
-from ...runtime.calls.written import ToolFormat
+from ...runtime.calls.written import ToolFormat, is_whole
 from ...runtime.text.channels import Channels, has_channels
 from ...runtime.text.reasoning import MARKS, Reasoning, reasoning_of
 from ...runtime.text.tokenizer import EngineTokenizer
@@ -52,8 +52,10 @@ class Reading:
         return AnswerReader(self.reasoning, self.tools, self.form)
 
     def reason(self, reader: AnswerReader, reason: str) -> str:
-        """The `finish_reason` of a choice: a call that the client named is no news to it."""
-        called = self.tools is not None and not self.tools.named and reader.answer.calls
+        """The `finish_reason` of a choice: a call that the client named is no news to it, and one that a stop string
+        cut is not to be run."""
+        calls = reader.answer.calls
+        called = self.tools is not None and not self.tools.named and calls and is_whole(calls[-1])
         return "tool_calls" if called and reason == "stop" else reason
 
 

@@ -32,13 +32,14 @@ class EngineProcess:
     the engine is loaded, why not otherwise. The process ends when the connection does: none is left behind by a server
     that is killed."""
 
-    def __init__(self, engine: Path, max_queue: int, environment: Mapping[str, str]):
-        """environment: the variables of the process."""
+    def __init__(self, engine: Path, max_queue: int, tool_format: str | None, environment: Mapping[str, str]):
+        """tool_format: see `Served`. environment: the variables of the process."""
         ours, theirs = socket.socketpair()
         self.connection = Connection(ours.detach())
         with theirs:
             place = theirs.fileno()
-            command = [sys.executable, "-P", "-m", f"{__package__}.worker", str(engine), str(max_queue), str(place)]
+            told = [str(engine), str(max_queue), tool_format or "", str(place)]
+            command = [sys.executable, "-P", "-m", f"{__package__}.worker", *told]
             self._process = subprocess.Popen(command, env=environment, pass_fds=[place], start_new_session=True)
 
     def close(self) -> int:

@@ -45,9 +45,10 @@ class TritonModel:
             environment["CUDA_VISIBLE_DEVICES"] = arguments["model_instance_device_id"]
         if int(np.__version__.split(".")[0]) > 1:  # nothing here can tell whether this server is one of them
             self.utils.Logger.log_warn(f"numpy {np.__version__}: {NUMPY}")
-        max_queue = int(json.loads(arguments["model_config"])["parameters"]["max_queue"]["string_value"])
+        given = json.loads(arguments["model_config"])["parameters"]
+        max_queue, tool_format = (given[name]["string_value"] for name in ("max_queue", "tool_format"))
         engine = Path(arguments["model_repository"]) / arguments["model_version"] / ENGINE
-        self.start(lambda: EngineProcess(engine, max_queue, environment))
+        self.start(lambda: EngineProcess(engine, int(max_queue), tool_format or None, environment))
 
     def start(self, begin: Callable[[], EngineProcess]) -> None:
         """Begin to take requests. Raises EngineError where the engine cannot be loaded."""

@@ -20,13 +20,16 @@ class TritonPythonModel(TritonModel):
 '''
 
 
-def write_model(folder: Path, engine: Path, instances: int, max_queue: int, link: bool) -> None:
+def write_model(
+    folder: Path, engine: Path, instances: int, max_queue: int, tool_format: str | None, link: bool
+) -> None:
     """Fill an empty folder, whose name is to be the model's.
 
     Args:
         engine: an engine directory.
         instances: engines that share the requests, each in a process of its own; on GPUs, so many on each.
         max_queue: choices that may wait for a row of an instance.
+        tool_format: the form in which the model writes calls of tools, None for the engine's.
         link: have a symbolic link to the engine in place of a copy.
 
     Raises:
@@ -37,7 +40,7 @@ def write_model(folder: Path, engine: Path, instances: int, max_queue: int, link
     check_files(engine, manifest, deep=True)
     version = folder / "1"
     version.mkdir()
-    (folder / CONFIG).write_text(config(manifest.spec.device, instances, max_queue), encoding="utf-8")
+    (folder / CONFIG).write_text(config(manifest.spec.device, instances, max_queue, tool_format), encoding="utf-8")
     (version / "model.py").write_text(MODEL, encoding="utf-8")
     if link:
         os.symlink(engine.resolve(), version / ENGINE, target_is_directory=True)
@@ -47,7 +50,7 @@ def write_model(folder: Path, engine: Path, instances: int, max_queue: int, link
         shutil.copyfile(engine / name, version / ENGINE / name)
 
 
-def config(device: str, instances: int, max_queue: int) -> str:
+def config(device: str, instances: int, max_queue: int, tool_format: str | None) -> str:
     """The text of config.pbtxt."""
     kind = "KIND_CPU" if device == "cpu" else "KIND_GPU"
     return f"""{MARK} Each instance batches in flight: requests join and leave its
@@ -59,6 +62,8 @@ instance_group [ {{ count: {instances} kind: {kind} }} ]
 
 # Choices that may wait for a row of an instance; a request past them ends with UNAVAILABLE.
 parameters {{ key: "max_queue" value {{ string_value: "{max_queue}" }} }}
+# The form in which the model writes calls of tools; without one, as the engine's manifest has it.
+parameters {{ key: "tool_format" value {{ string_value: "{tool_format or ""}" }} }}
 
 {"".join(_tensor("input", name, field) for name, field in INPUTS.items())}
 {"".join(_tensor("output", name, field) for name, field in OUTPUTS.items())}"""

@@ -25,9 +25,8 @@ logger = logging.getLogger(__name__)
 class Worker:
     """The requests of one connection. Everything happens in the thread of one event loop."""
 
-    def __init__(self, engine: Engine, max_queue: int, tell: Callable[[FromWorker], None]):
-        """max_queue: choices that may wait for a row."""
-        self._served, self._tell = Served("engine", engine, max_queue, learning=True), tell
+    def __init__(self, served: Served, tell: Callable[[FromWorker], None]):
+        self._served, self._tell = served, tell
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def take(self, asked: ToWorker) -> None:
@@ -76,12 +75,11 @@ class Worker:
         return End("INTERNAL", "the model failed; its log says why")
 
 
-async def serve(connection: Connection, make: Callable[[], Engine], max_queue: int) -> str | None:
+async def serve(connection: Connection, make: Callable[[], Served]) -> str | None:
     """Answer what comes over a connection until its other end is closed, or the engine breaks.
 
     Args:
-        make: makes the engine. Requests that come before it is done wait for it.
-        max_queue: choices that may wait for a row.
+        make: loads the engine. Requests that come before it is done wait for it.
 
     Returns:
         None, or why the engine answers no more: the process is to end then, and another one takes its place.
@@ -90,8 +88,8 @@ async def serve(connection: Connection, make: Callable[[], Engine], max_queue: i
     arguments = (connection, asked, asyncio.get_running_loop())
     threading.Thread(target=_read, args=arguments, name="specstep-triton", daemon=True).start()
     try:
-        engine = await asyncio.to_thread(make)
-    except EngineError as error:
+        served = await asyncio.to_thread(make)
+    except (EngineError, InputError) as error:
         connection.send(str(error))
         return str(error)
     connection.send(None)
@@ -100,8 +98,8 @@ async def serve(connection: Connection, make: Callable[[], Engine], max_queue: i
         with contextlib.suppress(OSError):  # nobody is there any more; `_read` sees it too
             connection.send(message)
 
-    with engine:
-        worker = Worker(engine, max_queue, tell)
+    with served.engine as engine:
+        worker = Worker(served, tell)
         watch = asyncio.create_task(_watch(engine, asked))
         while (message := await asked.get()) is not None:
             worker.take(message)
@@ -127,7 +125,14 @@ def _read(connection: Connection, asked: "asyncio.Queue[ToWorker | None]", loop:
             loop.call_soon_threadsafe(asked.put_nowait, None)
 
 
+def main(engine: str, max_queue: str, tool_format: str, place: str) -> str | None:
+    """tool_format: empty for the engine's. place: of the socket that is the connection's other end."""
+
+    def make() -> Served:
+        return Served("engine", load(Path(engine)), int(max_queue), learning=True, tool_format=tool_format or None)
+
+    return asyncio.run(serve(Connection(int(place)), make))
+
+
 if __name__ == "__main__":
-    engine, max_queue, place = sys.argv[1:]
-    fault = asyncio.run(serve(Connection(int(place)), lambda: load(Path(engine)), int(max_queue)))
-    sys.exit(fault)  # to the server's log
+    sys.exit(main(*sys.argv[1:]))  # why, to the server's log

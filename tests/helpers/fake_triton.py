@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from served import PATIENCE
+from specstep.serving.served import Served
 from specstep.serving.triton.model import TritonModel
 from specstep.serving.triton.worker import serve
 
@@ -68,13 +69,13 @@ def array(value):
 class InAThread:
     """The process of an engine, without one."""
 
-    def __init__(self, make, max_queue):
+    def __init__(self, make, max_queue, tool_format=None):
         self.connection, self._theirs = Pipe()
-        self._thread = threading.Thread(target=self._run, args=(make, max_queue), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(make, max_queue, tool_format), daemon=True)
         self._thread.start()
 
-    def _run(self, make, max_queue):
-        asyncio.run(serve(self._theirs, make, max_queue))
+    def _run(self, make, max_queue, tool_format):
+        asyncio.run(serve(self._theirs, lambda: Served("engine", make(), max_queue, True, tool_format)))
         self.die()
 
     def die(self):
@@ -87,12 +88,12 @@ class InAThread:
         return -9
 
 
-def started(make, max_queue):
+def started(make, max_queue, tool_format=None):
     """A model, and the list of its processes."""
     made, begun = TritonModel(), []
 
     def begin():
-        begun.append(InAThread(make, max_queue))
+        begun.append(InAThread(make, max_queue, tool_format))
         return begun[-1]
 
     made.utils = UTILS

@@ -62,6 +62,15 @@ def test_what_is_wrong_is_named(client, field, value):
     assert error["param"].startswith(field) and error["message"].startswith(field)
 
 
+@pytest.mark.parametrize(("stop", "message"), [
+    (1, "stop: input should be a valid string"), ("", "stop: string should have at least 1 character"),
+    ([1], "stop[0]: input should be a valid string"), (["a"] * 17, "stop: list should have at most 16 items"),
+])  # fmt: skip
+def test_of_two_forms_the_one_that_was_meant_is_named(client, stop, message):
+    error = refused(client.post(CHAT, json={"messages": user("hi"), "stop": stop}))
+    assert error["param"].startswith("stop") and error["message"].startswith(message)
+
+
 @pytest.mark.parametrize("field", sorted(set(UNSUPPORTED) - {"tools", "tool_choice"}))
 def test_what_is_not_supported_is_named_unless_it_asks_for_nothing(client, field):
     short = {"messages": user("hi"), "max_tokens": 2}

@@ -25,13 +25,18 @@ class City(pydantic.BaseModel):
     unit: str = pydantic.Field(pattern="^[cf]$")
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    """The API of a model whose answers are random, but for what holds them."""
-    folder = save_model(tmp_path_factory.mktemp("model"), tokenizer=True, max_position_embeddings=4096)
-    tiny_tokenizer().save_pretrained(folder)
-    options = {"drafter": "ngram", "dtype": "float32", "max_batch": 2, "max_seq_len": 4096, "prefill_chunk": 64}
-    with specstep.eager(str(folder), **options) as engine:
+@pytest.fixture(scope="module", params=["tiny", pytest.param("smollm2-135m", marks=pytest.mark.slow)])
+def url(request, tmp_path_factory):
+    """The API of a model whose answers are random, but for what holds them; and of a real one."""
+    options = {"drafter": "ngram", "max_batch": 2, "max_seq_len": 4096, "prefill_chunk": 64}
+    if request.param == "tiny":
+        folder = save_model(tmp_path_factory.mktemp("model"), tokenizer=True, max_position_embeddings=4096)
+        tiny_tokenizer().save_pretrained(folder)
+        engine = specstep.eager(str(folder), dtype="float32", **options)
+    else:
+        folder = tmp_path_factory.mktemp("engine") / request.param
+        engine = specstep.load(specstep.build(request.param, folder, **options))
+    with engine:
         engine.learning = False
         with running(create_app({"tiny": engine})) as address:
             yield f"{address}/v1"

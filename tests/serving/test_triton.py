@@ -218,7 +218,8 @@ def test_nothing_ends_the_thread_that_hands_on_what_is_said(monkeypatch):
 def initialize(folder, **arguments):
     model = TritonModel()
     model.utils = UTILS
-    config = json.dumps({"parameters": {"max_queue": {"string_value": "7"}}})
+    parameters = {"max_queue": {"string_value": "7"}, "tool_format": {"string_value": "llama3"}}
+    config = json.dumps({"parameters": parameters})
     given = {"model_instance_kind": "CPU", "model_config": config, "model_version": "1"}
     model.initialize(given | {"model_repository": str(folder)} | arguments)
 
@@ -237,8 +238,9 @@ def test_an_instance_has_the_gpu_that_triton_gives_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(triton_model, "EngineProcess", process)
     initialize(tmp_path, model_instance_kind="GPU", model_instance_device_id="3")
-    [(engine, max_queue, environment)] = begun
-    assert (engine, max_queue) == (tmp_path / "1" / "engine", 7) and environment["CUDA_VISIBLE_DEVICES"] == "3"
+    [(engine, max_queue, tool_format, environment)] = begun
+    assert (engine, max_queue, tool_format) == (tmp_path / "1" / "engine", 7, "llama3")
+    assert environment["CUDA_VISIBLE_DEVICES"] == "3"
 
 
 def export(folder, engine, *more):
@@ -252,10 +254,12 @@ def run_file(file):
 
 
 def test_a_repository_is_written_whole(tmp_path, engine_folder):
-    assert export(tmp_path, engine_folder, "--name", "smol", "--instances", "2", "--max-queue", "7") == 0
+    options = ["--name", "smol", "--instances", "2", "--max-queue", "7", "--tool-format", "glm-4.5"]
+    assert export(tmp_path, engine_folder, *options) == 0
     folder = tmp_path / "models" / "smol"
     config = (folder / "config.pbtxt").read_text()
     assert "count: 2 kind: KIND_CPU" in config and 'string_value: "7"' in config and "decoupled: true" in config
+    assert 'key: "tool_format" value { string_value: "glm-4.5" }' in config
     assert all(f'name: "{name}"' in config and field.meaning in config for name, field in (INPUTS | OUTPUTS).items())
     copied = {path.name: path.read_bytes() for path in (folder / "1" / "engine").iterdir()}
     assert copied == {path.name: path.read_bytes() for path in engine_folder.iterdir()}
@@ -265,7 +269,9 @@ def test_a_repository_is_written_whole(tmp_path, engine_folder):
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["smol"]
 
 
-@pytest.mark.parametrize("arguments", [("--name", "a/b"), ("--instances", "0"), ("--max-queue", "-1")])
+@pytest.mark.parametrize(
+    "arguments", [("--name", "a/b"), ("--instances", "0"), ("--max-queue", "-1"), ("--tool-format", "x")]
+)
 def test_what_cannot_be_written_is_one_line(tmp_path, capsys, arguments):
     assert export(tmp_path, tmp_path, *arguments) == 2
     error = capsys.readouterr().err

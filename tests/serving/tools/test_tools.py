@@ -120,6 +120,16 @@ def test_a_call_that_must_be_made(model, choice, reason, names, client):
         assert joined(client.chat.completions.create(**asked | {"seed": seed}, stream=True)) == told
 
 
+def test_a_call_that_a_stop_string_cuts_is_not_to_be_run(client):
+    asked = ASKED | {"tools": [WEATHER], "tool_choice": "required"}
+    for stop, reason, whole in (("city", "stop", False), ("</tool_call>", "tool_calls", True)):
+        [got] = client.chat.completions.create(**asked, stop=stop).choices
+        arguments = got.message.tool_calls[0].function.arguments
+        assert got.finish_reason == reason and arguments.endswith("}") == whole
+        with client.chat.completions.create(**asked, stop=stop, stream=True) as chunks:
+            assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == reason
+
+
 def test_several_calls_and_several_choices(client):
     asked = ASKED | {"tools": [WEATHER, NOW], "tool_choice": "required", "n": 2, "max_tokens": 400}
     for choice in client.chat.completions.create(**asked).choices:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from fake_session import FakeSession
-from fake_triton import ask, started
+from fake_triton import ask, started, tokens_of
 from fastapi.testclient import TestClient
 from models import tiny_tokenizer
 from served import user
@@ -74,6 +74,18 @@ def fronts():
         model, _ = started(lambda: engine, 4)
         yield model, client
         model.finalize()
+
+
+def test_calls_may_be_written_in_another_form():
+    tokenizer = tiny_tokenizer()
+    session = FakeSession(2, vocabulary=258, stops=(1,), longest=190)
+    text = EngineTokenizer(tokenizer.backend_tokenizer, TEMPLATE, {})
+    engine = Engine(session, text, None, TemplateTools("hermes", True, True, False))
+    model, _ = started(lambda: engine, 4, "glm-4.5")
+    sent = ask(model, chat_request=json.dumps({"messages": user("hello"), "max_tokens": 120} | REQUIRED)).done()
+    [told], _ = answers(sent)
+    assert told["message"]["tool_calls"] and "<arg_key>" in tokenizer.decode(tokens_of(sent))
+    model.finalize()
 
 
 def answers(sent):
