@@ -47,7 +47,7 @@ def convert(source: Path, precision: str, target: Path, progress: OnProgress) ->
 
 
 def _kind(tensor: Any, wanted: GGMLQuantizationType) -> GGMLQuantizationType:
-    if len(tensor.shape) < 2:
+    if len(tensor.shape) < 2 or tensor.shape[0] < GROUP:  # taps of a convolution
         return GGMLQuantizationType.F32
     if wanted is not GGMLQuantizationType.BF16 and tensor.shape[0] % GROUP:
         return GGMLQuantizationType.BF16
