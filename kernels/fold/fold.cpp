@@ -29,7 +29,8 @@ void fold(const Tensor& state, const Tensor& key, const Tensor& decay, const std
       for (int64_t place = 0; place < counts[row] && place < places; place++) {
         const int64_t token = row * tokens + paths[row * places + place], at = token * heads + head;
         const Decay by = {factors + at * decays, decays, exponents ? exponents + head * n * p : nullptr};
-        decay_and_write(states + i * n * p, by, keys + (token * groups + group) * n, updates + at * p, n, p);
+        float* own = states + i * n * p;
+        write({own, own, by, keys + (token * groups + group) * n, updates + at * p, nullptr, n, p});
       }
     }
   });

@@ -1,5 +1,5 @@
-// specstep::linear_attention on the CPU: see reference.py. A head of a row is one thread's; a token takes over the
-// buffer of its parent's state where nobody else needs that, so a chain has one.
+// specstep::linear_attention on the CPU: see reference.py. A head of a row is one thread's. A state that nobody follows
+// is kept nowhere; another one takes over its parent's buffer where nobody else needs that, so a chain has one.
 #include <torch/csrc/stable/library.h>
 
 #include <cstring>
@@ -23,7 +23,7 @@ Sizes sizes_of(const Tensor& key, const Tensor& value, const Tensor& decay) {
   return {value.size(0), value.size(1), key.size(2), value.size(2), key.size(3), value.size(3), decay.size(3)};
 }
 
-// What one row's tokens follow: their parents, the token that takes over each state's buffer, and the buffers.
+// What one row's tokens follow: their parents, and the buffers of the states that are followed.
 class Tree {
  public:
   Tree(const int64_t* parents, int64_t tokens) : parents_(tokens), last_(tokens + 1, -1), places_(tokens) {
@@ -35,18 +35,15 @@ class Tree {
     std::vector<int64_t> free;
     for (int64_t t = 0; t < tokens; t++) {
       const int64_t parent = parents_[t];
-      if (parent >= 0 && last_[parent + 1] == t) {
-        places_[t] = places_[parent];
-      } else if (!free.empty()) {
-        places_[t] = free.back();
-        free.pop_back();
-      } else {
-        places_[t] = buffers_++;
-      }
-      if (last_[t + 1] < 0) free.push_back(places_[t]);  // it has no children
+      if (parent >= 0 && last_[parent + 1] == t) free.push_back(places_[parent]);
+      if (last_[t + 1] < 0) continue;  // it has no children
+      if (free.empty()) free.push_back(buffers_++);
+      places_[t] = free.back();
+      free.pop_back();
     }
   }
   int64_t parent(int64_t token) const { return parents_[token]; }
+  bool is_followed(int64_t token) const { return last_[token + 1] >= 0; }
   int64_t place(int64_t token) const { return places_[token]; }
   int64_t buffers() const { return buffers_; }
 
@@ -68,16 +65,16 @@ void run_head(const Sizes& s, const Inputs& in, const Tree& tree, int64_t row, i
     const float *key = in.key + (token * s.groups + group) * s.n, *query = in.query + (token * s.groups + group) * s.n;
     const int64_t parent = tree.parent(t);
     const float* from = parent < 0 ? in.state + (row * s.heads + head) * size : &buffers[tree.place(parent) * size];
-    float *state = &buffers[tree.place(t) * size], *u = update + at * s.p;
+    float *state = tree.is_followed(t) ? &buffers[tree.place(t) * size] : nullptr, *u = update + at * s.p;
     const float* value = in.value + at * s.p;
     const Decay decay = {in.decay + at * s.decays, s.decays, in.rates ? in.rates + head * size : nullptr};
-    decay_and_read(state, from, decay, key, u, s.n, s.p);  // what the state says of the key
     if (in.beta) {
+      read({nullptr, from, decay, nullptr, nullptr, key, s.n, s.p}, u);  // what the state says of the key
       for (int64_t j = 0; j < s.p; j++) u[j] = (value[j] - u[j]) * in.beta[at];
     } else {
       std::memcpy(u, value, s.p * sizeof(float));
     }
-    write_and_read(state, key, u, query, out + at * s.p, s.n, s.p);
+    write_and_read({state, from, decay, key, u, query, s.n, s.p}, out + at * s.p);
   }
 }
 
