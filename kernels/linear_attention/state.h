@@ -10,7 +10,8 @@ namespace specstep {
 
 using attention::Floats;
 
-constexpr int COLUMNS = 8;  // vectors of them whose sums are in registers at a time
+// Vectors of columns whose sums are in registers at a time: of 64 columns, as many as most heads' values have at least.
+constexpr int COLUMNS = attention::LANES > 8 ? 4 : 8;
 
 // What a token's state is multiplied with: one number, N, or, with rates [N, P], the exponentials of these times P
 // numbers.
@@ -52,7 +53,8 @@ inline Some written(const Token& t, float factor, float x, int64_t i, int64_t j)
   return add_product(x, attention::load<Some>(t.u + j), row);
 }
 
-// COUNT times Some columns of a token, from j on. WRITES: whether u is written ahead.
+// COUNT times Some columns of a token, from j on. WRITES: whether u is written ahead. The token is a copy: a compiler
+// must take it that a store changes what others point to.
 template <bool RATES, bool WRITES, class Some, int COUNT>
 inline void do_columns(const Token t, float* out, int64_t j) {
   constexpr int64_t width = sizeof(Some) / sizeof(float);
@@ -86,6 +88,7 @@ inline void do_token(const Token& t, float* out) {
   for (; j < t.p; j++) do_columns<RATES, WRITES, float, 1>(t, out, j);
 }
 
+// Memory is read and written in its order: nothing is summed.
 template <bool RATES>
 inline void write_rows(const Token t) {
   for (int64_t i = 0; i < t.n; i++) {
