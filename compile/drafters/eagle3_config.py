@@ -11,6 +11,7 @@ the final norm.
 | `eagle_config`, others | i | NVIDIA's gpt-oss v3 heads, Kimi heads; as SGLang reads them (its pull request 25454) |
 | top level | i | speculators and vLLM |
 | top level, 1, L // 2 - 1, L - 4 | i + 1 | heads of SpecForge converted to speculators with their ids as they were |
+| `target_layer_ids` at the top | i + 1, the output of layer i; -1 is 0, the embeddings | DeepSpec |
 | `feature_layers`; top level, beside `specstep` | i, in the order given | this package |
 
 All but the last are sorted: every other runtime collects the features in the order of the layers. What the ids of all
@@ -28,6 +29,7 @@ from ...errors import BuildError
 from ...graphs.drafters.eagle3 import Eagle3Config
 
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
+OUTPUTS = "target_layer_ids"  # layers whose outputs are meant
 OWN_LAYERS = "feature_layers"  # indices of hidden states, for what no publisher says
 LAYER_FIELDS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
@@ -115,15 +117,18 @@ def aux_layers(path: Path, data: dict[str, Any], layers: int) -> tuple[tuple[int
             "is not supported"
         )
     own, other = data.get(OWN_LAYERS), None
-    given = own or nested.get(AUX_LAYERS) or data.get(AUX_LAYERS) or data.get("aux_hidden_state_layer_ids")
+    told = own or nested.get(AUX_LAYERS) or data.get(AUX_LAYERS) or data.get("aux_hidden_state_layer_ids")
+    given = told or data.get(OUTPUTS)
     ids = given or (2, layers // 2, layers - 3)
     if not isinstance(ids, list | tuple) or not all(type(index) is int for index in ids):
         raise BuildError(f"drafter: {path}: {AUX_LAYERS}: expected a list of layers, got {ids!r}")
     if "specstep" not in data and not own:
         ids = sorted(ids)
-        outputs = ids[0] == 1 if nested.get(AUX_LAYERS) else ids == [1, layers // 2 - 1, layers - 4]
+        likely = ids[0] == 1 if nested.get(AUX_LAYERS) else ids == [1, layers // 2 - 1, layers - 4]
+        outputs = likely or (given is not None and not told)
         both = (tuple(ids), tuple(index + 1 for index in ids))
-        ids, other = both[outputs], both[not outputs] if given and max(both[not outputs]) <= layers else None
+        fits = min(both[not outputs]) >= 0 and max(both[not outputs]) <= layers
+        ids, other = both[outputs], both[not outputs] if given and fits else None
     if not all(0 <= index <= layers for index in ids):
         raise BuildError(
             f"drafter: {path}: {AUX_LAYERS}: expected hidden states 0 to {layers} of the target, got "
