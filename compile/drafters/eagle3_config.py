@@ -11,7 +11,7 @@ the final norm.
 | `eagle_config`, others | i | NVIDIA's gpt-oss v3 heads, Kimi heads; as SGLang reads them (its pull request 25454) |
 | top level | i | speculators and vLLM |
 | top level, 1, L // 2 - 1, L - 4 | i + 1 | heads of SpecForge converted to speculators with their ids as they were |
-| `target_layer_ids` at the top | i + 1, the output of layer i; -1 is 0, the embeddings | DeepSpec |
+| `target_layer_ids` at the top | i + 1, the output of layer i | DeepSpec: five |
 | `feature_layers`; top level, beside `specstep` | i, in the order given | this package |
 
 All but the last are sorted: every other runtime collects the features in the order of the layers. What the ids of all
@@ -118,10 +118,10 @@ def aux_layers(path: Path, data: dict[str, Any], layers: int) -> tuple[tuple[int
         )
     own, other = data.get(OWN_LAYERS), None
     told = own or nested.get(AUX_LAYERS) or data.get(AUX_LAYERS) or data.get("aux_hidden_state_layer_ids")
-    given = told or data.get(OUTPUTS)
+    given, name = told or data.get(OUTPUTS), OUTPUTS if data.get(OUTPUTS) and not told else AUX_LAYERS
     ids = given or (2, layers // 2, layers - 3)
     if not isinstance(ids, list | tuple) or not all(type(index) is int for index in ids):
-        raise BuildError(f"drafter: {path}: {AUX_LAYERS}: expected a list of layers, got {ids!r}")
+        raise BuildError(f"drafter: {path}: {name}: expected a list of layers, got {ids!r}")
     if "specstep" not in data and not own:
         ids = sorted(ids)
         likely = ids[0] == 1 if nested.get(AUX_LAYERS) else ids == [1, layers // 2 - 1, layers - 4]
@@ -131,7 +131,7 @@ def aux_layers(path: Path, data: dict[str, Any], layers: int) -> tuple[tuple[int
         ids, other = both[outputs], both[not outputs] if given and fits else None
     if not all(0 <= index <= layers for index in ids):
         raise BuildError(
-            f"drafter: {path}: {AUX_LAYERS}: expected hidden states 0 to {layers} of the target, got "
+            f"drafter: {path}: {name}: expected hidden states 0 to {layers} of the target, got "
             f"{', '.join(map(str, ids))} (from {given or 'the default'})"
         )
     return tuple(ids), other

@@ -10,6 +10,8 @@ namespace specstep {
 inline float fused(float a, float b, float c) {
 #ifdef __FMA__
   return std::fma(a, b, c);
+#elif defined(__FP_FAST_FMAF)
+  return __builtin_fmaf(a, b, c);
 #else
   return a * b + c;
 #endif

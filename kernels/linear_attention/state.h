@@ -10,7 +10,7 @@ namespace specstep {
 
 using attention::Floats;
 
-// Vectors of columns whose sums are in registers at a time: of 64 columns, as many as most heads' values have at least.
+// Vectors of columns whose sums are in registers at a time. Most heads' values have 64 columns or more.
 constexpr int COLUMNS = attention::LANES > 8 ? 4 : 8;
 
 // What a token's state is multiplied with: one number, N, or, with rates [N, P], the exponentials of these times P

@@ -12,16 +12,17 @@ from .tool import Tool
 @dataclass(frozen=True)
 class WrittenCall:
     """A call as far as it is written: the function's name, and the text of a JSON object, of its arguments. custom:
-    whether it is a custom tool's, and the text is what that takes."""
+    whether it is a custom tool's, and the text is what that takes; ended: whether that text is all there."""
 
     name: str
     arguments: str
     custom: bool = False
+    ended: bool = False
 
-
-def is_whole(call: WrittenCall) -> bool:
-    """Whether its arguments are all there; a custom tool's text has no end that shows."""
-    return call.custom or json_end(call.arguments, 0) is not None
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of it is missing."""
+        return self.ended if self.custom else json_end(self.arguments, 0) is not None
 
 
 @dataclass(frozen=True)

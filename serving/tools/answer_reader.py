@@ -61,7 +61,7 @@ class AnswerReader:
         if not custom:
             return answer
         calls = [
-            WrittenCall(call.name, input_text(call.arguments), True) if call.name in custom else call
+            WrittenCall(call.name, input_text(call.arguments), True, call.is_whole) if call.name in custom else call
             for call in answer.calls
         ]
         return replace(answer, calls=calls)

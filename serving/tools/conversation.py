@@ -10,7 +10,7 @@ from ...runtime.calls.channel_calls import ChannelCalls, described, one_call_eac
 from ...runtime.calls.formats import FORMATS, HARMONY, HERMES
 from ...runtime.calls.template import TemplateTools
 from ...runtime.calls.tool import Tool, Tools
-from ...runtime.calls.written import ToolFormat, is_whole
+from ...runtime.calls.written import ToolFormat
 from ...runtime.text.channels import Channels, has_channels
 from ...runtime.text.reasoning import MARKS, Reasoning, reasoning_of
 from ...runtime.text.tokenizer import EngineTokenizer
@@ -55,7 +55,7 @@ class Reading:
         """The `finish_reason` of a choice: a call that the client named is no news to it, and one that a stop string
         cut is not to be run."""
         calls = reader.answer.calls
-        called = self.tools is not None and not self.tools.named and calls and is_whole(calls[-1])
+        called = self.tools is not None and not self.tools.named and calls and calls[-1].is_whole
         return "tool_calls" if called and reason == "stop" else reason
 
 

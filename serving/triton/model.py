@@ -46,7 +46,8 @@ class TritonModel:
         if int(np.__version__.split(".")[0]) > 1:  # nothing here can tell whether this server is one of them
             self.utils.Logger.log_warn(f"numpy {np.__version__}: {NUMPY}")
         given = json.loads(arguments["model_config"])["parameters"]
-        max_queue, tool_format = (given[name]["string_value"] for name in ("max_queue", "tool_format"))
+        max_queue = given["max_queue"]["string_value"]
+        tool_format = given.get("tool_format", {}).get("string_value")  # earlier versions wrote none
         engine = Path(arguments["model_repository"]) / arguments["model_version"] / ENGINE
         self.start(lambda: EngineProcess(engine, int(max_queue), tool_format or None, environment))
 

@@ -251,7 +251,15 @@ def test_reasoning_text_and_calls_are_printed_apart(capsys):
     assert capsys.readouterr().out == 'Hm.\n\nLet me see:\n\nget_weather {"unit": "c"}'
     said = printed.message()
     assert said["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": {"unit": "c"}}
-    assert (said["content"], said["reasoning_content"]) == ("Let me see:", "Hm.")
+    assert (said["content"], said["reasoning_content"]) == ("Let me see:", "Hm.") and not printed.is_cut
+
+
+def test_a_call_that_is_cut_is_told_from_a_whole_one():
+    whole = HERMES.write("get_weather", {"unit": "c"})
+    for text, cut in ((whole, False), (whole[: whole.index("unit") + 2], True), ("Well", False)):
+        printed = Printed(Reading(None, tools_of(TOOLS, None, None), HERMES))
+        printed.push(text, last=True)
+        assert printed.is_cut == cut, text
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import conftest
 import test_groups
+import test_linear_attention as states
 import test_tree_attention_exact as attention
 import torch
 from attention_case import brute_force, make_case
 from specstep.kernels.linear import reference
 from specstep.kernels.linear.op import packed_embedding, packed_linear
 from specstep.kernels.linear.packing import pack
+from specstep.kernels.linear_attention.op import linear_attention
+from specstep.kernels.linear_attention.reference import linear_attention as spec
 from specstep.kernels.native import load_library
 
 
@@ -71,8 +74,18 @@ def check_attention() -> None:
         attention.test_chunks_of_a_prompt(conftest._random_trees, "window", dtype, 1)
 
 
+def check_linear_attention() -> None:
+    """Columns by all vectors at once, by one, and by themselves."""
+    for decay_by in states.KINDS:
+        for p in (64, 109):
+            given, parents = states.inputs(2, 9, 2, 4, 5, p, decay_by, delta=True), states.tree(2, 9)
+            for got, wanted in zip(linear_attention(*given, parents), spec(*given, parents), strict=True):
+                torch.testing.assert_close(got, wanted)
+
+
 if __name__ == "__main__":
     load_library(Path(sys.argv[1]))
     check_linear()
     check_groups(sys.argv[2])
     check_attention()
+    check_linear_attention()

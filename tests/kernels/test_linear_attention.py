@@ -45,7 +45,7 @@ def path_to(parents: Tensor, row: int, token: int) -> list[int]:
 
 sizes = given(
     st.integers(1, 3), st.integers(1, 9), st.sampled_from([(1, 1), (1, 3), (2, 4)]),
-    st.sampled_from([(1, 1), (3, 5), (16, 8), (32, 32)]), st.sampled_from(KINDS), st.booleans(),
+    st.sampled_from([(1, 1), (3, 5), (16, 8), (32, 32), (5, 109), (16, 64)]), st.sampled_from(KINDS), st.booleans(),
 )  # fmt: skip
 
 

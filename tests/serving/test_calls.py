@@ -69,6 +69,8 @@ def test_what_is_wrong_is_named(client, field, value):
 def test_of_two_forms_the_one_that_was_meant_is_named(client, stop, message):
     error = refused(client.post(CHAT, json={"messages": user("hi"), "stop": stop}))
     assert error["param"].startswith("stop") and error["message"].startswith(message)
+    error = refused(client.post(COMPLETIONS, json={"prompt": ["hi"] * 129}))
+    assert error["message"].startswith("prompt: list should have at most 128 items")
 
 
 @pytest.mark.parametrize("field", sorted(set(UNSUPPORTED) - {"tools", "tool_choice"}))

@@ -215,11 +215,11 @@ def test_nothing_ends_the_thread_that_hands_on_what_is_said(monkeypatch):
     model.finalize()
 
 
-def initialize(folder, **arguments):
+def initialize(folder, tool_format=None, **arguments):
     model = TritonModel()
     model.utils = UTILS
-    parameters = {"max_queue": {"string_value": "7"}, "tool_format": {"string_value": "llama3"}}
-    config = json.dumps({"parameters": parameters})
+    parameters = {"max_queue": "7"} | ({} if tool_format is None else {"tool_format": tool_format})
+    config = json.dumps({"parameters": {name: {"string_value": value} for name, value in parameters.items()}})
     given = {"model_instance_kind": "CPU", "model_config": config, "model_version": "1"}
     model.initialize(given | {"model_repository": str(folder)} | arguments)
 
@@ -237,10 +237,11 @@ def test_an_instance_has_the_gpu_that_triton_gives_it(tmp_path, monkeypatch):
         return InAThread(lambda: slow(1), 1)
 
     monkeypatch.setattr(triton_model, "EngineProcess", process)
-    initialize(tmp_path, model_instance_kind="GPU", model_instance_device_id="3")
-    [(engine, max_queue, tool_format, environment)] = begun
-    assert (engine, max_queue, tool_format) == (tmp_path / "1" / "engine", 7, "llama3")
-    assert environment["CUDA_VISIBLE_DEVICES"] == "3"
+    for given in ("llama3", "", None):  # earlier versions wrote none
+        initialize(tmp_path, given, model_instance_kind="GPU", model_instance_device_id="3")
+        engine, max_queue, tool_format, environment = begun.pop()
+        assert (engine, max_queue, tool_format) == (tmp_path / "1" / "engine", 7, given or None)
+        assert environment["CUDA_VISIBLE_DEVICES"] == "3"
 
 
 def export(folder, engine, *more):

@@ -30,7 +30,7 @@ CONVENTIONS = {  # what a config.json has, for a target of eight layers, and the
     "top, unsorted": ({AUX: [5, 2, 4]}, (2, 4, 5)),
     "ours, in their order": ({AUX: [5, 2, 4], "specstep": {}}, (5, 2, 4)),
     "five": ({AUX: [1, 2, 4, 6, 7]}, (1, 2, 4, 6, 7)),
-    "DeepSpec": ({AUX: None, "target_layer_ids": [-1, 1, 3, 5, 7]}, (0, 2, 4, 6, 8)),
+    "DeepSpec": ({AUX: None, "target_layer_ids": [0, 1, 3, 5, 6]}, (1, 2, 4, 6, 7)),
     "speculators": ({AUX: [2, 4, 5], "norm_before_fc": True, "target_hidden_size": None} | SPECULATORS, (2, 4, 5)),
     "speculators, converted": ({AUX: [1, 3, 4]} | SPECULATORS, (2, 4, 5)),
 }

@@ -128,6 +128,10 @@ def test_a_call_that_a_stop_string_cuts_is_not_to_be_run(client):
         assert got.finish_reason == reason and arguments.endswith("}") == whole
         with client.chat.completions.create(**asked, stop=stop, stream=True) as chunks:
             assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == reason
+    custom = ASKED | {"tools": [custom_tool(grammar("regex", "[ab]{4}x[ab]{4}"))], "tool_choice": "required"}
+    for stop, reason, size in (("x", "stop", 4), (None, "tool_calls", 9)):
+        [got] = client.chat.completions.create(**custom, parallel_tool_calls=False, stop=stop).choices
+        assert got.finish_reason == reason and len(got.message.tool_calls[0].custom.input) == size
 
 
 def test_several_calls_and_several_choices(client):
