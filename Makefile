@@ -55,7 +55,7 @@ engine: $(if $(filter inductor,$(BACKEND)),install,develop)  ## build any engine
 generate: install  ## generate with an engine: OUT=... PROMPT=...
 	$(BIN)/specstep generate "$(OUT)" --prompt "$(PROMPT)" --stats $(ARGS)
 
-test: develop  ## run the test suite (no GPU, no network needed)
+test: develop  ## run the test suite (no GPU needed)
 	$(PYTEST) $(ARGS)
 
 test-slow: develop  ## run the full sweeps

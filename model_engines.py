@@ -62,7 +62,7 @@ def load(
         EngineError: the engine cannot run here.
     """
     directory = engine_of(model, progress, build, device=device)
-    with uncollected():
+    with _uncollected():
         with needs_extra("", "specstep.load"):
             from .runtime.load import load as load_directory  # and with it torch
 
@@ -81,9 +81,9 @@ def load(
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Within it, Python looks for no garbage. What is imported makes it look through all of PyTorch's objects, which
-    takes as long as to open an engine's programs."""
+def _uncollected() -> Iterator[None]:
+    """Within it, Python looks for no garbage: imports make it look through all of PyTorch's objects, which takes longer
+    than to open an engine's programs."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,7 @@
-"""Write a GGUF file with the shape of a published model and random weights, to time what nobody may hand on.
+"""Write a GGUF file with the shape of a published model and random weights: to time a model whose file is not at hand.
 
     python bench/random_gguf.py qwen3.5-0.8b q8_0 models/qwen.gguf
     specstep build models/qwen.gguf -o engines/qwen --drafter ngram --nodes 8 && specstep profile engines/qwen
-    python bench/bench.py --model models/qwen.gguf --only "llama.cpp" ...
 
 Its texts mean nothing; its tokenizer has a token per byte, and names for the rest.
 """

@@ -199,7 +199,7 @@ class Chat:
         if self._stats:
             say(speed([request], time.perf_counter() - started), file=sys.stderr)
         said = printed.message()
-        if "tool_calls" in said and (request.finish_reason != "stop" or printed.is_cut):  # nobody can answer the call
+        if "tool_calls" in said and (request.finish_reason != "stop" or printed.is_cut):  # cut: nobody can answer it
             return {"role": "assistant", "content": said["content"]} if said["content"] else {}
         return said
 

@@ -1,5 +1,6 @@
 """Engines by the name of their model: built once, found again, another one for whatever makes another one."""
 
+import gc
 import inspect
 import json
 import os
@@ -273,3 +274,23 @@ def test_a_model_generates_what_its_engine_does(own_cache, tmp_path, capsys):
     with specstep.load(folder, build=given, progress=said.append) as mended:
         assert mended.generate([5, 6, 7], 20).token_ids == expected
     assert any("builds its engine, once" in line for line in said)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_looked_for_again_behind_a_load(enabled, tmp_path, monkeypatch):
+    seen = []
+
+    def fails(*given, **options):
+        seen.append(gc.isenabled())
+        raise EngineError("engine: none")
+
+    monkeypatch.setattr(loading, "load", fails)
+    monkeypatch.setattr(model_engines, "engine_of", lambda *given, **options: tmp_path)
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(EngineError):
+            specstep.load(tmp_path)
+        assert seen == [False] and gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
