@@ -23,6 +23,7 @@ from .drafters.validate import foreign_scorers
 from .fold_numbers import fold_numbers
 from .graph_edits import base_of, drop_dead_code, written_arguments
 from .lazy_code import code_written_when_run
+from .sizes_named_once import sizes_named_once
 from .traced_once.once import layers_traced_once
 
 Export = Callable[[FlatProgram, EngineSpec], ExportedProgram]
@@ -76,7 +77,8 @@ def _trace(program: FlatProgram, inputs: list[Tensor], shapes: Any) -> ExportedP
     """The program's graph. Layers that are alike are traced once; where that fails, each of them is."""
     # To find the shapes of a result again takes longer than to compute them where sizes are symbols.
     anew = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
-    with torch.no_grad(), anew, patch.object(torch._prims, "min", _lesser, create=True):
+    lesser = patch.object(torch._prims, "min", _lesser, create=True)
+    with torch.no_grad(), anew, lesser, sizes_named_once(shapes[0]):
         with contextlib.suppress(Exception), layers_traced_once(program) as once, code_written_when_run():
             exported = torch.export.export(program, tuple(inputs), dynamic_shapes=shapes, strict=False)
             once.check_sizes()

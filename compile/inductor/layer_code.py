@@ -7,7 +7,7 @@ becomes one that the whole program calls, and its kernels go to those of the pro
 import contextlib
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -22,7 +22,9 @@ from torch.fx import Node
 from ..heap import give_back
 from .compiled_in_parts import compiled_in_parts
 from .interface_once import without_interface
-from .layers import LayerKind, outline_layers
+from .layer_loops import LayerLoop, join_calls
+from .layer_ops import LayerKind
+from .layers import outline_layers
 
 SHIMS = "aot_inductor.custom_ops_to_c_shims"
 BODY = re.compile(r"^void AOTInductorModel::run_impl\(.*?^\) \{\n(.*?)^\} // AOTInductorModel::run_impl$", re.M | re.S)
@@ -44,6 +46,22 @@ extern "C" __attribute__((visibility("hidden"))) {declaration} {{
     AtenTensorHandle given[] = {{{inputs}}}, made[{outputs_count}];
     torch::aot_inductor::{op}(given, made);
     {outputs}
+    return AOTI_TORCH_SUCCESS;
+}}
+"""
+LOOP = """
+extern "C" __attribute__((visibility("hidden"))) {declaration} {{
+    AtenTensorHandle given[] = {{{inputs}}}, made[{outputs_count}], before[{outputs_count}];
+    for (int64_t layer = 0; layer < x{own}_count; layer++) {{
+        {next}
+        torch::aot_inductor::{op}(given, made);
+        for (int result = 0; result < {outputs}; result++) {{
+            if (layer) aoti_torch_delete_tensor_object(before[result]);
+            before[result] = made[result];
+        }}
+        {carried}
+    }}
+    {results}
     return AOTI_TORCH_SUCCESS;
 }}
 """
@@ -96,12 +114,20 @@ class LayerCode:
         declared = "\n".join(DECLARED.findall(wrapper))
         if owned != 1 or MEMBERS.search(body) or not set(CALLED.findall(body)) <= set(CALLED.findall(declared)):
             return False
+        declaration, function = _function(kind, len(inputs), body)
         make_fallback(kind.overload, layout_constraint=_computed_once)
-        self.shims[kind.overload] = [_declaration(kind, len(inputs))]
+        self.shims[kind.overload] = [declaration]
         self.cached.update(CACHED.findall(wrapper))
         self.kernels.append(KERNEL.sub(f"{kind.op}_", kernels))
-        self.functions.append(KERNEL.sub(f"{kind.op}_", declared + _function(kind, len(inputs), body)))
+        self.functions.append(KERNEL.sub(f"{kind.op}_", declared + function))
         return True
+
+    def add_loop(self, loop: LayerLoop) -> None:
+        """Write a loop over layers of a kind whose function is there."""
+        make_fallback(loop.overload, layout_constraint=_computed_once)
+        declaration, function = _loop(loop)
+        self.shims[loop.overload] = [declaration]
+        self.functions.append(function)
 
     @contextlib.contextmanager
     def written(self) -> Iterator[None]:
@@ -127,7 +153,8 @@ def layers_compiled_once(program: ExportedProgram, config: dict[str, Any]) -> It
     """Have each kind of layer of a program compiled once. The program, which calls them then, is to be compiled within
     it, with the settings that it gives."""
     code = LayerCode(config)
-    outline_layers(program, code.add)
+    for loop in join_calls(program.graph, outline_layers(program, code.add)):
+        code.add_loop(loop)
     with code.written():
         yield config | {SHIMS: config.get(SHIMS, {}) | code.shims}
 
@@ -137,25 +164,53 @@ def _computed_once(call: Node, *given: Any) -> tuple[tuple[Any, ...], dict[str, 
     the cosines of positions, for each layer anew."""
 
     def lay_out(value: Any, node: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [*map(lay_out, value, node)]
         value.realize()
         return ExternKernel.require_exact_strides(value, node.meta["val"].stride())
 
     return tuple(map(lay_out, given, call.args)), {}
 
 
-def _declaration(kind: LayerKind, inputs: int) -> str:
-    """The C function of a kind, as AOTInductor's convention names it."""
-    given = [f"AtenTensorHandle x{index}" for index in range(inputs)]
-    made = [f"AtenTensorHandle* out{index}" for index in range(kind.outputs)] or ["void* nothing"]
-    return f"AOTITorchError aoti_torch_cpu_{kind.op}({', '.join([*given, *made])})"
+def _declaration(op: str, given: Sequence[str], outputs: int) -> str:
+    """The C function of an op, as AOTInductor's convention names it."""
+    made = [f"AtenTensorHandle* out{index}" for index in range(outputs)] or ["void* nothing"]
+    return f"AOTITorchError aoti_torch_cpu_{op}({', '.join([*given, *made])})"
 
 
-def _function(kind: LayerKind, inputs: int, body: str) -> str:
-    return FUNCTION.format(
+def _function(kind: LayerKind, inputs: int, body: str) -> tuple[str, str]:
+    """The declaration of a kind's function, and the function."""
+    declaration = _declaration(kind.op, [f"AtenTensorHandle x{index}" for index in range(inputs)], kind.outputs)
+    return declaration, FUNCTION.format(
         op=kind.op,
         body=body,
-        declaration=_declaration(kind, inputs),
+        declaration=declaration,
         inputs=", ".join(f"x{index}" for index in range(inputs)),
-        outputs=" ".join(f"*out{index} = made[{index}];" for index in range(kind.outputs)),
+        outputs=_results(kind, "made"),
         outputs_count=max(kind.outputs, 1),
     )
+
+
+def _loop(loop: LayerLoop) -> tuple[str, str]:
+    """The declaration of a loop's function, and the function."""
+    places = range(len(loop.overload._schema.arguments))
+    given = [
+        f"const AtenTensorHandle* x{x}, int64_t x{x}_count" if x in loop.own else f"AtenTensorHandle x{x}"
+        for x in places
+    ]
+    declaration = _declaration(loop.op, given, loop.kind.outputs)
+    return declaration, LOOP.format(
+        op=loop.kind.op,
+        declaration=declaration,
+        own=min(loop.own),
+        inputs=", ".join("nullptr" if x in loop.own else f"x{x}" for x in places),
+        next=" ".join(f"given[{x}] = x{x}[layer];" for x in sorted(loop.own)),
+        carried=" ".join(f"given[{x}] = made[{result}];" for x, result in loop.carried.items()),
+        results=_results(loop.kind, "before"),
+        outputs=loop.kind.outputs,
+        outputs_count=max(loop.kind.outputs, 1),
+    )
+
+
+def _results(kind: LayerKind, made: str) -> str:
+    return " ".join(f"*out{index} = {made}[{index}];" for index in range(kind.outputs))

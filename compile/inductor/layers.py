@@ -6,8 +6,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import torch
@@ -16,27 +14,10 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from ..graph_edits import base_of, written_arguments
+from .layer_ops import NAMESPACE, LayerKind, define_op
 
 LEAST = 3  # layers of a kind that are worth a function of their own
 NUMBERED = re.compile(r"^(.*?\.\d+)(?:\.|$)")  # the outermost module of a list, in a module's name
-NAMESPACE = "specstep"
-_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # of the ops that stand for layers, as long as this process
-_numbers = count()
-
-
-@dataclass(frozen=True)
-class LayerKind:
-    """What layers have in common. op: its name in `torch.ops.specstep`. module: one layer, its weights, caches and all
-    else that it reads as placeholders, some of which it writes in place; it returns a tuple."""
-
-    op: str
-    module: GraphModule
-    outputs: int
-
-    @property
-    def overload(self) -> Any:
-        """The op that a graph calls."""
-        return getattr(torch.ops.specstep, self.op).default
 
 
 class _Opaque(Exception):
@@ -231,12 +212,10 @@ def _make_kind(layer: _Layer) -> LayerKind:
         )
         return made if len(made) > 1 else made[0] if made else None
 
-    name = f"layer_{next(_numbers)}"
-    given = [f"Tensor{f'(a{index}!)' if index in layer.written else ''} x{index}" for index in layer.inputs.values()]
-    returned = "Tensor" if len(layer.outputs) == 1 else f"({', '.join(['Tensor'] * len(layer.outputs))})"
-    _LIBRARY.define(f"{name}({', '.join(given)}) -> {returned}")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
-    return LayerKind(name, GraphModule({}, graph), len(layer.outputs))
+    writes = [index in layer.written for index in layer.inputs.values()]
+    given = [f"Tensor{f'(a{index}!)' if write else ''} x{index}" for index, write in enumerate(writes)]
+    count = len(layer.outputs)
+    return LayerKind(define_op("layer", given, count, fake), GraphModule({}, graph), count, fake)
 
 
 def _replace(graph: Graph, layer: _Layer, kind: LayerKind, called: dict[Node, Node]) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from specstep.compile.inductor import layers as layers_module
 from specstep.compile.inductor import programs
+from specstep.compile.inductor.layer_loops import join_calls
 from specstep.compile.inductor.layers import LEAST, outline_layers
 from specstep.compile.inductor.programs import compile_programs
 from torch import Tensor, nn
@@ -111,15 +112,82 @@ def test_what_cannot_be_a_function_stays_as_it_is():
     assert str(program.graph).count("linear") == before.count("linear")
 
 
-def test_what_layers_read_is_computed_once(engine_folder):
-    """Cosines of positions, say: Inductor would compute them for each layer."""
+LOOPS = {
+    "alike": [4],
+    "two kinds": [2, 2, 2],  # and three layers of the other kind between them, alone
+    "an odd one": [2, 2],
+    "read elsewhere": [2, 3],
+    "one cache": [],
+    "a cache read between": [4],  # the fifth layer writes to it
+    "a cache written between": [3, 2],
+}
+
+
+class Between(Network):
+    """Does something with the caches between two of five layers."""
+
+    def __init__(self, act):
+        super().__init__([8] * 5)
+        self.act = act
+
+    def forward(self, x: Tensor, place: Tensor, caches: list[Tensor]) -> tuple[Tensor, Tensor]:
+        other = x
+        for index, layer in enumerate(self.layers):
+            x = layer(x, place, caches[index])
+            other = self.act(x, caches) if index == 2 else other
+        return x.sin(), other.cos()
+
+
+class OneCache(Network):
+    """All layers write to one cache."""
+
+    def forward(self, x: Tensor, place: Tensor, caches: list[Tensor]) -> tuple[Tensor, Tensor]:
+        return super().forward(x, place, [caches[0]] * len(caches))
+
+
+NETWORKS = {name: network for name, (network, _) in CASES.items()} | {
+    "one cache": OneCache([8] * 4),
+    "a cache read between": Between(lambda x, caches: caches[4].amax(1, keepdim=True)),
+    "a cache written between": Between(lambda x, caches: torch.ops.specstep.append(x, caches[4])),
+}
+
+
+@pytest.fixture(scope="module")
+def append():
+    """An op of ours that writes, so that layers are taken beside it."""
+    library = torch.library.Library("specstep", "FRAGMENT")
+    library.define("append(Tensor x, Tensor(a!) cache) -> Tensor")
+    torch.library.register_fake("specstep::append", lambda x, cache: torch.empty_like(x), lib=library)
+    library.impl("append", lambda x, cache: cache.add_(1) and x.clone(), "CPU")
+    yield
+    library._destroy()
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_layers_that_follow_one_another_are_a_loop(name, append):
+    program = exported(NETWORKS[name])
+    loops = join_calls(program.graph, outline_layers(program, lambda kind: True))
+    counts = []
+    for loop in loops:
+        for call in program.graph.find_nodes(op="call_function", target=loop.overload):
+            own = {len(call.args[place]) for place in loop.own}
+            assert len(own) == 1 and len(loop.carried) == 1
+            counts += own
+    assert counts == LOOPS[name]
+    program.graph.lint()
+    expected = [argument.alias_info for loop in loops for argument in loop.overload._schema.arguments]
+    assert sum(alias is not None and alias.is_write for alias in expected) == len(loops)  # lists of caches
+
+
+def test_a_program_calls_a_loop_over_its_layers(engine_folder):
+    """Once, with a list of each of their weights; what all of them read, as cosines of positions, is made before."""
     for name in ("step", "plain"):
         with zipfile.ZipFile(engine_folder / f"{name}.pt2") as package:
             file = next(file for file in package.namelist() if file.endswith(".wrapper.cpp"))
-            calls = re.findall(r"CHECK\(aoti_torch_cpu_layer_\d+\((.*)\)\);", package.read(file).decode())
-        made = [[value for value in call.split(", ") if value.startswith("buf")] for call in calls]
-        assert len(calls) == 3 and all(len(each) > 3 for each in made)
-        assert all(each[1:] == made[0][1:] for each in made), made  # the first is what the layer before returned
+            calls = re.findall(r"CHECK\(aoti_torch_cpu_layer_\w+\((.*)\)\);", package.read(file).decode())
+        (call,) = calls
+        assert call.count("std::array<AtenTensorHandle, 3>{") > 3
+        assert len(re.findall(r"\bbuf\d+", call)) > 3
 
 
 @pytest.mark.slow
