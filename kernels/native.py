@@ -24,14 +24,24 @@ from .native_ops import NATIVE_OPS
 
 LIBRARY_NAME = "libspecstep.so"
 FOLDER = Path(__file__).parent
-SOURCES = (
-    "linear/linear.cpp", "linear/float_blocks.cpp", "linear/group_blocks.cpp", "linear/k_blocks.cpp",
-    "linear/table_blocks.cpp", "linear/experts.cpp", "linear/embedding.cpp", "rank/rank.cpp", "choose/choose.cpp",
-    "top_log_probs/top_log_probs.cpp", "tree_attention/tree_attention.cpp", "exact/functions.cpp", "exact/rows.cpp",
-    "ngram/ngram.cpp", "compact/compact.cpp", "linear_attention/linear_attention.cpp", "fold/fold.cpp",
-    "shift/shift.cpp", "wkv/wkv.cpp", "all_reduce/all_reduce.cpp", "all_gather/all_gather.cpp", "communicator.cpp",
-    "parallel.cpp", "record.cpp",
+# What is compiled together: of a small file headers take more than the file. What is large, or has loops whose speed the
+# compiler's limits of inlining would change, is on its own. The longest are first.
+UNITS = (
+    ("tree_attention/tree_attention.cpp",),
+    ("choose/choose.cpp", "rank/rank.cpp"),
+    ("exact/functions.cpp",),
+    ("linear/k_blocks.cpp",),
+    ("linear/group_blocks.cpp",),
+    ("exact/rows.cpp",),
+    ("linear/table_blocks.cpp",),
+    ("top_log_probs/top_log_probs.cpp", "compact/compact.cpp", "fold/fold.cpp"),
+    ("linear/linear.cpp", "linear/embedding.cpp", "linear/experts.cpp"),
+    ("linear_attention/linear_attention.cpp", "shift/shift.cpp"),
+    ("wkv/wkv.cpp", "all_reduce/all_reduce.cpp", "communicator.cpp", "record.cpp"),
+    ("ngram/ngram.cpp", "all_gather/all_gather.cpp", "parallel.cpp"),
+    ("linear/float_blocks.cpp",),
 )  # fmt: skip
+SOURCES = tuple(source for unit in UNITS for source in unit)
 HEADERS = (
     "tensor.h", "record.h", "parallel.h", "communicator.h", "noise.h", "row.h", "exact/element.h",
     "exact/exponential.h", "linear/linear.h", "linear/block.h", "linear/quants.h", "linear/scales.h",
@@ -169,11 +179,10 @@ def _digest(command: list[str]) -> str:
 
 def _compile(command: list[str], library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        objects = [Path(folder) / f"{number}.o" for number in range(len(SOURCES))]
-        jobs = [
-            [*command, "-c", str(FOLDER / source), "-o", str(target)]
-            for source, target in zip(SOURCES, objects, strict=True)
-        ]
+        objects = [Path(folder) / f"{number}.o" for number in range(len(UNITS))]
+        for unit, target in zip(UNITS, objects, strict=True):
+            target.with_suffix(".cpp").write_text("".join(f'#include "{FOLDER / source}"\n' for source in unit))
+        jobs = [[*command, "-c", str(target.with_suffix(".cpp")), "-o", str(target)] for target in objects]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, jobs))
         # No search path is stored: libtorch is always loaded by then, and is found by its name. Libraries follow what
