@@ -13,7 +13,6 @@ from huggingface_hub.utils import logging as hub_logging
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -28,9 +27,9 @@ from .checkpoint import check_all_taken
 from .gguf import blocks
 from .gguf.load import load_gguf, load_gguf_tokenizer
 from .hub import here
-from .json_object import read_object
 from .kept_groups import KeptWeight
 from .locate import holds_both, is_adapter, local
+from .model_tokenizer import reason_of, tokenizer_in
 from .on_disk import Keep, OnDisk, in_memory
 from .quantized.checkpoint import (
     WIDENED_BY_TRANSFORMERS,
@@ -41,7 +40,7 @@ from .quantized.checkpoint import (
     widened_weights,
 )
 from .quantized.checkpoint import kept_weights as kept_in_directory
-from .tokenizer_files import FAST, NO_CODE, keep_to_file, read_tokenizer_files
+from .tokenizer_files import NO_CODE
 
 logger = logging.getLogger(__name__)
 TEXT_ALONE = ("gemma3n",)  # transformers would want a package more for its images
@@ -101,11 +100,11 @@ def load_source(name: str, dtype: str, device: str, adapter: str | None = None, 
         if path.is_file():
             model, tokenizer = load_gguf(path, getattr(torch, dtype), keep)
         else:
-            model, tokenizer = _load_directory(name, path, dtype, keep), _tokenizer(str(path))
+            model, tokenizer = _load_directory(name, path, dtype, keep), tokenizer_in(str(path))
         if adapter is not None:
             merged = Path(here(adapter)).expanduser()
             merge_adapter(model, merged)
-            tokenizer = _tokenizer(str(merged)) or tokenizer  # one that was trained with a template has it
+            tokenizer = tokenizer_in(str(merged)) or tokenizer  # one that was trained with a template has it
         return Source(name, model.to(device).eval(), tokenizer, adapter, disk)
 
 
@@ -128,7 +127,7 @@ def _load_directory(name: str, folder: Path, dtype: str, keep: Keep) -> PreTrain
     except BuildError:
         raise
     except Exception as error:  # loaders raise anything
-        raise BuildError(f"model: {name}: expected a causal language model, got {_reason(error)}") from error
+        raise BuildError(f"model: {name}: expected a causal language model, got {reason_of(error)}") from error
     if missing := sorted(loaded["missing_keys"]):  # transformers fills them with random numbers
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise BuildError(f"model: {name}: expected all weights, got none for {', '.join(missing[:3])}{more}")
@@ -199,15 +198,15 @@ def load_tokenizer(name: str) -> tuple[Any, int]:
     path = local(name)
     if is_adapter(path):
         tokenizer, size = load_tokenizer(_beside(path, base_of(path)))
-        return _tokenizer(str(path)) or tokenizer, size
+        return tokenizer_in(str(path)) or tokenizer, size
     with _quiet():
         if path.is_file():
             return load_gguf_tokenizer(path)
         try:
             config = AutoConfig.from_pretrained(str(path), **NO_CODE)
         except Exception as error:  # loaders raise anything
-            raise BuildError(f"model: {name}: expected a causal language model, got {_reason(error)}") from error
-        return _tokenizer(str(path)), config.get_text_config().vocab_size
+            raise BuildError(f"model: {name}: expected a causal language model, got {reason_of(error)}") from error
+        return tokenizer_in(str(path)), config.get_text_config().vocab_size
 
 
 @contextlib.contextmanager
@@ -225,32 +224,6 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
         hub_logging.set_verbosity(hub_verbosity)
         transformers_logging.set_verbosity(verbosity)
-
-
-def _reason(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    if "trust_remote_code" in str(error):
-        return "one with code of its own, which is never run; take a model of transformers' own architectures"
-    return f"{type(error).__name__}: {lines[0]}"
-
-
-def _tokenizer(location: str) -> Any:
-    """The fast tokenizer beside the model, or None: an engine without one takes token ids only."""
-    folder = Path(location)
-    if folder.is_dir() and not (folder / FAST).is_file():
-        return read_tokenizer_files(folder)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(location, use_fast=True, **NO_CODE)
-    except Exception as error:  # loaders raise anything
-        raise BuildError(f"model: {location}: expected a fast tokenizer, got {_reason(error)}") from error
-    if not hasattr(tokenizer, "backend_tokenizer"):  # Mistral's own, where its package is installed
-        raise BuildError(f"model: {location}: expected a fast tokenizer, got {type(tokenizer).__name__}")
-    if folder.is_dir():
-        keep_to_file(tokenizer, folder)
-    template = folder / "chat_template.json"  # of models whose processor has it
-    if tokenizer.chat_template is None and template.is_file():
-        tokenizer.chat_template = read_object(template).get("chat_template")
-    return tokenizer
 
 
 def model_summary(source: Source) -> dict[str, Any]:

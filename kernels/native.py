@@ -24,8 +24,8 @@ from .native_ops import NATIVE_OPS
 
 LIBRARY_NAME = "libspecstep.so"
 FOLDER = Path(__file__).parent
-# What is compiled together: of a small file headers take more than the file. What is large, or has loops whose speed the
-# compiler's limits of inlining would change, is on its own. The longest are first.
+# What is compiled together: of a small file headers take more than the file. What is large is on its own, and so are
+# loops whose speed the compiler's limits of inlining would change. The longest are first.
 UNITS = (
     ("tree_attention/tree_attention.cpp",),
     ("choose/choose.cpp", "rank/rank.cpp"),

@@ -21,7 +21,8 @@ from sessions import PROMPTS, agree
 from specstep.commands.describe import describe
 from specstep.compile.assemble import FlatProgram, assemble, example_inputs
 from specstep.compile.build import build, make_config
-from specstep.compile.check import TOLERANCE, check_same_step, compare, compared, within, worst_output
+from specstep.compile.check import TOLERANCE, check_same_step, compare, compared
+from specstep.compile.differences import within, worst_output
 from specstep.compile.export import export_program
 from specstep.compile.onnx.lower import FunctionalProgram, check_readers, to_onnx
 from specstep.compile.source import load_source
