@@ -32,7 +32,6 @@ OF_BACKEND = (
     "plugins",
     "weights",
 )  # options that a step in torch does not have
-SCORES = "scores"  # what those of a report are called beside its integers
 NOT_OF_STEP = (*OF_BACKEND, "prefill_chunk")  # options that leave a step as it is
 
 

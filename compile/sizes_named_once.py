@@ -6,6 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 import sympy  # type: ignore[import-untyped]
+from torch._dynamo.source import GetItemSource, LocalSource, TensorProperty, TensorPropertySource
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 _CREATE = "create_symbol"
@@ -14,18 +15,18 @@ _CREATE = "create_symbol"
 @contextlib.contextmanager
 def sizes_named_once(shapes: Sequence[Mapping[int, Any]]) -> Iterator[None]:
     """Within it, the exporter has one symbol for all sizes that one Dim stands for. It makes one for each, and learns
-    from operations that they are equal: of 120 caches, that takes a third of a trace.
+    from operations that they are equal: of 120 caches, that takes a fifth of a trace.
 
-    shapes: for each input the Dims of its dimensions.
+    shapes: for each input, none of which is a list, the Dims of its dimensions.
     """
-    create, known = getattr(ShapeEnv, _CREATE, None), dict[tuple[int, int], sympy.Symbol]()
+    create, known = getattr(ShapeEnv, _CREATE, None), dict[tuple[ShapeEnv, int], sympy.Symbol]()
 
     def create_once(env: Any, *given: Any, **named: Any) -> sympy.Expr:
         source = given[1] if len(given) > 1 else named["source"]
         dim = _dim(source, shapes)
         if dim is None:
             return create(env, *given, **named)  # type: ignore[misc]
-        key = id(env), id(dim)
+        key = env, id(dim)
         if key not in known:
             known[key] = create(env, *given, **named)  # type: ignore[misc]
         elif known[key] in env.var_to_sources:
@@ -38,8 +39,11 @@ def sizes_named_once(shapes: Sequence[Mapping[int, Any]]) -> Iterator[None]:
 
 
 def _dim(source: Any, shapes: Sequence[Mapping[int, Any]]) -> Any:
-    """The Dim of a size of an input, None for any other source."""
-    number, place = getattr(getattr(source, "base", None), "index", None), getattr(source, "idx", None)
-    if type(number) is not int or place is None or number >= len(shapes):
+    """The Dim of a size of an input; None for any other source, as a stride."""
+    if not isinstance(source, TensorPropertySource) or source.prop is not TensorProperty.SIZE:
         return None
-    return shapes[number].get(place)
+    given = source.base
+    if not isinstance(given, GetItemSource) or not isinstance(given.base, LocalSource):
+        return None
+    number = given.index
+    return shapes[number].get(source.idx) if isinstance(number, int) and number < len(shapes) else None

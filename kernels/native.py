@@ -173,8 +173,8 @@ def _arguments(instruction_set: str) -> list[str]:
 
 def _digest(command: list[str]) -> str:
     version = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=False).stdout
-    sources = [(FOLDER / name).read_text() for name in (*SOURCES, *HEADERS)]
-    return hashlib.sha256("\0".join([*command, version, torch.__version__, *sources]).encode()).hexdigest()[:16]
+    texts = [repr(UNITS), *((FOLDER / name).read_text() for name in (*SOURCES, *HEADERS))]
+    return hashlib.sha256("\0".join([*command, version, torch.__version__, *texts]).encode()).hexdigest()[:16]
 
 
 def _compile(command: list[str], library: Path) -> None:

@@ -51,13 +51,13 @@ extern "C" __attribute__((visibility("hidden"))) {declaration} {{
 """
 LOOP = """
 extern "C" __attribute__((visibility("hidden"))) {declaration} {{
-    AtenTensorHandle given[] = {{{inputs}}}, made[{outputs_count}], before[{outputs_count}];
+    AtenTensorHandle given[] = {{{inputs}}}, made[{outputs_count}];
+    torch::aot_inductor::RAIIAtenTensorHandle before[{outputs_count}];
     for (int64_t layer = 0; layer < x{own}_count; layer++) {{
         {next}
         torch::aot_inductor::{op}(given, made);
         for (int result = 0; result < {outputs}; result++) {{
-            if (layer) aoti_torch_delete_tensor_object(before[result]);
-            before[result] = made[result];
+            before[result] = torch::aot_inductor::RAIIAtenTensorHandle(made[result]);
         }}
         {carried}
     }}
@@ -186,7 +186,7 @@ def _function(kind: LayerKind, inputs: int, body: str) -> tuple[str, str]:
         body=body,
         declaration=declaration,
         inputs=", ".join(f"x{index}" for index in range(inputs)),
-        outputs=_results(kind, "made"),
+        outputs=" ".join(f"*out{index} = made[{index}];" for index in range(kind.outputs)),
         outputs_count=max(kind.outputs, 1),
     )
 
@@ -206,11 +206,7 @@ def _loop(loop: LayerLoop) -> tuple[str, str]:
         inputs=", ".join("nullptr" if x in loop.own else f"x{x}" for x in places),
         next=" ".join(f"given[{x}] = x{x}[layer];" for x in sorted(loop.own)),
         carried=" ".join(f"given[{x}] = made[{result}];" for x, result in loop.carried.items()),
-        results=_results(loop.kind, "before"),
+        results=" ".join(f"*out{index} = before[{index}].release();" for index in range(loop.kind.outputs)),
         outputs=loop.kind.outputs,
         outputs_count=max(loop.kind.outputs, 1),
     )
-
-
-def _results(kind: LayerKind, made: str) -> str:
-    return " ".join(f"*out{index} = {made}[{index}];" for index in range(kind.outputs))

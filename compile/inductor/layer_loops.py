@@ -16,8 +16,9 @@ from .layer_ops import LayerKind, define_op, overload
 @dataclass(frozen=True)
 class LayerLoop:
     """A loop over layers of a kind. op: its name in `torch.ops.specstep`. own: the places of arguments of which each
-    layer has its own, as weights and caches: the loop is given a list of them. carried: the output of the layer before
-    that an argument is, by its place; the loop is given the first. All layers share the others."""
+    layer has its own, as weights and caches: the loop is given a list of them. carried: for the place of an argument,
+    the number of the result of the layer before that it is; the loop is given the argument of the first layer. All
+    layers share the other arguments."""
 
     op: str
     kind: LayerKind
@@ -56,12 +57,11 @@ class _Chain:
         self.own: frozenset[int] = frozenset()
         self.carried: dict[int, int] = {}
         for call in calls[1:]:
-            if not self._continues(call):
+            if not self._take(call):
                 break
-            self.calls.append(call)
 
-    def _continues(self, call: Node) -> bool:
-        """Whether a call is one more turn; the second one says which arguments change, and how."""
+    def _take(self, call: Node) -> bool:
+        """Add a call, if it is one more turn -> whether it is. The second one says which arguments change, and how."""
         before = self.calls[-1]
         results = _results(before)
         carried = {place: results[x] for place, x in enumerate(call.args) if x in results}
@@ -78,6 +78,7 @@ class _Chain:
         if not self._is_alone_with(call):
             return False
         self.own, self.carried = own | self.own, carried
+        self.calls.append(call)
         return True
 
     def _is_alone_with(self, call: Node) -> bool:

@@ -45,8 +45,8 @@ class Call:
         return [first.setdefault(node, index) for index, node in enumerate(self.nodes)]
 
     def describe(self, value: Any) -> str:
-        """A tensor or a size in the same words for each call of a kind: a cache's sizes have names of their own, until
-        the whole program is known."""
+        """A tensor or a size in the same words for each call of a kind: sizes of caches may have names of their own,
+        until the whole program is known."""
         return self._same_sizes(describe_tensor(value) if isinstance(value, Tensor) else str(value))
 
     def _same_sizes(self, text: str) -> str:

@@ -125,7 +125,7 @@ def test_a_slow_reader_holds_nothing_and_begins_anew():
             await asyncio.sleep(0)
         assert len(sent) <= 3 and len(events._log) == 8
         more.set()
-        while reader.cleared < 2 or len(reader.blocks) < 2 * PIECE:
+        while {tokens[0] for tokens in reader.blocks.values()} != set(range(1000 - 2 * PIECE, 1000)):
             await asyncio.sleep(0.01)
             for message in sent[1:]:
                 for _, batch in parsed(message["body"].decode().splitlines()):
@@ -133,8 +133,8 @@ def test_a_slow_reader_holds_nothing_and_begins_anew():
             del sent[1:]
         task.cancel()
 
-    asyncio.run(read())
-    assert {tokens[0] for tokens in reader.blocks.values()} == set(range(1000 - 2 * PIECE, 1000))
+    asyncio.run(asyncio.wait_for(read(), 60))
+    assert reader.cleared >= 2
 
 
 def test_who_may_read():

@@ -51,7 +51,7 @@ def test_parts_add_up_to_the_step(profile):
 @pytest.fixture(scope="module")
 def written(engine_folder):
     """Calls of the step that AOTInductor wrote, in order: the op, and the program's names of what it is given. It keeps
-    the code beside what it compiled; a layer is a function, called with what its op is given."""
+    the code beside what it compiled; a layer is a function, which a loop calls with what its op is given."""
     with zipfile.ZipFile(engine_folder / "step.pt2") as package:
         name = next(name for name in package.namelist() if name.endswith(".wrapper.cpp"))
         program, layers = package.read(name).decode().split("::run_impl(", 1)[1].split("// AOTInductorModel::run_impl")
@@ -60,15 +60,24 @@ def written(engine_folder):
     assert functions, "the layers of this engine are alike"
     calls = []
     for op, given in _calls(program):
-        names = {f"arg{index}_1": name for index, name in enumerate(given)}
-        inner = functions.get(op, [])
-        calls += [(op, [names.get(name, name) for name in given]) for op, given in inner] or [(op, given)]
+        layer, _, loop = op.partition("_loop_")
+        for turn in range(max(len(x) for x in given if isinstance(x, list)) if loop else 1):
+            own = [x[turn] if isinstance(x, list) else x for x in given]
+            names = {f"arg{index}_1": name for index, name in enumerate(own)}
+            inner = functions.get(layer, [])
+            calls += [(op, [names.get(name, name) for name in given]) for op, given in inner] or [(op, own)]
     return calls
 
 
-def _calls(code: str) -> list[tuple[str, list[str]]]:
+def _calls(code: str) -> list[tuple[str, list]]:
+    """What is given as a list stays one."""
     found = re.findall(r"CHECK\(aoti_torch_cpu_(\w+)\((.*)\)\);", code)
-    return [(op, given.split(", ")) for op, given in found if op in NATIVE_OPS or op.startswith("layer_")]
+    lists = re.compile(r"std::array<AtenTensorHandle, \d+>{([^}]*)}\.\w+\(\), \d+")
+    return [
+        (op, [x.split("|") if "|" in x else x for x in lists.sub(lambda x: x[1].replace(", ", "|"), given).split(", ")])
+        for op, given in found
+        if op in NATIVE_OPS or op.startswith("layer_")
+    ]
 
 
 def test_every_call_of_the_compiled_graph_is_told(profile, written):
