@@ -25,6 +25,7 @@ from ..lowered import Lowered
 from ..stages import stage_shares
 from ..writer import write_weights
 from .copies import copy_committed
+from .operators_read_once import operators_read_once
 from .ops import add_functions, translations
 
 OPSET = 18  # what the exporter writes without converting; ONNX Runtime and TensorRT read it
@@ -85,7 +86,7 @@ def to_onnx(exported: ExportedProgram, program: FunctionalProgram) -> onnx_ir.Mo
     copy_committed(exported)
     for name in ("torch.onnx", "onnx_ir"):  # they tell of optional packages, and of what they leave as it is
         logging.getLogger(name).setLevel(logging.ERROR)
-    with warnings.catch_warnings(action="ignore"):  # the exporter's about itself
+    with warnings.catch_warnings(action="ignore"), operators_read_once():  # the exporter's about itself
         result = torch.onnx.export(
             exported,
             dynamo=True,
