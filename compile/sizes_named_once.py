@@ -45,5 +45,7 @@ def _dim(source: Any, shapes: Sequence[Mapping[int, Any]]) -> Any:
     given = source.base
     if not isinstance(given, GetItemSource) or not isinstance(given.base, LocalSource):
         return None
-    number = given.index
-    return shapes[number].get(source.idx) if isinstance(number, int) and number < len(shapes) else None
+    number, place = given.index, source.idx
+    if not isinstance(number, int) or number >= len(shapes) or place is None:
+        return None
+    return shapes[number].get(place)
