@@ -8,7 +8,6 @@ import json
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -89,7 +88,7 @@ class GrammarMasks:
             FittedTree(DraftedTree([], []), [], 0),
             dict[int, NDArray[np.uint32]](),
         )  # its nodes' masks, some
-        self._path: TokenPath = ()  # where the matcher is, below the root
+        self._below = dict[TokenPath, "LLMatcher"]()  # matchers behind paths below the root
         self._habits = habits
         self._last = DraftedTree([], []), np.zeros((0, self._words), np.uint32)  # the last step's tree and its masks
 
@@ -110,7 +109,6 @@ class GrammarMasks:
                 paths[node] = (*paths[parent], token)
             if node in paths:
                 bits[node] = known[node] if node in known else self._mask_behind(len(output), paths[node])
-        self._move_to(())
         self._last = tree, bits
         return bits.view(np.int32)
 
@@ -122,27 +120,38 @@ class GrammarMasks:
         self._fitted, self._known = fitted_tree(
             tree, partial(self._mask_behind, len(output)), self._habits.likely, self._leaves, nodes, depth
         )
-        self._move_to(())
         return self._fitted
 
     def _mask_behind(self, written: int, path: TokenPath) -> NDArray[np.uint32]:
-        """What may follow a path behind so many tokens. The matcher stays there."""
-        self._move_to(path)
-        return self._mask(written + len(path))
+        """What may follow a path behind so many tokens. A stop token may where the grammar may end."""
+        matcher = self._at(path)
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)[: self._words]
+        _check(matcher)
+        may_end = any(int(mask[word]) & bit for word, bit in self._end_bits)
+        mask = mask & self._others
+        goes_on = bool(np.count_nonzero(mask))
+        if may_end and not (goes_on and (self._late or written + len(path) < self._least)):
+            mask |= self._stops
+        elif not goes_on:
+            raise InputError("structured: expected a grammar that some text keeps, got one that nothing may follow")
+        return mask
 
-    def _move_to(self, path: TokenPath) -> None:
-        """Move the matcher from where it is below the root to another path that the grammar allows."""
-        shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(self._path, path, strict=False)))
-        if shared < len(self._path):
-            self._matcher.rollback(len(self._path) - shared)
-        self._consume(path[shared:])
-        self._path = path
+    def _at(self, path: TokenPath) -> "LLMatcher":
+        """The matcher behind a path below the root that the grammar allows: a copy, made once. None goes back: after
+        `rollback` llguidance (1.7 to 1.9) may give the mask of the path that was left."""
+        if not path:
+            return self._matcher
+        if path not in self._below:
+            below = self._at(path[:-1]).deep_copy()
+            _consume(below, path[-1:])
+            self._below[path] = below
+        return self._below[path]
 
     def _read_up_to(self, output: Sequence[int]) -> None:
         """Move to the end of an output, and learn from it. Raises InputError, see `__call__`."""
         new = output[self._read :]
-        self._consume(new)
-        self._read = len(output)
+        _consume(self._matcher, new)
+        self._read, self._below = len(output), {} if new else self._below
         (tree, masks), node = self._last, 0
         children = tree.children()
         for token in new if tree.tokens else ():
@@ -151,25 +160,6 @@ class GrammarMasks:
             if not node:
                 break
         self._last = DraftedTree([], []), masks
-
-    def _consume(self, tokens: Sequence[int]) -> None:
-        """Raises InputError, see `__call__`."""
-        if tokens and not self._matcher.consume_tokens(list(tokens)):
-            _check(self._matcher)
-            raise InputError("structured: the output left its grammar")
-
-    def _mask(self, written: int) -> NDArray[np.uint32]:
-        """What may follow so many tokens. A stop token may where the grammar may end."""
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._words]
-        _check(self._matcher)
-        may_end = any(int(mask[word]) & bit for word, bit in self._end_bits)
-        mask = mask & self._others
-        goes_on = bool(np.count_nonzero(mask))
-        if may_end and not (goes_on and (self._late or written < self._least)):
-            mask |= self._stops
-        elif not goes_on:
-            raise InputError("structured: expected a grammar that some text keeps, got one that nothing may follow")
-        return mask
 
     def _bits(self, tokens: Collection[int]) -> NDArray[np.uint32]:
         bits = np.zeros(self._words, np.uint32)
@@ -225,6 +215,13 @@ def _behind(reasoning: Reasoning | Channels, grammar: str, text: EngineTokenizer
         begin = "thought GAP?" if reasoning.opened else f"({literal(reasoning.begin, text)} thought GAP?)?"
         rules = [f"start: {begin} @output", up_to("thought", reasoning.end, text), "GAP: /[ \\r\\n]{1,8}/"]
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, {**inner[0], "name": "output"}, *inner[1:]]})
+
+
+def _consume(matcher: "LLMatcher", tokens: Sequence[int]) -> None:
+    """Raises InputError, see `GrammarMasks.__call__`."""
+    if tokens and not matcher.consume_tokens(list(tokens)):
+        _check(matcher)
+        raise InputError("structured: the output left its grammar")
 
 
 def _check(matcher: "LLMatcher") -> None:

@@ -15,6 +15,7 @@ from specstep.runtime.asked.grammar import Grammar, GrammarMasks
 from specstep.runtime.asked.sampling_params import ELSEWHERE
 from specstep.runtime.asked.structured import checked_structured
 from specstep.runtime.text.tokenizer import EngineTokenizer
+from tokenizers import AddedToken
 
 
 def test_the_names_of_other_systems_lead_here():
@@ -146,3 +147,19 @@ def test_masks_of_a_tree_are_those_of_each_path_alone(data):
     for node, path in paths.items():
         mask = np.flatnonzero(np.unpackbits(bits[node].view(np.uint8), bitorder="little"))
         assert mask.tolist() == sorted(allowed_after(grammar._start.deep_copy(), path))
+
+
+@pytest.mark.parametrize("pieces", [('{"', ' "'), (' "', '{"')])
+@pytest.mark.parametrize("document", ["[", "[1,", '[{"a": 1},'])
+def test_a_branch_knows_nothing_of_another(document, pieces):
+    """A key may go on with `":`, a string may not. llguidance mistakes them where it went back between them."""
+    tokenizer = tiny_tokenizer().backend_tokenizer
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in ('":', '{"', ' "')])
+    wide = EngineTokenizer(tokenizer, None, {})
+    array = checked_structured("structured", {"json": {"type": "array"}})
+    grammar = Grammar(wide, tokenizer.get_vocab_size(), [EOS], array)
+    output, (colon,) = wide.encode_part(document), wide.encode_part('":')
+    tree = DraftedTree([output[-1], *(token for piece in pieces for token in wide.encode_part(piece))], [-1, 0, 0])
+    bits = grammar.masks([EOS])(output, tree).view(np.uint32)
+    allowed = [bool(mask[colon // 32] >> colon % 32 & 1) for mask in bits]
+    assert allowed[1:] == [piece == '{"' for piece in pieces]
