@@ -56,7 +56,7 @@ class FittedTree:
 def fitted_tree(
     drafted: DraftedTree,
     mask_behind: Callable[[TokenPath], NDArray[np.uint32]],
-    likely: Callable[[NDArray[np.uint32], int], int | None],
+    likely: Callable[[NDArray[np.uint32], TokenPath], int | None],
     leaves: Collection[int],
     nodes: int,
     depth: int,
@@ -64,7 +64,7 @@ def fitted_tree(
     """Of a drafted tree what its masks allow, and where they leave no choice, what they force: at most so many nodes
     below the root, the likeliest ones, down to the depth -> that tree, and the masks of some of its nodes by their
     place. Asks for no mask that does not matter to it. mask_behind: of a path that is allowed; likely: of a mask and
-    the token ahead, one that it allows and that is drafted first, if any; leaves: tokens that end the output."""
+    its path, a token that is drafted first if the mask allows it, if any; leaves: tokens that end the output."""
     children, found, masks = drafted.children(), list[Node](), dict[int, NDArray[np.uint32]]()
     waiting, numbers = [Node(0, 0, -1, (), 0, True)], count(1)
     while waiting and len(found) <= nodes:
@@ -77,7 +77,7 @@ def fitted_tree(
         drafts = children[node.origin] if node.origin or not path else []
         below = {drafted.tokens[child]: child for child in drafts if _has(mask, drafted.tokens[child])}
         forced = _only(mask)
-        first = likely(mask, path[-1] if path else drafted.tokens[0]) if forced is None else forced
+        first = likely(mask, path) if forced is None else forced
         if first is not None and _has(mask, first):
             sure, origin = node.certain and forced is not None, below.pop(first, 0)
             heappush(waiting, Node(node.after, next(numbers), place, (*path, first), origin, sure))

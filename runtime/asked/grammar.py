@@ -20,7 +20,7 @@ from ..text.channels import Channels
 from ..text.reasoning import Reasoning
 from ..text.tokenizer import EngineTokenizer
 from .fitted_tree import FittedTree, TokenPath, fitted_tree
-from .habits import Habits
+from .habits import BEHIND, Habits
 from .lark import channel_rules, json_options, literal, up_to
 
 if TYPE_CHECKING:
@@ -117,8 +117,13 @@ class GrammarMasks:
         depth: those that the grammar allows, and where it leaves no choice, the tokens that it forces. A forced node
         comes right behind what forces it, being as likely. Raises InputError, see `__call__`."""
         self._read_up_to(output)
+        before = output[-BEHIND:] or tree.tokens[:1]  # the root, the prompt's last token, ahead of an output
+
+        def likely(mask: NDArray[np.uint32], path: TokenPath) -> int | None:
+            return self._habits.likely(mask, [*before, *path])
+
         self._fitted, self._known = fitted_tree(
-            tree, partial(self._mask_behind, len(output)), self._habits.likely, self._leaves, nodes, depth
+            tree, partial(self._mask_behind, len(output)), likely, self._leaves, nodes, depth
         )
         return self._fitted
 
@@ -153,9 +158,10 @@ class GrammarMasks:
         _consume(self._matcher, new)
         self._read, self._below = len(output), {} if new else self._below
         (tree, masks), node = self._last, 0
-        children = tree.children()
+        children, behind = tree.children(), [*(output[: -len(new)][-BEHIND:] or tree.tokens[:1])] if new else []
         for token in new if tree.tokens else ():
-            self._habits.learn(masks[node], tree.tokens[node], token)
+            self._habits.learn(masks[node], behind, token)
+            behind.append(token)
             node = next((child for child in children[node] if tree.tokens[child] == token), 0)
             if not node:
                 break

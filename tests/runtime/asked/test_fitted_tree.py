@@ -136,7 +136,7 @@ class FollowsToken:
         self.table = likely
 
     def likely(self, mask, behind):
-        return self.table.get(behind)
+        return self.table.get(behind[-1])
 
     def learn(self, mask, behind, token):
         """Nothing."""
