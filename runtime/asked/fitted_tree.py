@@ -7,10 +7,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...report import SCORE_STEPS, DraftedTree
+from .node_mask import NodeMask
 
 TokenPath = tuple[int, ...]  # tokens below the root
 
@@ -55,17 +53,17 @@ class FittedTree:
 
 def fitted_tree(
     drafted: DraftedTree,
-    mask_behind: Callable[[TokenPath], NDArray[np.uint32]],
-    likely: Callable[[NDArray[np.uint32], TokenPath], int | None],
+    mask_behind: Callable[[TokenPath], NodeMask],
+    likely: Callable[[NodeMask, TokenPath], int | None],
     leaves: Collection[int],
     nodes: int,
     depth: int,
-) -> tuple[FittedTree, dict[int, NDArray[np.uint32]]]:
+) -> tuple[FittedTree, dict[int, NodeMask]]:
     """Of a drafted tree what its masks allow, and where they leave no choice, what they force: at most so many nodes
     below the root, the likeliest ones, down to the depth -> that tree, and the masks of some of its nodes by their
     place. Asks for no mask that does not matter to it. mask_behind: of a path that is allowed; likely: of a mask and
     its path, a token that is drafted first if the mask allows it, if any; leaves: tokens that end the output."""
-    children, found, masks = drafted.children(), list[Node](), dict[int, NDArray[np.uint32]]()
+    children, found, masks = drafted.children(), list[Node](), dict[int, NodeMask]()
     waiting, numbers = [Node(0, 0, -1, (), 0, True)], count(1)
     while waiting and len(found) <= nodes:
         node = heappop(waiting)
@@ -75,30 +73,16 @@ def fitted_tree(
             continue
         mask = masks[place] = mask_behind(path)
         drafts = children[node.origin] if node.origin or not path else []
-        below = {drafted.tokens[child]: child for child in drafts if _has(mask, drafted.tokens[child])}
-        forced = _only(mask)
-        first = likely(mask, path) if forced is None else forced
-        if first is not None and _has(mask, first):
-            sure, origin = node.certain and forced is not None, below.pop(first, 0)
+        below = {drafted.tokens[child]: child for child in drafts if mask.allows(drafted.tokens[child])}
+        first = likely(mask, path) if mask.only is None else mask.only
+        if first is not None and mask.allows(first):
+            sure, origin = node.certain and mask.only is not None, below.pop(first, 0)
             heappush(waiting, Node(node.after, next(numbers), place, (*path, first), origin, sure))
-        for token, child in below.items() if forced is None else ():
+        for token, child in below.items() if mask.only is None else ():
             heappush(waiting, Node(child, next(numbers), place, (*path, token), child, False))
     tree = DraftedTree([drafted.tokens[0], *(node.path[-1] for node in found[1:])], [node.parent for node in found])
     certain = sum(node.certain for node in found[1:])
     return FittedTree(tree, [node.origin for node in found[1:]], certain), masks
-
-
-def _has(mask: NDArray[np.uint32], token: int) -> bool:
-    return bool(mask[token // 32] >> token % 32 & 1)
-
-
-def _only(mask: NDArray[np.uint32]) -> int | None:
-    """The one token that a mask allows, None for more."""
-    if np.count_nonzero(mask) != 1:
-        return None
-    (place,) = mask.nonzero()[0].tolist()
-    word = int(mask[place])
-    return None if word & (word - 1) else place * 32 + word.bit_length() - 1
 
 
 # The output so far, the tree that was drafted for the coming step, and the most nodes below the root and levels.

@@ -4,15 +4,12 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
+from .node_mask import NodeMask
 
 MOST = 8192  # places that are remembered
 FEW = 16  # tokens of one place that are told apart
 OTHER = -1  # stands for all other ones
 BEHIND = 2  # tokens ahead of a place that tell it from others
-
-Mask = NDArray[np.uint32]
 
 
 class Habits:
@@ -25,9 +22,9 @@ class Habits:
         self._counts: OrderedDict[int, Counter[int]] = OrderedDict()
         self._lock = threading.Lock()  # engines with one tokenizer learn from each other
 
-    def learn(self, mask: Mask, behind: Sequence[int], token: int) -> None:
+    def learn(self, mask: NodeMask, behind: Sequence[int], token: int) -> None:
         """Count a token that came where a mask allowed it, behind others."""
-        if _is_text(mask):
+        if mask.is_text:
             return
         with self._lock:
             for place in _places(mask, behind):
@@ -37,10 +34,10 @@ class Habits:
             while len(self._counts) > MOST:
                 self._counts.popitem(last=False)
 
-    def likely(self, mask: Mask, behind: Sequence[int]) -> int | None:
+    def likely(self, mask: NodeMask, behind: Sequence[int]) -> int | None:
         """The token that came at such a place more often than all others together, behind as many of these tokens as
         are known there, None where none did."""
-        if _is_text(mask):
+        if mask.is_text:
             return None
         with self._lock:
             for place in _places(mask, behind):
@@ -51,13 +48,7 @@ class Habits:
         return None
 
 
-def _places(mask: Mask, behind: Sequence[int]) -> Iterator[int]:
+def _places(mask: NodeMask, behind: Sequence[int]) -> Iterator[int]:
     """Keys of a place, the narrowest one first."""
-    allowed = hash(mask.tobytes())
     for count in range(min(BEHIND, len(behind)), -1, -1):
-        yield hash((allowed, *behind[len(behind) - count :]))
-
-
-def _is_text(mask: Mask) -> bool:
-    """Whether a mask allows tokens all over the vocabulary, as within a text, which drafters know better."""
-    return 2 * int(np.count_nonzero(mask)) > mask.size
+        yield hash((mask.key, *behind[len(behind) - count :]))

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from models import save_model, tiny_tokenizer
 from specstep import DraftedTree, SamplingParams
 from specstep.report import SCORE_STEPS
-from specstep.runtime.asked.grammar import Grammar, GrammarMasks
+from specstep.runtime.asked.grammar import Grammar
+from specstep.runtime.asked.grammar_masks import GrammarMasks
 from specstep.runtime.asked.structured import checked_structured
 from specstep.runtime.text.tokenizer import EngineTokenizer
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny_tokenizer
 from specstep import DraftedTree, InputError, MissingPackageError, SamplingParams
-from specstep.runtime.asked.grammar import Grammar, GrammarMasks
+from specstep.runtime.asked.grammar import Grammar
+from specstep.runtime.asked.grammar_masks import GrammarMasks
 from specstep.runtime.asked.sampling_params import ELSEWHERE
 from specstep.runtime.asked.structured import checked_structured
 from specstep.runtime.text.tokenizer import EngineTokenizer

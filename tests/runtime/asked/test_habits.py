@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from specstep.runtime.asked import habits as module
 from specstep.runtime.asked.habits import FEW, Habits
+from specstep.runtime.asked.node_mask import NodeMask
 
-MASKS = [np.array([word, 0], np.uint32) for word in range(3)]
+MASKS = [NodeMask(np.array([word, 0], np.uint32)) for word in range(3)]
 BEHIND = st.lists(st.integers(0, 2), max_size=3).map(tuple)
 SEEN = st.lists(st.tuples(st.integers(0, 2), BEHIND, st.integers(0, FEW - 1)), max_size=60)
 
@@ -27,7 +28,7 @@ def test_the_likely_token_outweighs_all_others(seen, asked):
                 for n in widths
             ]
             expected = next(filter(lambda each: each is not None, map(majority, known)), None)
-            assert Habits.likely(habits, MASKS[mask].copy(), behind) == expected
+            assert Habits.likely(habits, NodeMask(MASKS[mask].bits.copy()), behind) == expected
 
 
 def last(behind, count):
@@ -54,9 +55,11 @@ def test_few_places_and_tokens_are_kept(monkeypatch):
 
 
 def test_what_is_written_within_a_text_is_not_counted():
-    habits, text = Habits(), np.full(8, 0xFFFFFFFF, np.uint32)
+    bits = np.full(8, 0xFFFFFFFF, np.uint32)
+    habits, text = Habits(), NodeMask(bits)
     habits.learn(text, [1], 2)
     assert not habits._counts and habits.likely(text, [1]) is None
-    text[4:] = 0
+    bits[4:] = 0
+    text = NodeMask(bits)
     habits.learn(text, [1], 2)
     assert habits.likely(text, [1]) == 2
