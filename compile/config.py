@@ -177,8 +177,6 @@ class EngineConfig:
             raise BuildError(
                 f"sum_parts: expected 1 with {self.ranks} ranks, which have those parts, got {self.sum_parts}"
             )
-        if self.dtype == "float16":
-            raise BuildError("dtype: expected bfloat16 or float32 with several ranks, got float16")
 
     def _check_compute_capability(self, named: tuple[str, ...]) -> None:
         if self.backend != "inductor":

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ...errors import BuildError
 from ...kernels.linear.groups import GROUP_KINDS
+from ...kernels.native import has_library
+from ..inductor.exact import DTYPES
 from ..precision import Precision, WeightForm
 from ..writer import identity
 
@@ -38,11 +40,14 @@ class Slices:
         self.known: dict[tuple[Any, ...], Slice] = {}
 
     def cut(self, weight: Tensor, parts: int, name: str) -> list[Tensor]:
-        """A weight [..., N, K] as views [..., N, K / parts]. Raises BuildError where K has no such part."""
+        """A weight [..., N, K] as [..., N, K / parts]: views where what multiplies them is packed, dense where a program
+        reads them as they are stored. Raises BuildError where K has no such part."""
         depth = weight.shape[-1]
         if depth % parts:
             raise BuildError(f"{self.field}: expected a divisor of the {depth} inputs of {name}, got {parts}")
         cut = list(weight.split(depth // parts, -1))
+        if weight.dtype not in DTYPES or not has_library():
+            cut = [view.contiguous() for view in cut]
         for part, view in enumerate(cut):
             self.known[identity(view)] = Slice(view, weight, part * depth // parts)
         return cut

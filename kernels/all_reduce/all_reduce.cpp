@@ -46,8 +46,10 @@ Tensor all_reduce(const Tensor& given, int64_t ranks) {
     reduce<float>(x, ranks, out);
   else if (x.scalar_type() == ScalarType::BFloat16)
     reduce<Bfloat16>(x, ranks, out);
+  else if (x.scalar_type() == ScalarType::Half)
+    reduce<Float16>(x, ranks, out);
   else
-    throw std::invalid_argument("specstep::all_reduce: expected float32 or bfloat16");
+    throw std::invalid_argument("specstep::all_reduce: expected float32, bfloat16 or float16");
   return out;
 }
 

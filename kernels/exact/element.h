@@ -11,12 +11,27 @@ constexpr int64_t BLOCK = 128;  // floats that one function works on, full or pa
 struct Bfloat16 {
   uint16_t bits;
 };
+struct Float16 {
+  uint16_t bits;
+};
 
 inline float widened(float value) { return value; }
 
 inline float widened(Bfloat16 value) {
   const uint32_t word = static_cast<uint32_t>(value.bits) << 16;
   float wide;
+  std::memcpy(&wide, &word, sizeof wide);
+  return wide;
+}
+
+inline float widened(Float16 value) {
+  const uint32_t size = value.bits & 0x7fff, sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
+  uint32_t word = size << 13;
+  float wide;
+  std::memcpy(&wide, &word, sizeof wide);
+  wide *= 0x1p112f;  // the exponent's other bias; exact, numbers below its least exponent too
+  std::memcpy(&word, &wide, sizeof word);
+  word = (size >= 0x7c00 ? 0x7f800000 | (size & 0x3ff) << 13 : word) | sign;  // infinity and NaN
   std::memcpy(&wide, &word, sizeof wide);
   return wide;
 }
@@ -28,6 +43,21 @@ inline void rounded(float value, Bfloat16& out) {  // to nearest, ties to even; 
   std::memcpy(&word, &value, sizeof word);
   const uint32_t nearest = (word + 0x7fff + ((word >> 16) & 1)) >> 16;
   out.bits = static_cast<uint16_t>((word & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : nearest);
+}
+
+inline void rounded(float value, Float16& out) {  // likewise
+  uint32_t word;
+  std::memcpy(&word, &value, sizeof word);
+  const uint32_t size = word & 0x7fffffff, sign = (word >> 16) & 0x8000;
+  const uint32_t normal = (size + 0xfff + ((size >> 13) & 1) - (112u << 23)) >> 13;
+  float small;
+  std::memcpy(&small, &size, sizeof small);
+  small += 0.5f;  // whose last place is 2 ** -24, that of the least numbers
+  uint32_t least;
+  std::memcpy(&least, &small, sizeof least);
+  const uint32_t large = size > 0x7f800000 ? 0x7e00 : 0x7c00;
+  const uint32_t half = size < 0x38800000 ? least - 0x3f000000 : size < 0x47800000 ? normal : large;
+  out.bits = static_cast<uint16_t>(half | sign);
 }
 
 template <class Element>

@@ -207,10 +207,13 @@ def test_inspect_names_the_ranks_and_profile_refuses_them(pair):
         check_profile(None, manifest.spec)
 
 
-@pytest.mark.parametrize(("drafter", "dtype"), [("head_folder", "bfloat16"), ("drafter_folder", "float32")])
+@pytest.mark.parametrize(
+    ("drafter", "dtype"), [("head_folder", "bfloat16"), ("drafter_folder", "float32"), ("head_folder", "float16")]
+)
 def test_each_rank_has_the_drafter(tmp_path, request, drafter, dtype):
     drafter = str(request.getfixturevalue(drafter))
-    build_pair(tmp_path, changes={"vocab_size": 320}, drafter=drafter, nodes=None, dtype=dtype)
+    changes = {"vocab_size": 320, "num_hidden_layers": 2}  # which the head reads
+    build_pair(tmp_path, changes=changes, drafter=drafter, nodes=None, dtype=dtype)
     found = []
     for name, nodes in (("parts", "all"), ("ranks", "all"), ("ranks", 0)):
         with specstep.load(tmp_path / name, nodes=nodes) as engine:
@@ -240,6 +243,7 @@ THREE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, 
     ("architecture", "ranks", "options"),
     [
         ("Llama", 2, {"dtype": "bfloat16"}),
+        ("Llama", 2, {"dtype": "float16"}),
         ("Llama", 3, {"changes": THREE}),
         ("Llama", 4, {"dtype": "bfloat16"}),  # which has two heads for keys and values
         *(("Llama", 2, {"dtype": "bfloat16", "weights": kind, "changes": WIDE}) for kind in ("int8", "int4")),
