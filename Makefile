@@ -7,7 +7,7 @@ DRAFTER ?= default
 BACKEND ?= inductor
 OUT     ?= engines/$(notdir $(MODEL))-$(notdir $(DRAFTER))
 PROMPTS ?=
-PROMPT  ?= Explain in a few sentences why the sky is blue, then list three facts about light.
+PROMPT  ?= Give me three tips for learning a new language.
 BIN     := $(VENV)/bin
 # Python compiles a module when it is first imported, and keeps that; pip would compile all of PyTorch.
 PIP     := $(BIN)/pip install --quiet --no-compile
