@@ -138,12 +138,16 @@ def aux_layers(path: Path, data: dict[str, Any], layers: int) -> tuple[tuple[int
 
 
 def _flags(path: Path, data: dict[str, Any]) -> dict[str, bool]:
-    """The switches of a head's architecture, at the top level or in `eagle_config`, and whether one of them is left
-    open. Raises BuildError."""
+    """The switches of a head's architecture, at the top level or in `eagle_config`, and which of them are left open.
+    Raises BuildError."""
     kind = data.get("speculators_model_type", "eagle3")
     if kind != "eagle3":
         raise BuildError(f"drafter: {path}: speculators_model_type: expected eagle3, got {kind}")
     found = (data.get("eagle_config") or {}) | {key: value for key, value in data.items() if value is not None}
     # vLLM assumes true where a config of speculators does not say it, speculators false.
     unsaid = "speculators_model_type" in data and "norm_before_residual" not in found
-    return {field: bool(found.get(field)) for field in FLAGS} | {"residual_unsaid": unsaid}
+    flags = {field: bool(found.get(field)) for field in FLAGS} | {"residual_unsaid": unsaid}
+    # SpecForge writes `norm_output` for a head that it trains with the hidden state ahead of the norm.
+    said = found.get("norm_feedback")
+    open_ = flags["norm_output"] and said is None and "specstep" not in data
+    return flags | {"norm_output": flags["norm_output"] if said is None else bool(said), "feedback_unsaid": open_}

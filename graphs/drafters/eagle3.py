@@ -34,6 +34,7 @@ class Eagle3Config:
     windows: tuple[int, ...] = (0,)  # tokens that each layer attends to, 0 for all
     other_layers: tuple[int, ...] | None = None  # what else `feature_layers` may be
     residual_unsaid: bool = False  # whether the publisher does not say what `norm_before_residual` is
+    feedback_unsaid: bool = False  # whether `norm_output` may speak of the logits alone
 
 
 class MidLayer(HeadLayer):
@@ -65,6 +66,7 @@ class Eagle3Head(RecurrentHead):
         count = len(config.feature_layers)
         layer = config.layer
         self.config, self.feature_layers, self.other_layers = config, config.feature_layers, config.other_layers
+        self.feeds_normed = config.norm_output
         self.width = count * config.target_hidden_size
         self.cache_layer = CacheLayer(layer.num_key_value_heads, layer.head_dim, layer.head_dim)
         self.fc = nn.Linear(self.width, size, bias=False)
@@ -80,15 +82,23 @@ class Eagle3Head(RecurrentHead):
         self.rotary = LlamaRotaryEmbedding(config.layer)
 
     def unsaid(self) -> list[Unsaid]:
-        if not self.config.residual_unsaid:
-            return []
+        asked = ((self.config.residual_unsaid, self._residual), (self.config.feedback_unsaid, self._feedback))
+        return [describe() for unsaid, describe in asked if unsaid]
+
+    def _residual(self) -> Unsaid:
         usual = self.config.norm_before_residual
 
         def swap() -> None:
             self.midlayer.norm_before_residual = not self.midlayer.norm_before_residual
 
         ways = ("norm_before_residual false", "norm_before_residual true")
-        return [Unsaid(ways[usual], ways[not usual], swap)]
+        return Unsaid(ways[usual], ways[not usual], swap)
+
+    def _feedback(self) -> Unsaid:
+        def swap() -> None:
+            self.feeds_normed = not self.feeds_normed
+
+        return Unsaid("norm_feedback true", "norm_feedback false", swap)
 
     def fuse(self, features: Tensor) -> Tensor:
         if self.config.fc_norm:
@@ -104,7 +114,7 @@ class Eagle3Head(RecurrentHead):
     def forward(self, embedded: Tensor, hidden: Tensor, where: Pass, cache: LayerCache) -> tuple[Tensor, Tensor]:
         hidden = self.midlayer(embedded, hidden, self.rotary(hidden, where.positions), where, cache)
         normed = self.norm(hidden)
-        return normed, normed if self.config.norm_output else hidden
+        return normed, normed if self.feeds_normed else hidden
 
     def logits(self, normed: Tensor) -> Tensor:
         return self.lm_head(normed)

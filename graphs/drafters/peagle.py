@@ -19,7 +19,7 @@ from ..kept import CacheLayer, cache_name
 from ..state import State
 from ..tree import Candidates, Expand, TreeShape
 from .all_depths import begun, masks_behind, of_depths, with_masks
-from .drafter import owed_positions
+from .drafter import Unsaid, owed_positions
 from .eagle3 import Eagle3Config, Eagle3Head
 from .frontier import drafting
 from .recurrent import CatchingUp
@@ -44,6 +44,9 @@ class PEagleHead(Eagle3Head):
         register_attention()
         self.mask_hidden = nn.Parameter(torch.zeros(1, 1, self.fc.in_features))
         self.layers = nn.ModuleDict({str(index): plain_layer(config, index) for index in range(1, config.layers)})
+
+    def unsaid(self) -> list[Unsaid]:
+        return [self._residual()] if self.config.residual_unsaid else []  # nothing is fed back
 
     def forward(self, embedded: Tensor, hidden: Tensor, where: Pass, cache: LayerCache) -> tuple[Tensor, Tensor]:
         """embedded, hidden [B, T, H] -> (normed, for the logits; hidden), both [B, T, H]."""

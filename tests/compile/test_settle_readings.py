@@ -163,6 +163,15 @@ def test_a_residual_that_a_config_leaves_open_is_tried(tmp_path):
     assert settled(folder, drafter=head) == [chosen(ways[0], 1, ways[1], 2, ways[1])]
 
 
+def test_what_a_head_is_fed_with_is_tried(tmp_path):
+    """Unless its config says so. This one says the same token twice, fed with either."""
+    folder, written = save_cycle(tmp_path / "cycle"), {"norm_output": True, "feature_layers": [1]}
+    ways = [f"norm_feedback {way}" for way in ("true", "false")]
+    head = save_head(tmp_path / "head", **written)
+    assert settled(folder, drafter=head, nodes=2) == [chosen(ways[0], 2, ways[1], 2, ways[0])]
+    assert settled(folder, drafter=save_head(tmp_path / "said", norm_feedback=True, **written), nodes=2) == []
+
+
 @pytest.mark.parametrize("layout", ["DeepSeek-V3", "MiMo"])
 def test_the_order_of_a_modules_inputs_is_tried(layout, tmp_path):
     """A module of either layout whose projection takes the embedding and the hidden state the other way round."""

@@ -9,6 +9,7 @@ from models import ARCHITECTURES, final_norm, save_eagle3, save_model, tiny_mode
 from plain_eagle3 import chains, plain_chain
 from safetensors.torch import load_file
 from specstep.compile.drafters.eagle3_config import read_config
+from specstep.graphs.drafters.eagle3 import Eagle3Head
 from specstep.graphs.kept import UnsupportedModel, cache_layers
 from specstep.graphs.target import body, capture_last_layer, check_hidden_states
 
@@ -72,6 +73,25 @@ def test_null_is_no_setting(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(config))
         found.append(read_config(tmp_path / "config.json", 48, 8, 320).norm_output)
     assert found == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fed", "open_"),
+    [
+        ({"norm_output": True}, True, True),
+        ({"norm_output": True, "norm_feedback": False}, False, False),
+        ({"norm_output": True, "norm_feedback": True}, True, False),
+        ({"norm_output": True, "specstep": {}}, True, False),
+        ({"norm_output": False}, False, False),
+        ({}, False, False),
+    ],
+)
+def test_norm_output_may_speak_of_the_logits_alone(changes, fed, open_, tmp_path):
+    """SpecForge trains such heads with the hidden state ahead of the norm, others with that behind it."""
+    save_eagle3(tmp_path, **changes)
+    config = read_config(tmp_path / "config.json", 48, 8, 320)
+    head = Eagle3Head(config)
+    assert (head.feeds_normed, len(head.unsaid())) == (fed, open_)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,18 @@ def test_drafts_are_those_of_a_plain_recomputation(nodes, target, tmp_path):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_head_is_fed_with_what_its_config_says(normed, target, tmp_path):
+    """The recomputation feeds it with the hidden state ahead of the norm, whose weights are other than 1."""
+    head = save_eagle3(tmp_path / "head", norm_output=True, norm_feedback=normed)
+    engine = specstep.eager(str(target), drafter=str(head), dtype="float32", max_seq_len=96, tree="chain", nodes=4)
+    weights, model = load_file(head / "model.safetensors"), tiny_model("Llama")
+    found = chains(engine, [None] * 12)
+    assert all(got == plain_chain(weights, model, tokens, 4) for tokens, got in found) == (not normed)
+    assert all(got[:1] == plain_chain(weights, model, tokens, 4)[:1] for tokens, got in found)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("used", [{}, {"use_sliding_window": True}, {"use_sliding_window": False}])
 def test_a_head_attends_to_the_window_that_its_config_says(used, target, tmp_path):
     """speculators trains heads with one of 2,048 tokens by default, since version 0.7."""
