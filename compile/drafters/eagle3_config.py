@@ -38,7 +38,7 @@ LAYER_FIELDS = (
 )  # fmt: skip
 SLIDING = "sliding_attention"
 KINDS = {SLIDING, "full_attention"}  # of layers
-FLAGS = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
+FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual")
 
 
 def read_config(path: Path, target_hidden: int, target_layers: int, vocabulary: int) -> Eagle3Config:
@@ -146,8 +146,10 @@ def _flags(path: Path, data: dict[str, Any]) -> dict[str, bool]:
     found = (data.get("eagle_config") or {}) | {key: value for key, value in data.items() if value is not None}
     # vLLM assumes true where a config of speculators does not say it, speculators false.
     unsaid = "speculators_model_type" in data and "norm_before_residual" not in found
-    flags = {field: bool(found.get(field)) for field in FLAGS} | {"residual_unsaid": unsaid}
     # SpecForge writes `norm_output` for a head that it trains with the hidden state ahead of the norm.
-    said = found.get("norm_feedback")
-    open_ = flags["norm_output"] and said is None and "specstep" not in data
-    return flags | {"norm_output": flags["norm_output"] if said is None else bool(said), "feedback_unsaid": open_}
+    said, normed = found.get("norm_feedback"), bool(found.get("norm_output"))
+    feedback = {
+        "norm_feedback": normed if said is None else bool(said),
+        "feedback_unsaid": normed and said is None and "specstep" not in data,
+    }
+    return {field: bool(found.get(field)) for field in FLAGS} | {"residual_unsaid": unsaid} | feedback

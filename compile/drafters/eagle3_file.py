@@ -139,6 +139,7 @@ def save_eagle3(folder: Path, head: Eagle3Head, target: Source) -> None:
         "target_hidden_size": head.config.target_hidden_size,
         AUX_LAYERS: list(head.config.feature_layers),
         **{flag: getattr(head.config, flag) for flag in FLAGS},
+        "norm_output": head.config.norm_feedback,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "specstep": describe_target(target),

@@ -19,8 +19,8 @@ class Cut(NamedTuple):
 
 
 def cut_rows(model: PreTrainedModel, parts: int, field: str) -> Cut:
-    """Replace the rowwise layers of a model, in place, by sums of so many parts over slices of their inputs, which are
-    views. field: the build option that asks for it. Raises BuildError for a model that cannot be cut so."""
+    """Replace the rowwise layers of a model, in place, by sums of so many parts over slices of their inputs, see
+    `Slices.cut`. field: the build option that asks for it. Raises BuildError for a model that cannot be cut so."""
     plan, slices = read_plan(model, field), Slices(field)
     for name in plan.rows:
         linear: Any = model.get_submodule(name)

@@ -40,8 +40,8 @@ class Slices:
         self.known: dict[tuple[Any, ...], Slice] = {}
 
     def cut(self, weight: Tensor, parts: int, name: str) -> list[Tensor]:
-        """A weight [..., N, K] as [..., N, K / parts]: views where they are packed, dense where a program reads them as
-        they are stored. Raises BuildError where K has no such part."""
+        """A weight [..., N, K] as [..., N, K / parts]: views where they will be packed, else dense, as a program takes
+        what it is lent. Raises BuildError where K has no such part."""
         depth = weight.shape[-1]
         if depth % parts:
             raise BuildError(f"{self.field}: expected a divisor of the {depth} inputs of {name}, got {parts}")

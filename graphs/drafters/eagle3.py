@@ -28,13 +28,13 @@ class Eagle3Config:
     feature_layers: tuple[int, ...]  # indices of the target's hidden states that are the features
     fc_norm: bool = False  # EAGLE-3.1: a norm on each feature ahead of fc
     norm_before_fc: bool = False  # one norm over all features ahead of fc
-    norm_output: bool = False  # EAGLE-3.1: the normed hidden state is fed back
+    norm_feedback: bool = False  # EAGLE-3.1: the normed hidden state is fed back; `norm_output` in its files
     norm_before_residual: bool = False  # the residual starts from the normed hidden state
     input_norms: bool = False  # of queries and keys, as in Qwen3
     windows: tuple[int, ...] = (0,)  # tokens that each layer attends to, 0 for all
     other_layers: tuple[int, ...] | None = None  # what else `feature_layers` may be
     residual_unsaid: bool = False  # whether the publisher does not say what `norm_before_residual` is
-    feedback_unsaid: bool = False  # whether `norm_output` may speak of the logits alone
+    feedback_unsaid: bool = False  # or which hidden state is fed back, that ahead of the norm or that behind it
 
 
 class MidLayer(HeadLayer):
@@ -66,7 +66,7 @@ class Eagle3Head(RecurrentHead):
         count = len(config.feature_layers)
         layer = config.layer
         self.config, self.feature_layers, self.other_layers = config, config.feature_layers, config.other_layers
-        self.feeds_normed = config.norm_output
+        self.feeds_normed = config.norm_feedback
         self.width = count * config.target_hidden_size
         self.cache_layer = CacheLayer(layer.num_key_value_heads, layer.head_dim, layer.head_dim)
         self.fc = nn.Linear(self.width, size, bias=False)
@@ -82,23 +82,21 @@ class Eagle3Head(RecurrentHead):
         self.rotary = LlamaRotaryEmbedding(config.layer)
 
     def unsaid(self) -> list[Unsaid]:
-        asked = ((self.config.residual_unsaid, self._residual), (self.config.feedback_unsaid, self._feedback))
-        return [describe() for unsaid, describe in asked if unsaid]
-
-    def _residual(self) -> Unsaid:
+        if not self.config.residual_unsaid:
+            return []
         usual = self.config.norm_before_residual
 
         def swap() -> None:
             self.midlayer.norm_before_residual = not self.midlayer.norm_before_residual
 
         ways = ("norm_before_residual false", "norm_before_residual true")
-        return Unsaid(ways[usual], ways[not usual], swap)
+        return [Unsaid(ways[usual], ways[not usual], swap)]
 
-    def _feedback(self) -> Unsaid:
+    def unsaid_of_levels(self) -> list[Unsaid]:
         def swap() -> None:
             self.feeds_normed = not self.feeds_normed
 
-        return Unsaid("norm_feedback true", "norm_feedback false", swap)
+        return [Unsaid("norm_feedback true", "norm_feedback false", swap)] if self.config.feedback_unsaid else []
 
     def fuse(self, features: Tensor) -> Tensor:
         if self.config.fc_norm:

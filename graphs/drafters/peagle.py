@@ -45,8 +45,8 @@ class PEagleHead(Eagle3Head):
         self.mask_hidden = nn.Parameter(torch.zeros(1, 1, self.fc.in_features))
         self.layers = nn.ModuleDict({str(index): plain_layer(config, index) for index in range(1, config.layers)})
 
-    def unsaid(self) -> list[Unsaid]:
-        return [self._residual()] if self.config.residual_unsaid else []  # nothing is fed back
+    def unsaid_of_levels(self) -> list[Unsaid]:
+        return []  # nothing is fed back
 
     def forward(self, embedded: Tensor, hidden: Tensor, where: Pass, cache: LayerCache) -> tuple[Tensor, Tensor]:
         """embedded, hidden [B, T, H] -> (normed, for the logits; hidden), both [B, T, H]."""

@@ -54,6 +54,10 @@ class RecurrentHead(nn.Module):
         """See `Scorer.unsaid`; the layers apart."""
         return []
 
+    def unsaid_of_levels(self) -> list[Unsaid]:
+        """Likewise, what shows from the second level on, so that all else has to be settled before."""
+        return []
+
 
 class CatchingUp(Scorer):
     """A scorer with a head whose cache holds `draft_lengths` positions made of true features. A step first runs the
@@ -73,12 +77,13 @@ class CatchingUp(Scorer):
     def unsaid(self) -> list[Unsaid]:
         usual, other = self.head.feature_layers, self.head.other_layers
         if other is None:
-            return self.head.unsaid()
+            return [*self.head.unsaid(), *self.head.unsaid_of_levels()]
 
         def swap() -> None:
             self.feature_layers = usual if self.feature_layers == other else other
 
-        return [*self.head.unsaid(), Unsaid(f"feature_layers {[*usual]}", f"feature_layers {[*other]}", swap)]
+        layers = Unsaid(f"feature_layers {[*usual]}", f"feature_layers {[*other]}", swap)
+        return [*self.head.unsaid(), layers, *self.head.unsaid_of_levels()]
 
     def cache_layers(self) -> list[CacheLayer]:
         return [self.head.cache_layer]

@@ -26,12 +26,12 @@ inline float widened(Bfloat16 value) {
 
 inline float widened(Float16 value) {
   const uint32_t size = value.bits & 0x7fff, sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
-  uint32_t word = size << 13;
+  float least = static_cast<float>(size) * 0x1p-24f;  // the value below the least exponent; denormals may be flushed
+  uint32_t below;
+  std::memcpy(&below, &least, sizeof below);
+  const uint32_t normal = (size << 13) + (112u << 23), special = 0x7f800000 | (size & 0x3ff) << 13;
+  const uint32_t word = (size < 0x400 ? below : size < 0x7c00 ? normal : special) | sign;
   float wide;
-  std::memcpy(&wide, &word, sizeof wide);
-  wide *= 0x1p112f;  // the exponent's other bias; exact, numbers below its least exponent too
-  std::memcpy(&word, &wide, sizeof word);
-  word = (size >= 0x7c00 ? 0x7f800000 | (size & 0x3ff) << 13 : word) | sign;  // infinity and NaN
   std::memcpy(&wide, &word, sizeof wide);
   return wide;
 }

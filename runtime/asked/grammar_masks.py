@@ -20,7 +20,7 @@ from .node_mask import NodeMask
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MOST_MADE = 64  # masks of an output that are kept: a document visits some 20
+MOST_MADE = 32  # masks of an output that are kept: a document visits some 20
 
 
 class GrammarMasks:
@@ -42,9 +42,12 @@ class GrammarMasks:
         self._end_bits = [(end // 32, 1 << end % 32) for end in ends]
         self._leaves = frozenset(ends) | frozenset(stops)
         self._least, self._late, self._read = least, ends_late, 0
-        # Of what the matcher said, and whether it is too early for an end.
+        # Masks by llguidance's bits, and whether it is too early for an end.
         self._made = dict[tuple[bytes, bool], NodeMask]()
-        self._fitted, self._known = FittedTree(DraftedTree([], []), [], 0), dict[int, NodeMask]()  # some of its masks
+        self._fitted, self._known = (
+            FittedTree(DraftedTree([], []), [], 0),
+            dict[int, NodeMask](),
+        )  # and masks of some of its nodes
         self._below = dict[TokenPath, "LLMatcher"]()  # matchers behind paths below the root
         self._habits = habits
         self._last = DraftedTree([], []), dict[int, NodeMask]()  # the last step's tree, and masks of its nodes
@@ -109,7 +112,7 @@ class GrammarMasks:
 
     def _at(self, path: TokenPath) -> "LLMatcher":
         """The matcher behind a path below the root that the grammar allows: a copy, made once. None goes back: after
-        `rollback` llguidance (1.7 to 1.9) may give the mask of the path that was left."""
+        `rollback` llguidance (1.5.1 to 1.9.1) may give the mask of the path that was left."""
         if not path:
             return self._matcher
         if path not in self._below:

@@ -5,8 +5,7 @@ from numpy.typing import NDArray
 
 
 class NodeMask:
-    """A token may follow where its bit is set. Made once for the same bits: to look at all of them takes longer than
-    what is asked of them.
+    """A token may follow where its bit is set. All bits are looked at once, when it is made.
 
     bits: uint32 [ceil(vocabulary / 32)]. key: the same for the same bits. only: the one token that may follow, None for
     none or more. is_text: whether tokens all over the vocabulary may, as within a text.

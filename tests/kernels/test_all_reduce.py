@@ -53,6 +53,13 @@ def test_every_float16_and_every_rounding():
     every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
     got = on_ranks(2, lambda rank: all_reduce([every, torch.zeros_like(every)][rank], 2))[0]
     assert torch.equal(got.nan_to_num(), (every + 0.0).nan_to_num()) and torch.equal(got.isnan(), every.isnan())
+
+    def flushing(rank):
+        torch.set_flush_denormal(True)
+        return all_reduce([every, torch.zeros_like(every)][rank], 2)
+
+    flushed = on_ranks(2, flushing)[0]
+    assert torch.equal(flushed.view(torch.int16), got.view(torch.int16)), "denormals of a float are others"
     generator = torch.Generator().manual_seed(0)
     for _ in range(8):
         check(

@@ -71,7 +71,7 @@ def test_null_is_no_setting(tmp_path):
     for changes in ({"norm_output": None, "eagle_config": {"norm_output": True}}, {"norm_output": None}):
         config = json.loads((head / "config.json").read_text()) | changes
         (tmp_path / "config.json").write_text(json.dumps(config))
-        found.append(read_config(tmp_path / "config.json", 48, 8, 320).norm_output)
+        found.append(read_config(tmp_path / "config.json", 48, 8, 320).norm_feedback)
     assert found == [True, False]
 
 
@@ -91,7 +91,12 @@ def test_norm_output_may_speak_of_the_logits_alone(changes, fed, open_, tmp_path
     save_eagle3(tmp_path, **changes)
     config = read_config(tmp_path / "config.json", 48, 8, 320)
     head = Eagle3Head(config)
-    assert (head.feeds_normed, len(head.unsaid())) == (fed, open_)
+    assert (head.feeds_normed, len(head.unsaid_of_levels())) == (fed, open_) and not head.unsaid()
+    for unsaid in head.unsaid_of_levels():
+        unsaid.swap()
+        assert head.feeds_normed != fed
+        unsaid.swap()
+        assert head.feeds_normed == fed
 
 
 @pytest.mark.parametrize(

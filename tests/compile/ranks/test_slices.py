@@ -43,6 +43,23 @@ def test_parts_have_the_groups_of_a_file(kind):
                 assert torch.equal(mine.view(torch.uint8), taken.contiguous().view(torch.uint8))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "library", "dense"),
+    [("bfloat16", True, False), ("float32", True, False), ("float16", True, True), ("bfloat16", False, True)],
+)
+def test_parts_that_nothing_packs_are_dense(dtype, library, dense, monkeypatch):
+    """A program takes what it is lent as dense: one with strides of its own would read past its end."""
+    monkeypatch.setattr("specstep.compile.ranks.slices.has_library", lambda: library)
+    weight, slices = torch.randn(4, 8).to(getattr(torch, dtype)), Slices("ranks")
+    cut, seen = slices.cut(weight, 2, "it"), []
+    assert [part.is_contiguous() for part in cut] == [dense] * 2
+    assert torch.equal(torch.cat(cut, 1), weight)
+    precision = slices.precision(lambda given: seen.append(given) or WeightForm("plain", torch.clone))
+    for part in cut:
+        precision(part)
+    assert all(each is weight for each in seen) and len(seen) == 2
+
+
 def test_a_part_that_ends_in_a_group_is_refused():
     slices = Slices("ranks")
     part, _ = slices.cut(torch.randn(16, 96).bfloat16(), 2, "it")

@@ -143,6 +143,31 @@ class FollowsToken:
         """Nothing."""
 
 
+def test_habits_are_asked_and_taught_with_the_tokens_ahead(text):
+    """Those of the output, and the root ahead of one."""
+    a, b, c = text.encode_part(WORDS)
+    masks, told = masks_of(text, {"regex": "[abc]*"}), Told()
+    masks._habits = told
+    masks([], masks.fit([], DraftedTree([9, a, b], [-1, 0, 1]), 2, 3).tree)
+    assert told.asked == [[9], [9, a]] and not told.taught
+    masks.fit([a, b, c], DraftedTree([c, a], [-1, 0]), 2, 3)
+    assert told.taught == [([9], a), ([9, a], b), ([9, a, b], c)]
+    assert told.asked[2:] == [[b, c], [b, c, a]]
+
+
+class Told:
+    """Habits that note what they are asked and taught."""
+
+    def __init__(self):
+        self.asked, self.taught = [], []
+
+    def likely(self, mask, behind):
+        self.asked.append(list(behind))
+
+    def learn(self, mask, behind, token):
+        self.taught.append((list(behind), token))
+
+
 def test_scores_of_forced_nodes_are_those_of_their_parents(text):
     a, b, c = text.encode_part(WORDS)
     drafted = DraftedTree([9, a, b, b, 0], [-1, 0, 0, 1, -1])

@@ -150,6 +150,18 @@ def test_masks_of_a_tree_are_those_of_each_path_alone(data):
         assert mask.tolist() == sorted(allowed_after(grammar._start.deep_copy(), path))
 
 
+def test_masks_are_right_where_few_are_kept(monkeypatch):
+    """Each one is made anew, with many in one tree."""
+    monkeypatch.setattr("specstep.runtime.asked.grammar_masks.MOST_MADE", 1)
+    grammar = Grammar(text, VOCABULARY, [EOS], checked_structured("structured", {"choice": ["abc", "acb"]}))
+    a, b, c = text.encode_part("abc")
+    masks = grammar.masks([EOS])
+    for _ in range(2):
+        bits = masks([], DraftedTree([5, a, b, c, c], [-1, 0, 1, 1, 2]))
+        found = [np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist() for row in bits]
+        assert found == [[a], sorted([b, c]), [c], [b], [EOS]] and len(masks._made) == 1
+
+
 @pytest.mark.parametrize("pieces", [('{"', ' "'), (' "', '{"')])
 @pytest.mark.parametrize("document", ["[", "[1,", '[{"a": 1},'])
 def test_a_branch_knows_nothing_of_another(document, pieces):

@@ -219,7 +219,8 @@ def test_each_rank_has_the_drafter(tmp_path, request, drafter, dtype):
         with specstep.load(tmp_path / name, nodes=nodes) as engine:
             found.append(texts(engine))
     assert found[0] == found[1]
-    assert [tokens for tokens, _ in found[1]] == [tokens for tokens, _ in found[2]]
+    if dtype != "float16":  # in which drafts may change a text
+        assert [tokens for tokens, _ in found[1]] == [tokens for tokens, _ in found[2]]
 
 
 def test_each_rank_of_a_quantised_file_has_the_bits_of_one_device(tmp_path):
@@ -262,4 +263,5 @@ def test_every_architecture_has_the_bits_of_one_device(tmp_path, architecture, r
         with specstep.load(tmp_path / name, nodes=nodes) as engine:
             found.append(texts(engine))
     assert found[0] == found[1]
-    assert [tokens for tokens, _ in found[1]] == [tokens for tokens, _ in found[2]]
+    if options.get("dtype") != "float16":  # in which drafts may change a text
+        assert [tokens for tokens, _ in found[1]] == [tokens for tokens, _ in found[2]]

@@ -201,6 +201,9 @@ def test_a_start_that_does_not_fit_is_refused(target, data, collected, tmp_path)
     wider = save_eagle3(tmp_path / "wider", hidden_size=64, target_hidden_size=48)
     with pytest.raises(BuildError, match=r"wider: hidden_size: expected 48, that of the embeddings, got 64"):
         train_drafter(str(target), [data], tmp_path / "other", **GIVEN | {"start": str(wider)})
+    open_ = save_eagle3(tmp_path / "open", norm_output=True)
+    with pytest.raises(InputError, match=r"open: norm_feedback: expected true or false in its config.json"):
+        train_drafter(str(target), [data], tmp_path / "other", **GIVEN | {"start": str(open_)})
     with pytest.raises(InputError, match=r"start: expected an EAGLE-3 head .*, got .*nowhere"):
         train_drafter(str(target), [data], tmp_path / "other", **GIVEN | {"start": str(tmp_path / "nowhere")})
 
