@@ -104,8 +104,8 @@ def head_to_go_on_from(name: str, target: Source) -> Eagle3Head:
     if head.config.feedback_unsaid:
         raise InputError(
             f"start: {name}: norm_feedback: expected true or false in its config.json, whose norm_output leaves open "
-            "whether the hidden state is fed back behind the norm or ahead of it, got none; a build with this head says "
-            "which fits"
+            "whether the hidden state is fed back behind the norm or ahead of it, got none; a build with this head "
+            "says which fits"
         )
     if embeddings is not None:
         raise InputError(f"start: {name}: expected a head that reads the target's embeddings, got one with its own")
