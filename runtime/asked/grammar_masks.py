@@ -6,6 +6,7 @@ ahead of it alone.
 
 from collections.abc import Collection, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,7 +49,8 @@ class GrammarMasks:
             FittedTree(DraftedTree([], []), [], 0),
             dict[int, NodeMask](),
         )  # and masks of some of its nodes
-        self._below = dict[TokenPath, "LLMatcher"]()  # matchers behind paths below the root
+        self._path: TokenPath = ()  # where the matcher is, below the root
+        self._masked = 0  # tokens of that path behind which it gave its last mask
         self._habits = habits
         self._last = DraftedTree([], []), dict[int, NodeMask]()  # the last step's tree, and masks of its nodes
 
@@ -91,9 +93,10 @@ class GrammarMasks:
 
     def _mask_behind(self, written: int, path: TokenPath) -> NodeMask:
         """What may follow a path behind so many tokens. A stop token may where the grammar may end."""
-        matcher = self._at(path)
-        said, early = matcher.compute_bitmask(), self._late or written + len(path) < self._least
-        check_matcher(matcher)
+        self._move_to(path)
+        said, early = self._matcher.compute_bitmask(), self._late or written + len(path) < self._least
+        self._masked = len(path)
+        check_matcher(self._matcher)
         if (said, early) not in self._made:
             if len(self._made) == MOST_MADE:
                 self._made.clear()
@@ -110,22 +113,25 @@ class GrammarMasks:
             raise InputError("structured: expected a grammar that some text keeps, got one that nothing may follow")
         return NodeMask(mask)
 
-    def _at(self, path: TokenPath) -> "LLMatcher":
-        """The matcher behind a path below the root that the grammar allows: a copy, made once. None goes back: after
-        `rollback` llguidance (1.5.1 to 1.9.1) may give the mask of the path that was left."""
-        if not path:
-            return self._matcher
-        if path not in self._below:
-            below = self._at(path[:-1]).deep_copy()
-            _consume(below, path[-1:])
-            self._below[path] = below
-        return self._below[path]
+    def _move_to(self, path: TokenPath) -> None:
+        """Move the matcher from where it is below the root to another path that the grammar allows. Behind a rollback
+        llguidance (1.5.1 to 1.9.1) may give its last mask, of the path that was left: so it gives one where the two
+        paths part. A copy for each path would take longer the longer the output is."""
+        shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(self._path, path, strict=False)))
+        if shared < len(self._path):
+            self._matcher.rollback(len(self._path) - shared)
+            if self._masked > shared:
+                self._matcher.compute_bitmask()
+                self._masked = shared
+        _consume(self._matcher, path[shared:])
+        self._path = path
 
     def _read_up_to(self, output: Sequence[int]) -> None:
         """Move to the end of an output, and learn from it. Raises InputError, see `__call__`."""
         new = output[self._read :]
-        _consume(self._matcher, new)
-        self._read, self._below = len(output), {} if new else self._below
+        if new:  # its last token is the root from now on
+            self._move_to(tuple(new))
+            self._read, self._path, self._masked = len(output), (), 0
         (tree, masks), node = self._last, 0
         children, behind = tree.children(), [*(output[: -len(new)][-BEHIND:] or tree.tokens[:1])] if new else []
         for token in new if tree.tokens else ():

@@ -164,15 +164,22 @@ def test_masks_are_right_where_few_are_kept(monkeypatch):
 
 @pytest.mark.parametrize("pieces", [('{"', ' "'), (' "', '{"')])
 @pytest.mark.parametrize("document", ["[", "[1,", '[{"a": 1},'])
-def test_a_branch_knows_nothing_of_another(document, pieces):
-    """A key may go on with `":`, a string may not. llguidance mistakes them where it went back between them."""
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_branch_knows_nothing_of_another(document, pieces, steps):
+    """A key may go on with `":`, a string may not. llguidance mistakes them where it went back between them: in a tree,
+    or from a draft to what the target says instead."""
     tokenizer = tiny_tokenizer().backend_tokenizer
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in ('":', '{"', ' "')])
     wide = EngineTokenizer(tokenizer, None, {})
     array = checked_structured("structured", {"json": {"type": "array"}})
     grammar = Grammar(wide, tokenizer.get_vocab_size(), [EOS], array)
     output, (colon,) = wide.encode_part(document), wide.encode_part('":')
-    tree = DraftedTree([output[-1], *(token for piece in pieces for token in wide.encode_part(piece))], [-1, 0, 0])
-    bits = grammar.masks([EOS])(output, tree).view(np.uint32)
-    allowed = [bool(mask[colon // 32] >> colon % 32 & 1) for mask in bits]
-    assert allowed[1:] == [piece == '{"' for piece in pieces]
+    first, second = (wide.encode_part(piece)[0] for piece in pieces)
+    masks = grammar.masks([EOS])
+    if steps == 1:
+        _, *bits = masks(output, DraftedTree([output[-1], first, second], [-1, 0, 0]))
+    else:
+        _, after = masks(output, DraftedTree([output[-1], first], [-1, 0]))
+        bits = [after, *masks([*output, second], DraftedTree([second], [-1]))]
+    allowed = [bool(mask.view(np.uint32)[colon // 32] >> colon % 32 & 1) for mask in bits]
+    assert allowed == [piece == '{"' for piece in pieces]
