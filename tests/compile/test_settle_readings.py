@@ -163,6 +163,15 @@ def test_a_residual_that_a_config_leaves_open_is_tried(tmp_path):
     assert settled(folder, drafter=head) == [chosen(ways[0], 1, ways[1], 2, ways[1])]
 
 
+def test_what_shows_from_the_second_level_on_is_tried_last(tmp_path):
+    """With the wrong layers nothing is right, whatever the head is fed with."""
+    folder = mark_layer(save_cycle(tmp_path / "cycle"), 1)
+    written = {AUX: None, "eagle_config": {AUX: [1]}, "norm_output": True}
+    lines = settled(folder, drafter=save_head(tmp_path / "head", **written), nodes=2)
+    assert lines[0] == chosen(SECOND, 1, FIRST, 2, FIRST)
+    assert lines[1].startswith("drafter: its config leaves norm_feedback true open: 2.0 tokens") and len(lines) == 2
+
+
 def test_what_a_head_is_fed_with_is_tried(tmp_path):
     """Unless its config says so. This one says the same token twice, fed with either."""
     folder, written = save_cycle(tmp_path / "cycle"), {"norm_output": True, "feature_layers": [1]}
