@@ -214,8 +214,9 @@ def attend(
     """transformers' attention interface over a `Pass`. query [B, H, T, D], key and value [B, H_kv, S, D] -> [B, T,
     H, D].
     """
-    latest, _latest.where = _latest.where, None
-    attention_pass = attention_pass or latest
+    if _latest.where is not None:  # left as it is otherwise: torch.compile traces training
+        attention_pass = attention_pass or _latest.where
+        _latest.where = None
     if attention_pass is None:
         raise ValueError("its layers drop keyword arguments ahead of the attention function; expected them passed on")
     if attention_mask is not None:

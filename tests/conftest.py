@@ -29,7 +29,7 @@ logging.getLogger("torch.__trace").propagate = True
 # the first is building.
 LONG = (
     "compile/test_engine.py",
-    "train/eagle3/test_train.py",
+    "train/drafter/test_train.py",
     "compile/onnx/test_lower.py",
     "compile/test_faithful.py",
     "graphs/test_architectures.py",

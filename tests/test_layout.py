@@ -32,7 +32,7 @@ TRAIN_MAY_IMPORT = {  # the parts of train/, in the order of the pipeline
     "data": {"data"},
     "collect": {"collect", "data"},
     "count": {"data"},
-    "eagle3": {"eagle3", "data"},
+    "drafter": {"drafter", "data"},
     "tune": {"tune"},
 }
 NEVER = {"runtime": {"transformers", "onnx", "torch._dynamo", "torch._inductor"}, "kernels": {"transformers"}}

@@ -1,6 +1,7 @@
 """Block drafters as they are published: DFlash, DFlash2, JetSpec, DSpark and Domino, by their authors, speculators or
 SpecForge."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,12 +9,13 @@ from torch import Tensor
 
 from ...errors import BuildError
 from ...graphs.drafters.block import BlockConfig, BlockDrafter, BlockHead
-from ...graphs.drafters.correction import MARKOVS, Correction, Domino, Selector
+from ...graphs.drafters.correction import MARKOVS, Correction, Domino, Markov, Selector
 from ..config import EngineConfig
 from ..source import Source
 from .block_config import is_block_config, read_block_config
 from .block_fields import Corrected, PathCorrection, Selected, refused
-from .eagle3_file import placed
+from .eagle3_config import OWN_LAYERS
+from .eagle3_file import check_target, describe_target, layer_fields, placed, write_drafter
 from .published import config_of, fill, folder_of, linear, read_tensors
 
 # What drafting does not need: a guess of how much will be accepted, and copies of what the target has.
@@ -34,6 +36,12 @@ def is_block(name: str) -> bool:
 def load_block(name: str, target: Source, config: EngineConfig) -> BlockDrafter:
     """A drafter from a directory, or from a weights file with config.json beside it -> its scorer, in the engine's
     dtype and on its device. Raises BuildError naming every field or tensor that does not fit."""
+    return BlockDrafter(*placed(*read_block(name, target), target, config)).eval().requires_grad_(False)
+
+
+def read_block(name: str, target: Source) -> tuple[BlockHead, Tensor | None]:
+    """A drafter for the target, and its own embeddings where it has some. Raises BuildError."""
+    check_target(name, target)
     model: Any = target.model
     text = model.config.get_text_config()
     block, correction = read_block_config(name, config_of(name) or {}, text.hidden_size, text.num_hidden_layers)
@@ -47,7 +55,32 @@ def load_block(name: str, target: Source, config: EngineConfig) -> BlockDrafter:
     sizes = (lm_head.weight.shape[0], block.layer.hidden_size)
     made = BlockHead(block, lm_head, _correction(correction, tensors, *sizes), d2t="d2t" in tensors)
     fill(name, made, tensors, without=["lm_head."])
-    return BlockDrafter(*placed(made, embed, target, config)).eval().requires_grad_(False)
+    return made, embed
+
+
+def save_block(folder: Path, drafter: BlockHead, target: Source) -> None:
+    """Write a drafter as SpecForge writes DSpark, whose slots see those up to their own. Raises BuildError when it
+    cannot be written."""
+    config, correction = drafter.config, drafter.correction
+    own = {"projector_type": "dspark", "mask_token_id": config.mask_token, "block_size": config.block_size}
+    if isinstance(correction, Markov):
+        kind = next(name for name, made in MARKOVS.items() if type(correction) is made)
+        own |= {"markov_rank": correction.markov_w1.embedding_dim, "markov_head_type": kind}
+    fields = layer_fields(config.layer) | {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": len(config.masks),
+        "num_target_layers": target.model.config.get_text_config().num_hidden_layers,
+        OWN_LAYERS: list(config.feature_layers),
+        "is_causal": True,
+        "sample_from_anchor": True,
+        "vocab_size": target.model.get_output_embeddings().weight.shape[0],
+        "dflash_config": own,
+        "torch_dtype": "bfloat16",
+        "specstep": describe_target(target),
+    }
+    named = {name.replace("correction.", "markov_head."): tensor for name, tensor in drafter.state_dict().items()}
+    write_drafter(folder, fields, named)
 
 
 def _own_name(name: str) -> str:

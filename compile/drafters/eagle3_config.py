@@ -85,6 +85,16 @@ def windows(path: Path, fields: dict[str, Any], layers: int) -> tuple[int, ...]:
     return tuple(window if slide else 0 for slide in slides)
 
 
+def window_fields(windows: tuple[int, ...]) -> dict[str, Any]:
+    """The fields that `windows` reads so."""
+    if not any(windows):
+        return {}
+    return {
+        "layer_types": [SLIDING if window else "full_attention" for window in windows],
+        "sliding_window": max(windows),
+    }
+
+
 def layer_config(
     path: Path | str, fields: dict[str, Any], target_hidden: int, head_for: int | None = None
 ) -> LlamaConfig:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ...errors import BuildError
@@ -17,7 +18,7 @@ from ...graphs.drafters.recurrent import Recurrent, RecurrentHead
 from ...user_cache import keep
 from ..config import EngineConfig
 from ..source import Source
-from .eagle3_config import AUX_LAYERS, FLAGS, LAYER_FIELDS, read_config
+from .eagle3_config import AUX_LAYERS, FLAGS, LAYER_FIELDS, read_config, window_fields
 from .ngram_file import SHIPPED, tokenizer_hash
 from .published import FILES, config_of, fill, folder_of, read_tensors
 
@@ -126,10 +127,14 @@ def _fill(name: str, head: Eagle3Head, tensors: dict[str, Tensor], vocabulary: i
 
 
 def save_eagle3(folder: Path, head: Eagle3Head, target: Source) -> None:
-    """Write a head in bfloat16, as the field publishes them. Raises BuildError when it cannot be written."""
+    """Write a head as the field publishes them. Raises BuildError when it cannot be written."""
+    write_head(folder, head, target, {})
+
+
+def write_head(folder: Path, head: Eagle3Head, target: Source, own: dict[str, Any]) -> None:
+    """Write a head whose config has fields of its own besides. Raises BuildError when it cannot be written."""
     vocabulary = target.model.get_output_embeddings().weight.shape[0]
-    layer = {field: value for field in LAYER_FIELDS if (value := getattr(head.config.layer, field, None)) is not None}
-    config = layer | {
+    config = layer_fields(head.config.layer) | {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "num_hidden_layers": 1,
@@ -143,15 +148,27 @@ def save_eagle3(folder: Path, head: Eagle3Head, target: Source) -> None:
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "specstep": describe_target(target),
+        **window_fields(head.config.windows),
+        **own,
     }
+    ids = head.target_ids().cpu()
+    marks = torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, ids, True)
+    write_drafter(folder, config, head.state_dict() | {"t2d": marks})
+
+
+def layer_fields(layer: LlamaConfig) -> dict[str, Any]:
+    """The fields of a layer's config that `layer_config` reads."""
+    return {field: value for field in LAYER_FIELDS if (value := getattr(layer, field, None)) is not None}
+
+
+def write_drafter(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Write config.json and a weights file, real numbers in bfloat16. Raises BuildError when they cannot be written."""
     tensors = {
         name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).cpu().contiguous()
-        for name, tensor in head.state_dict().items()
+        for name, tensor in tensors.items()
     }
-    ids = tensors["d2t"] + torch.arange(head.config.draft_vocab_size)
-    tensors["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, ids, True)
     try:
         keep(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
         keep(folder / FILES[0], save(tensors))
     except OSError as error:
-        raise BuildError(f"{folder}: expected room for the head, got {error}") from None
+        raise BuildError(f"{folder}: expected room for the drafter, got {error}") from None

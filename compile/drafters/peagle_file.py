@@ -10,7 +10,7 @@ from ...graphs.drafters.peagle import PEagle, PEagleConfig, PEagleHead
 from ..config import EngineConfig
 from ..source import Source
 from .eagle3_config import config_from, windows
-from .eagle3_file import is_eagle3, placed, read_head_as
+from .eagle3_file import is_eagle3, placed, read_head_as, write_head
 from .published import config_of
 
 MASKS = ("mask_token_id", "pard_token", "ptd_token_id")  # the mask token's id, as each publisher calls it
@@ -56,3 +56,8 @@ def read_peagle(path: Path, target_hidden: int, target_layers: int, vocabulary: 
     head = config_from(path, first, target_hidden, target_layers, vocabulary)
     fields = {field.name: getattr(head, field.name) for field in dataclasses.fields(head)}
     return PEagleConfig(**fields | {"windows": windows(path, inner, layers)}, layers=layers, mask=mask)
+
+
+def save_peagle(folder: Path, head: PEagleHead, target: Source) -> None:
+    """Write a head as the field publishes them. Raises BuildError when it cannot be written."""
+    write_head(folder, head, target, {"num_hidden_layers": head.config.layers, MASKS[0]: head.config.mask})

@@ -1,4 +1,4 @@
-"""How a head's parameters move: Muon for the matrices of its layer, AdamW for the output rows and the norms."""
+"""How a drafter's parameters move: Muon for the matrices of its layers, AdamW for rows of tokens and for vectors."""
 
 import math
 from typing import Any
@@ -9,7 +9,8 @@ from torch import nn
 WARM_UP = 0.03  # share of the steps
 LAST = 0.02  # of the learning rate, at the end
 CLIP = 1.0  # norm of the gradient
-OUTPUT_RATE = 0.1  # of the learning rate, for the output rows and the norms
+OUTPUT_RATE = 0.1  # of the learning rate, for rows of tokens and vectors
+ROWS = ("lm_head", "markov_w")  # parameters with a row for each token
 
 
 class Optimizer:
@@ -17,8 +18,8 @@ class Optimizer:
 
     def __init__(self, module: nn.Module, learning_rate: float, steps: int):
         named = dict(module.named_parameters())
-        matrices = [p for name, p in named.items() if p.ndim == 2 and "lm_head" not in name]
-        rest = [p for name, p in named.items() if p.ndim != 2 or "lm_head" in name]
+        matrices = [p for name, p in named.items() if p.ndim == 2 and not any(part in name for part in ROWS)]
+        rest = [p for name, p in named.items() if p.ndim != 2 or any(part in name for part in ROWS)]
         self.parameters, self.steps = list(named.values()), steps
         muon = torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
         adam = torch.optim.AdamW(rest, lr=OUTPUT_RATE * learning_rate, weight_decay=0.0, betas=(0.9, 0.95))

@@ -19,9 +19,9 @@ class Checkpoint:
     def __init__(self, folder: Path, run: dict[str, Any]):
         self.path, self.run = folder / FILE, run
 
-    def restore(self, head: nn.Module, optimizer: Optimizer, history: list[dict[str, Any]]) -> int:
-        """Fill head, optimizer and history -> the steps already made, 0 where there is no checkpoint. Raises InputError
-        for a checkpoint that cannot be read or is of another run."""
+    def restore(self, drafter: nn.Module, optimizer: Optimizer, history: list[dict[str, Any]]) -> int:
+        """Fill drafter, optimizer and history -> the steps already made, 0 where there is no checkpoint. Raises
+        InputError for a checkpoint that cannot be read or is of another run."""
         if not self.path.is_file():
             return 0
         again = f"remove {self.path} or choose another output"
@@ -34,14 +34,14 @@ class Checkpoint:
         if other:
             began, now = run.get(other[0]), self.run.get(other[0])
             raise InputError(f"{self.path}: {other[0]}: expected {began!r}, as the run began, got {now!r}; {again}")
-        head.load_state_dict(saved["head"])
+        drafter.load_state_dict(saved["drafter"])
         optimizer.load(saved["optimizer"])
         history[:] = saved["history"]
         return step
 
-    def save(self, head: nn.Module, optimizer: Optimizer, history: list[dict[str, Any]], step: int) -> None:
+    def save(self, drafter: nn.Module, optimizer: Optimizer, history: list[dict[str, Any]], step: int) -> None:
         """Write it beside the old one, then take its place. Raises InputError when the disk is full."""
-        content = {"run": self.run, "step": step, "head": head.state_dict(), "history": history}
+        content = {"run": self.run, "step": step, "drafter": drafter.state_dict(), "history": history}
         fresh = self.path.with_suffix(".new")
         try:
             with fresh.open("wb") as file:

@@ -4,15 +4,20 @@ from dataclasses import dataclass
 
 from ...errors import InputError
 
+KIND_NAMES = ("eagle3", "p-eagle", "block")
+
 
 @dataclass(frozen=True)
 class TrainOptions:
     """What a user may choose, validated. Raises InputError."""
 
+    kind: str = "eagle3"  # one of `KIND_NAMES`
     levels: int = 5  # of the training-time test: as deep as a tree will be
     epochs: int = 3  # passes over the data
     draft_vocab_size: int = 8192  # the most frequent tokens, which the head can draft
+    layers: int = 1  # decoder layers of the drafter
     intermediate_size: int | None = None  # of its MLP; None: the target's
+    markov_rank: int = 64  # of a block drafter's table of bigrams, 0 for none
     batch: int = 4  # rows of `width` tokens in an update
     width: int = 512  # tokens of a row
     learning_rate: float = 6e-3
@@ -25,13 +30,18 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         ranges = {
-            "levels": (1, 16), "epochs": (1, 1000), "draft_vocab_size": (8, 1 << 20), "batch": (1, 4096),
-            "width": (8, 1 << 16), "evaluations": (1, 1000), "intermediate_size": (8, 1 << 20),
+            "levels": (1, 16), "layers": (1, 16), "markov_rank": (0, 1 << 14), "epochs": (1, 1000),
+            "draft_vocab_size": (8, 1 << 20), "batch": (1, 4096), "width": (8, 1 << 16),
+            "evaluations": (1, 1000), "intermediate_size": (8, 1 << 20),
         }  # fmt: skip
         for field, (low, high) in ranges.items():
             value = getattr(self, field)
             if value is not None and not low <= value <= high:
                 raise InputError(f"{field}: expected {low} to {high}, got {value}")
+        if self.kind not in KIND_NAMES:
+            raise InputError(f"kind: expected one of {', '.join(KIND_NAMES)}, got {self.kind}")
+        if self.kind == "eagle3" and self.layers != 1:
+            raise InputError(f"layers: expected 1 for eagle3, got {self.layers}; p-eagle and block take more")
         if self.width <= self.levels:
             raise InputError(f"width: expected more than the {self.levels} levels, got {self.width}")
         if not 0 < self.learning_rate < 1 or not 0 < self.held_out < 1:

@@ -1,4 +1,4 @@
-"""`specstep train-drafter`: an EAGLE-3 head for a target, from text that the target wrote."""
+"""`specstep train-drafter`: a drafter for a target, from text that the target wrote."""
 
 import dataclasses
 import math
@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...compile.drafters.eagle3_file import is_eagle3, read_head, save_eagle3
 from ...compile.drafters.ngram_file import tokenizer_hash
 from ...compile.source import Source, load_source
 from ...errors import InputError
-from ...graphs.drafters.eagle3 import Eagle3Head
 from ...progress import OnProgress, silent
 from ..data.hidden_states import fast_bfloat16, feature_layers, quick_dtype
 from ..data.reader import MANIFEST, Data
 from .batches import Batches, TokensOnly
 from .checkpoint import Checkpoint
-from .initialize import draft_vocabulary, fit_features, new_head
+from .initialize import draft_vocabulary, fit_scale, mask_token
+from .kind import Wanted
+from .kinds import KINDS
 from .optimizer import Optimizer
 from .options import TrainOptions
 from .plot import plot_training, write_history
@@ -34,7 +34,7 @@ FIT_BATCHES = 64  # for the linear start
 def train_drafter(
     model: str, data: Sequence[str], output: str | Path, *, progress: OnProgress = silent, **given: Any
 ) -> Path:
-    """Train a head and write it -> its folder, for `build --drafter FOLDER`. A run that was interrupted goes on from
+    """Train a drafter and write it -> its folder, for `build --drafter FOLDER`. A run that was interrupted goes on from
     its last checkpoint. given: fields of `TrainOptions`. Raises InputError and BuildError."""
     options, output = TrainOptions(**given), Path(output)
     try:  # hours before it is needed
@@ -46,17 +46,19 @@ def train_drafter(
     target = load_source(model, options.dtype or quick_dtype(options.device), options.device)
     check_logits(target)
     sources = [open_data(file, target) for file in data]
-    start = head_to_go_on_from(options.start, target) if options.start else None
-    layers = layers_of(sources, target, start.config.feature_layers if start else None)
-    training = Training(target, sources, layers, options, start)
+    training = Training(target, sources, options)
     progress(
         f"{training.tokens:,} tokens in {training.sequences:,} sequences, {len(training.held)} batches held out; "
         f"draft vocabulary of {len(training.vocabulary):,}: {training.coverage:.1%} of what the target wrote"
     )
-    run = dataclasses.asdict(options) | {"model": Path(model).name, "tokens": training.tokens, "layers": list(layers)}
+    run = dataclasses.asdict(options) | {
+        "model": Path(model).name,
+        "tokens": training.tokens,
+        "feature_layers": list(training.feature_layers),
+    }
     checkpoint = Checkpoint(output, run)
     training.run(checkpoint, progress)
-    save_eagle3(output, training.head, target)
+    training.kind.save(output, training.drafter, target)
     try:
         write_history(output / "history.jsonl", training.history)
         plot_training(output / "history.png", training.history, options.batch * options.width)
@@ -65,13 +67,13 @@ def train_drafter(
     except OSError as error:
         progress(f"no history of the training: {error}")
     checkpoint.remove()
-    progress(f"head written to {output}")
+    progress(f"drafter written to {output}")
     return output
 
 
 def check_logits(target: Source) -> None:
-    """Refuse a target whose logits are more than its output rows times its last hidden state, as the head's are. Raises
-    InputError."""
+    """Refuse a target whose logits are more than its output rows times its last hidden state, as a drafter's are.
+    Raises InputError."""
     tokens = torch.arange(8, device=target.model.device)[None]
     with torch.no_grad():
         logits = target.model(tokens, use_cache=False).logits.float()
@@ -93,23 +95,6 @@ def open_data(file: str, target: Source) -> Data | TokensOnly:
     tokenizer = tokenizer_hash(target.tokenizer) if target.tokenizer else None
     data.manifest.check_same(file, vocabulary, tokenizer, text.hidden_size)
     return data
-
-
-def head_to_go_on_from(name: str, target: Source) -> Eagle3Head:
-    """A trained head for the target, on its device. Raises BuildError, and InputError for what is no head or has
-    embeddings of its own, which nothing here trains."""
-    if not is_eagle3(name):
-        raise InputError(f"start: expected an EAGLE-3 head (a folder with its config.json and weights), got {name}")
-    head, embeddings = read_head(name, target)
-    if head.config.feedback_unsaid:
-        raise InputError(
-            f"start: {name}: norm_feedback: expected true or false in its config.json, whose norm_output leaves open "
-            "whether the hidden state is fed back behind the norm or ahead of it, got none; a build with this head "
-            "says which fits"
-        )
-    if embeddings is not None:
-        raise InputError(f"start: {name}: expected a head that reads the target's embeddings, got one with its own")
-    return head.to(target.model.device)
 
 
 def layers_of(
@@ -134,34 +119,30 @@ def count_written(sources: Sequence[Data | TokensOnly], vocabulary: int) -> Tens
 
 
 class Training:
-    """One run: the data split, the head, and how far it is."""
+    """One run: the data split, the drafter, and how far it is."""
 
-    def __init__(
-        self,
-        target: Source,
-        sources: Sequence[Data | TokensOnly],
-        layers: tuple[int, ...],
-        options: TrainOptions,
-        start: Eagle3Head | None = None,
-    ):
-        """start: a head to go on from."""
-        self.target, self.sources, self.layers, self.options = target, sources, layers, options
-        order = torch.randperm(sum(len(source) for source in sources), generator=self._generator(0))
-        held = max(1, round(len(order) * options.held_out))
-        self._learned, kept = order[held:], order[:held]
+    def __init__(self, target: Source, sources: Sequence[Data | TokensOnly], options: TrainOptions):
+        """Raises InputError and BuildError."""
+        self.target, self.sources, self.options, self.kind = target, sources, options, KINDS[options.kind]
         rows = target.model.get_output_embeddings().weight.detach()
-        counts = count_written(sources, len(rows))
+        counts, embeddings = count_written(sources, len(rows)), target.model.get_input_embeddings().weight
+        mask = mask_token(counts[: len(embeddings)], embeddings[: len(counts)])
+        start = self.kind.going_on(options.start, target, mask, options) if options.start else None
+        self.feature_layers = layers_of(sources, target, start.config.feature_layers if start else None)
         self.vocabulary = start.target_ids().cpu() if start else draft_vocabulary(counts, options.draft_vocab_size)
         self.coverage = float(counts[self.vocabulary].sum() / counts.sum().clamp(min=1))
         self._drafted = torch.zeros(len(counts), dtype=torch.bool).index_fill(0, self.vocabulary, True)
+        order = torch.randperm(sum(len(source) for source in sources), generator=self._generator(0))
+        held = max(1, round(len(order) * options.held_out))
+        self._learned, kept = order[held:], order[:held]
         self.held = self._batches(kept)
         if not len(self.held) or not len(self._batches(self._learned)):
             raise InputError(
                 f"data: expected over {options.batch * options.width} tokens to learn from and as many held out, got "
                 f"{self.tokens} in all; collect more, or lower --batch and --width"
             )
-        self.head = start or new_head(target, layers, self.vocabulary, options.intermediate_size)
-        self._fitted = start is not None
+        self._fresh = start is None
+        self.drafter = start or self.kind.new(Wanted(target, self.feature_layers, self.vocabulary, mask, options))
         self._target_rows = rows[self.vocabulary.to(rows.device)]
         self.steps = options.epochs * len(self._batches(self._learned))
         self.history: list[dict[str, Any]] = []
@@ -177,8 +158,8 @@ class Training:
 
     def run(self, checkpoint: Checkpoint, progress: OnProgress) -> None:
         """Train to the end, from the checkpoint if there is one. Raises InputError for a loss that is no number."""
-        optimizer = Optimizer(self.head, self.options.learning_rate, self.steps)
-        step = checkpoint.restore(self.head, optimizer, self.history)
+        optimizer = Optimizer(self.drafter, self.options.learning_rate, self.steps)
+        step = checkpoint.restore(self.drafter, optimizer, self.history)
         if step:
             progress(f"going on after {step} of {self.steps} steps")
         else:
@@ -202,13 +183,15 @@ class Training:
                 )
             if step % every == 0 or step == self.steps:
                 self._evaluate(step, progress)
-                checkpoint.save(self.head, optimizer, self.history, step)
+                checkpoint.save(self.drafter, optimizer, self.history, step)
 
     def _start(self, progress: OnProgress) -> None:
-        if not self._fitted:
-            batches = self._batches(self._learned)
-            progress("fitting the linear start")
-            fit_features(self.head, (batches[index] for index in range(min(FIT_BATCHES, len(batches)))))
+        batches = self._batches(self._learned)
+        progress("fitting the start")
+        some = (batches[index] for index in range(min(FIT_BATCHES, len(batches))))
+        self.kind.begin(self.drafter, some, self._fresh)
+        if self._fresh:
+            fit_scale(self.drafter.norm, lambda: float(self._sums(batches, 0)[0, 0]))
         self._evaluate(0, progress)
 
     def _update(self, batches: Batches, index: int, optimizer: Optimizer, step: int) -> float:
@@ -241,15 +224,15 @@ class Training:
     def _sums(self, batches: Batches, index: int) -> Tensor:
         device, batch, target_rows = self.target.model.device.type, batches[index], self._target_rows
         embed, fast = self.target.model.get_input_embeddings(), fast_bfloat16(device)
-        if not fast:  # the head's own type: hidden states are kept in bfloat16
+        if not fast:  # the drafter's own type: hidden states are kept in bfloat16
             batch = batch._replace(features=batch.features.float(), last=batch.last.float())
             target_rows = target_rows.float()
         with torch.autocast(device, torch.bfloat16, enabled=fast):
-            return self._unroll(self.head, embed, batch, target_rows, self.options.levels)
+            return self._unroll(self.kind.levels, self.drafter, embed, batch, target_rows, self.options.levels)
 
     def _batches(self, chosen: Tensor) -> Batches:
-        options = self.options
-        return Batches(self.sources, chosen, self.target, self.layers, self._drafted, options.batch, options.width)
+        sizes = (self.options.batch, self.options.width)
+        return Batches(self.sources, chosen, self.target, self.feature_layers, self._drafted, *sizes)
 
     def _generator(self, use: int) -> torch.Generator:
         return torch.Generator().manual_seed(self.options.seed * 1_000_003 + use)

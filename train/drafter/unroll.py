@@ -1,22 +1,21 @@
-"""EAGLE-3's training-time test: the head drafts level after level over whole sequences, as it will in a step.
+"""Drafts of every position of whole sequences at once, level after level, and what they are worth.
 
-At level 0 position t holds the target's feature at t and token t + 1. At level k it holds the head's own output of the
-level before and token t + 1 + k; its query sees the level-0 keys up to t and its own chain's keys of levels 1 to k.
-
-Source: EAGLE-3 (arXiv 2503.01840), section 3.2. Letters: B rows, T tokens of a row, L levels, H hidden size, V draft
-vocabulary.
+Position t of a row pairs the target's feature at t with token t + 1, and its level k drafts the token at t + 2 + k. A
+query of level k sees what was kept of the sequence's positions up to t, and the levels 0 to k of its own position: what
+it would see in a step whose root is token t + 1.
+Letters: B rows, T tokens of a row, L levels, N layers, H hidden size, V draft vocabulary.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...graphs.drafters.eagle3 import Eagle3Head
-
 
 class TrainingPass:
-    """Stands for `Pass` and `LayerCache` in the head's own forward: holds the keys and values of all levels so far."""
+    """Stands for `Pass` and `LayerCache` in a drafter's own forward. Each layer hands over its keys and values once for
+    the text, and then once for each level; what comes first of all may be level 0, where that is kept as text."""
 
     def __init__(self, sequence: Tensor):
         """sequence [B, T]: which of the sequences that share a row each token belongs to."""
@@ -24,26 +23,28 @@ class TrainingPass:
         self._first = torch.arange(count, device=sequence.device)[None]
         later = torch.ones(count, count, dtype=torch.bool, device=sequence.device).triu(1)
         self._hidden = (later | (sequence[:, :, None] != sequence[:, None]))[:, None, None]  # [B, 1, 1, T, T]
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        self._layers: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
 
     @property
     def positions(self) -> Tensor:
-        """[1, T]: level k of position t stands at t + k."""
-        return self._first + len(self.keys)
+        """[1, T]: what comes k-th stands at t + k."""
+        return self._first + len(self._layers[0][0] if self._layers else ())
 
-    def update(self, key: Tensor, value: Tensor, layer_idx: int) -> tuple[list[Tensor], list[Tensor]]:
-        """key, value [B, H_kv, T, D] of the next level -> those of all levels."""
-        self.keys.append(key)
-        self.values.append(value)
-        return self.keys, self.values
+    def update(
+        self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """key, value [B, H_kv, T, D] of a layer's next level -> those of all its levels."""
+        keys, values = self._layers.setdefault(layer_idx, ([], []))
+        keys.append(key)
+        values.append(value)
+        return keys, values
 
     def outputs_of(self, x: Tensor) -> Tensor:
         """x: the outputs of all tokens are wanted."""
         return x
 
     def attention(self, query: Tensor, keys: list[Tensor], values: list[Tensor], scale: float, *_: Any) -> Tensor:
-        """query [B, H, T, D] of the last level -> [B, T, H, D]: one softmax over the level-0 keys and the chain's."""
+        """query [B, H, T, D] of the last level -> [B, T, H, D]: one softmax over the text's keys and the chain's."""
         heads, count = keys[0].shape[1], query.shape[2]
         query = query.unflatten(1, (heads, -1)) * scale  # [B, H_kv, G, T, D]
         first = (query.flatten(2, 3) @ keys[0].transpose(2, 3)).view(*query.shape[:4], count)
@@ -72,23 +73,30 @@ class TrainingBatch(NamedTuple):
     features: Tensor
     last: Tensor
 
+    def ahead(self, count: int) -> Tensor:
+        """The token [B, T] so many behind each, 0 behind a row's end."""
+        return nn.functional.pad(self.tokens[:, count:], (0, count))
 
-def unroll(head: Eagle3Head, embed: nn.Module, batch: TrainingBatch, target_head: Tensor, levels: int) -> Tensor:
-    """The outcome of a batch, sums over labels [L, 4]: loss in nats; how often the target's best token is the head's
+
+Levels = Callable[[Any, nn.Module, TrainingBatch, int], Sequence[Tensor]]
+
+
+def unroll(
+    levels: Levels, drafter: nn.Module, embed: nn.Module, batch: TrainingBatch, target_head: Tensor, count: int
+) -> Tensor:
+    """The outcome of a batch, sums over labels [L, 4]: loss in nats; how often the target's best token is the drafter's
     best, and is among its best four; labels.
 
+    levels: drafter, the target's embeddings, a batch and a count -> the logits [B, T, V] of so many levels;
     target_head [V, H_target]: the target's output rows of the draft vocabulary. Labels whose best token is outside it
     cannot be drafted; the caller leaves them out of `labels`.
     """
-    where = TrainingPass(batch.sequence)
     wanted = nn.functional.linear(batch.last, target_head).float().softmax(-1)  # [B, T, V]
     best = wanted.argmax(-1, keepdim=True)
-    hidden, sums = head.fuse(batch.features), []
-    for level in range(levels):
+    sums = []
+    for level, drafted in enumerate(levels(drafter, embed, batch, count)):
         ahead = level + 1  # position t drafts what the target says at t + ahead
-        following = nn.functional.pad(batch.tokens[:, ahead:], (0, ahead))
-        normed, hidden = head(embed(following).to(hidden.dtype), hidden, where, where)
-        logits = head.lm_head(normed[:, :-ahead]).float()
+        logits = drafted[:, :-ahead].float()
         labels = batch.labels[:, ahead:] & (batch.sequence[:, ahead:] == batch.sequence[:, :-ahead])
         loss = logits.logsumexp(-1) - (wanted[:, ahead:] * logits).sum(-1)
         score = logits.detach()

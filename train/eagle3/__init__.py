@@ -1,1 +1,0 @@
-"""An EAGLE-3 head, trained on what its target wrote."""
