@@ -34,7 +34,7 @@ FLOATS = ("bfloat16", "float32", "float16")
 ONNX_FLOATS = ("float32", "float16")  # ONNX Runtime has no bfloat16 matrix product on a CPU
 TENSORRT = (".compile.tensorrt.lower", ".runtime.tensorrt.session", FLOATS, ("cpu",))  # traced on a CPU, run on a GPU
 
-OF_INDUCTOR = ("weights", "kv_cache", "compute_capability", "sum_parts", "ranks")
+OF_INDUCTOR = ("weights", "kv_cache", "compute_capability", "sum_parts", "ranks", "draft_ranks")
 
 BACKENDS: dict[str, Backend] = {
     "inductor": Backend(

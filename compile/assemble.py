@@ -27,6 +27,7 @@ from .drafters.choose import make_drafter
 from .drafters.validate import check_drafter
 from .gpus import GPU
 from .precision import Precision, choose_precision, kept_on
+from .ranks.drafts import cut_drafters
 from .ranks.parts import Cut, cut_rows
 from .source import Source, quantized_file
 
@@ -41,7 +42,7 @@ class Assembled:
     spec: EngineSpec  # layout and limits; the programs' files are not set yet
     precision: Precision  # from a weight to what it is packed as, where a backend packs weights
     gpu: GPU | None = None  # the GPU to build for where it is not here; the modules then lie on the CPU
-    cut: Cut | None = None  # how the target was cut into parts; None: it is whole
+    cuts: "tuple[Cut, ...]" = ()  # how the target was cut into parts, and draft models behind it; none: all is whole
     others: "tuple[dict[str, FlatProgram], ...]" = ()  # the programs of ranks 1, 2, ... by name, see `ranks.share`
 
     @property
@@ -87,7 +88,7 @@ class FlatProgram(nn.Module):
 def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None) -> Assembled:
     """Put the graphs together, with the drafter that the config names or with a scorer that was handed in. Raises
     BuildError for what does not fit."""
-    cut = _cut(target, config)
+    cuts = _cut(target, config)
     try:
         layers = cache_layers(target.model)
         drafter = make_drafter(target, config, scorer)
@@ -104,21 +105,22 @@ def assemble(target: Source, config: EngineConfig, scorer: Scorer | None = None)
     files = [file for name in (target.name, *config.drafter.split(",")) if (file := quantized_file(name)) is not None]
     addresses = [{p.data_ptr() for p in module.parameters()} for module in (drafter.scorer, target.model)]
     precision = choose_precision(config, files, model.vocab_size, addresses[0] - addresses[1])
-    precision = precision if cut is None else cut.slices.precision(precision)
+    cuts += cut_drafters(drafter.scorer, config.draft_ranks)
+    for cut in cuts:
+        precision = cut.slices.precision(precision)
     precision = precision if target.disk is None else kept_on(target.disk, precision)
     prefill, step = Prefill(model, drafter.scorer, spec.prefill_chunk), SpeculativeStep(model, drafter, choice)
     modules: dict[str, nn.Module] = {"prefill": prefill, "step": step, "plain": PlainStep(model, drafter, choice)}
     declared = row_state(1, 1, 1) | model.states | drafter.scorer.state(drafter.shape)
     in_place = {name for name, tensor in declared.items() if tensor.in_place}
     flat = {name: _flat(modules[name], program, spec, in_place) for name, program in spec.programs.items()}
-    return Assembled(flat["prefill"], flat["step"], flat.get("plain"), spec, precision, config.gpu, cut)
+    return Assembled(flat["prefill"], flat["step"], flat.get("plain"), spec, precision, config.gpu, cuts)
 
 
-def _cut(target: Source, config: EngineConfig) -> Cut | None:
-    """Cut the target into the parts that were asked for. Raises BuildError."""
-    if config.ranks > 1:
-        return cut_rows(target.model, config.ranks, "ranks")
-    return cut_rows(target.model, config.sum_parts, "sum_parts") if config.sum_parts > 1 else None
+def _cut(target: Source, config: EngineConfig) -> tuple[Cut, ...]:
+    """Cut the target into the parts that were asked for, if any. Raises BuildError."""
+    asked = [field for field in ("ranks", "sum_parts") if getattr(config, field) > 1]
+    return tuple(cut_rows(target.model, getattr(config, field), field) for field in asked)
 
 
 def _flat(module: nn.Module, program: ProgramSpec, spec: EngineSpec, in_place: set[str]) -> FlatProgram:

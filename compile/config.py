@@ -46,6 +46,7 @@ class BuildOptions(TypedDict, total=False):
     compute_capability: tuple[str, ...] | None
     sum_parts: int
     ranks: int
+    draft_ranks: int
     plugins: bool
     tool_format: str | None
     forced_acceptance: int | None
@@ -87,6 +88,7 @@ class EngineConfig:
     # rowwise layers are sums of so many products, over slices of their inputs: the bits of as many ranks on one device.
     sum_parts: int = 1
     ranks: int = 1  # processes of one machine that share the target's weights and work, on a CPU
+    draft_ranks: int = 1  # 1: each rank runs a draft model whole; as many as there are ranks, or parts: they share it
     plugins: bool = True  # whether TensorRT runs our kernels as plugins, or builds our ops from its own layers
     # how the model writes calls of tools, a name of `runtime.calls.formats`; None: as its chat template has it.
     tool_format: str | None = None
@@ -117,7 +119,7 @@ class EngineConfig:
         ranges = {
             "nodes": (0, 256), "depth": (0, 64), "top_k": (1, 64), "max_batch": (1, 256), "prefill_chunk": (2, 8192),
             "forced_acceptance": (0, 64), "learned_rows": (0, MOST_LEARNED_ROWS),
-            "sum_parts": (1, MOST_PARTS), "ranks": (1, MOST_PARTS),
+            "sum_parts": (1, MOST_PARTS), "ranks": (1, MOST_PARTS), "draft_ranks": (1, MOST_PARTS),
         }  # fmt: skip
         for field, (low, high) in ranges.items():
             value = getattr(self, field)
@@ -151,7 +153,7 @@ class EngineConfig:
             )
         defaults = {
             "plugins": True, "compute_capability": None, "weights": "auto", "kv_cache": "auto", "sum_parts": 1,
-            "ranks": 1,
+            "ranks": 1, "draft_ranks": 1,
         }  # fmt: skip
         for field, default in defaults.items():
             got = getattr(self, field)
@@ -160,23 +162,26 @@ class EngineConfig:
                 raise BuildError(
                     f"{field}: expected {default} for backend {self.backend}, got {got}; {takers} takes it"
                 )
-        for field in ("kv_cache", "sum_parts", "ranks"):
+        for field in ("kv_cache", "sum_parts", "ranks", "draft_ranks"):
             if getattr(self, field) != defaults[field] and self.device != "cpu":
                 raise BuildError(
                     f"{field}: expected {defaults[field]} with device {self.device}, got {getattr(self, field)}; "
                     "device cpu takes it"
                 )
-        if self.ranks > 1:
-            self._check_ranks()
+        self._check_ranks()
         if self.compute_capability is not None:
             self._check_compute_capability(self.compute_capability)
 
     def _check_ranks(self) -> None:
-        """What ranks do not have. Raises BuildError."""
-        if self.sum_parts > 1:
+        """Numbers of ranks that do not go together. Raises BuildError."""
+        if self.ranks > 1 and self.sum_parts > 1:
             raise BuildError(
                 f"sum_parts: expected 1 with {self.ranks} ranks, which have those parts, got {self.sum_parts}"
             )
+        most = max(self.ranks, self.sum_parts)
+        if self.draft_ranks not in (1, most):
+            expected = f"1, or {most} as the target has" if most > 1 else "1 without --ranks"
+            raise BuildError(f"draft_ranks: expected {expected}, got {self.draft_ranks}")
 
     def _check_compute_capability(self, named: tuple[str, ...]) -> None:
         if self.backend != "inductor":

@@ -89,7 +89,7 @@ CONFIG = fields(
         "prefill_chunk": integer(2, 8192),
         "forced_acceptance": optional(number),
     },
-    maybe={"ranks": integer(1, 64), "kv_cache": one_of("auto", "int8")},
+    maybe={"ranks": integer(1, 64), "draft_ranks": integer(1, 64), "kv_cache": one_of("auto", "int8")},
     further=True,
 )
 SPEC = fields(

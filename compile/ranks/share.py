@@ -1,4 +1,4 @@
-"""The graphs of ranks: each has a share of the target, and all of the drafter."""
+"""The graphs of ranks: each has a share of the target and of draft models that were cut, and all of other drafters."""
 
 import copy
 import dataclasses
@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from ...errors import BuildError
 from ...graphs.attention import chain_pass
+from ...graphs.drafters.draft_model import DraftModel
+from ...graphs.drafters.drafter import Scorer
+from ...graphs.drafters.merged import parts
 from ...graphs.kept import reason
 from ...graphs.parts import ExpertsOfParts, LinearOfParts
 from ...graphs.ranks import ExpertsOfRank, HeadOfRank, LinearOfRank
@@ -30,21 +33,24 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 def share(graphs: Assembled) -> Assembled:
     """Graphs whose target was cut into as many parts as there are ranks -> those of the first rank, and the programs of
     the `others`. Raises BuildError for what ranks cannot share."""
-    ranks, cut, target = int(graphs.spec.config["ranks"]), graphs.cut, _target(graphs.step)
-    assert cut is not None
-    name = type(target.model).__name__
-    _check(graphs.spec, target, name)
-    spec = _spec_of_rank(graphs.spec, target, cut, ranks)
+    ranks, spec = int(graphs.spec.config["ranks"]), graphs.spec
+    whole = _models(graphs.step)[: len(graphs.cuts)]
+    for (model, place), cut in zip(whole, graphs.cuts, strict=True):
+        _check(spec, model)
+        spec = _spec_of_rank(spec, model, place, cut, ranks)
     every = []
     for rank in range(ranks):
         tensors = [tensor for each in graphs.programs.values() for tensor in (*each.parameters(), *each.buffers())]
         programs = copy.deepcopy(graphs.programs, {id(tensor): tensor for tensor in tensors})
-        take_share(_target(programs["step"]).model, cut, ranks, rank)
+        for (model, _), cut in zip(_models(programs["step"]), graphs.cuts, strict=False):
+            take_share(model.model, cut, ranks, rank)
         every.append(programs)
-    _compare(target, graphs.spec, [_target(programs["step"]) for programs in every], spec, name)
+    for index, (model, place) in enumerate(whole):
+        shares = [_models(programs["step"])[index][0] for programs in every]
+        _compare(model, graphs.spec, shares, spec, place)
     first, *others = every
     own = first["prefill"], first["step"], first.get("plain")
-    return Assembled(*own, spec, graphs.precision, cut=cut, others=tuple(others))
+    return Assembled(*own, spec, graphs.precision, cuts=graphs.cuts, others=tuple(others))
 
 
 def take_share(model: Any, cut: Cut, ranks: int, rank: int) -> None:
@@ -117,10 +123,16 @@ def _cut_head(model: Any, cut: Cut, ranks: int, rank: int) -> None:
     model.set_submodule(name, share)
 
 
-def _target(program: FlatProgram) -> CausalLM:
-    target = program.module.target
-    assert isinstance(target, CausalLM)
-    return target
+def _models(step: FlatProgram) -> list[tuple[CausalLM, int]]:
+    """The target of a step and its draft models, each with the number of its first layer among the caches."""
+    target, scorer = step.get_submodule("module.target"), step.get_submodule("module.drafter.scorer")
+    assert isinstance(target, CausalLM) and isinstance(scorer, Scorer)
+    found, place = [(target, 0)], target.layers
+    for part in parts(scorer):
+        if isinstance(part, DraftModel):
+            found.append((part.model, place))
+        place += len(part.cache_layers())
+    return found
 
 
 def _attentions(model: Any, cut: Cut) -> dict[int, Any]:
@@ -134,38 +146,42 @@ def _key_value_heads(config: Any) -> int:
     return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
-def _check(spec: EngineSpec, target: CausalLM, name: str) -> None:
+def _check(spec: EngineSpec, model: CausalLM) -> None:
     """Raises BuildError for what no rank takes."""
+    name = type(model.model).__name__
     if not has_library():
         raise BuildError("ranks: expected a machine on which our C++ kernels can be built, got one without a compiler")
-    if spec.recurrent or target.windows:
+    if spec.recurrent or model.windows:
         raise BuildError(f"ranks: expected a model of attention alone, got {name}, which has other layers, too")
 
 
-def _spec_of_rank(spec: EngineSpec, target: CausalLM, cut: Cut, ranks: int) -> EngineSpec:
-    """What a rank allocates: its heads of the target's caches. Raises BuildError where there is no part for each."""
-    attentions, layers = _attentions(target.model, cut), len(spec.caches) // 2
+def _spec_of_rank(spec: EngineSpec, model: CausalLM, first: int, cut: Cut, ranks: int) -> EngineSpec:
+    """What a rank allocates: its heads of a model's caches, which begin at a layer. Raises BuildError where there is no
+    part for each."""
+    attentions, layers = _attentions(model.model, cut), len(spec.caches) // 2
 
     def narrow(place: int, cache: TensorSpec) -> TensorSpec:
-        layer = place % layers
-        if layer >= target.layers or target.cached[layer] not in attentions:
+        layer = place % layers - first
+        if not 0 <= layer < model.layers or model.cached[layer] not in attentions:
             return cache
         rows, heads, *rest = cache.shape
         if heads % ranks and ranks % heads:
             raise BuildError(
                 f"ranks: expected a divisor or a multiple of the {heads} heads for keys and values of "
-                f"{type(target.model).__name__}, got {ranks}"
+                f"{type(model.model).__name__}, got {ranks}"
             )
         return dataclasses.replace(cache, shape=(rows, max(1, heads // ranks), *rest))
 
     return dataclasses.replace(spec, caches=tuple(narrow(*each) for each in enumerate(spec.caches)))
 
 
-def _compare(whole: CausalLM, spec: EngineSpec, shares: list[CausalLM], spec_of_rank: EngineSpec, name: str) -> None:
-    """Compare the logits of the ranks, as threads, with those of the whole model. Raises BuildError."""
+def _compare(whole: CausalLM, spec: EngineSpec, shares: list[CausalLM], spec_of_rank: EngineSpec, first: int) -> None:
+    """Compare the logits of the ranks, as threads, with those of the whole model, whose caches begin at a layer. Raises
+    BuildError."""
+    name = type(whole.model).__name__
     tokens = torch.randint(0, whole.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(0))
-    expected = _logits(whole, tokens, spec)
-    got = on_ranks(len(shares), lambda rank: _logits(shares[rank], tokens, spec_of_rank))
+    expected = _logits(whole, tokens, spec, first)
+    got = on_ranks(len(shares), lambda rank: _logits(shares[rank], tokens, spec_of_rank, first))
     failed = sorted((each for each in got if isinstance(each, Exception)), key=lambda each: "has ended" in str(each))
     if failed:
         raise BuildError(f"ranks: {name} cannot be shared by {len(shares)} ranks: {reason(failed[0])}") from failed[0]
@@ -180,13 +196,15 @@ def _compare(whole: CausalLM, spec: EngineSpec, shares: list[CausalLM], spec_of_
 
 
 @torch.no_grad()
-def _logits(model: CausalLM, tokens: Tensor, spec: EngineSpec) -> Tensor:
-    """The logits of tokens [1, T] behind an empty cache, with caches of the spec's heads and of the model's dtype."""
+def _logits(model: CausalLM, tokens: Tensor, spec: EngineSpec, first: int) -> Tensor:
+    """The logits of tokens [1, T] behind an empty cache, with caches of the spec's heads, from layer `first` on, and of
+    the model's dtype."""
     layers, sizes = len(spec.caches) // 2, row_size if spec.config["kv_cache"] == "int8" else int
     shapes = [(1, cache.shape[1], SLOTS, sizes(cache.shape[3])) for cache in spec.caches]
     caches = [torch.zeros(shape, dtype=getattr(torch, spec.config["dtype"])) for shape in shapes]
     where = chain_pass(torch.zeros(1, dtype=torch.int64), TOKENS, TOKENS)
-    logits, _ = model(tokens, where, caches[: model.layers], caches[layers : layers + model.layers])
+    keys, values = caches[:layers], caches[layers:]
+    logits, _ = model(tokens, where, keys[first : first + model.layers], values[first : first + model.layers])
     return logits
 
 

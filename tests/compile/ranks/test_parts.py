@@ -25,6 +25,13 @@ def test_output_equals_transformers(architecture, tmp_path):
     assert [result.token_ids for result in got] == [greedy(model, prompt, 24, stop_ids=[1]) for prompt in PROMPTS]
 
 
+def test_a_draft_model_of_parts_changes_no_text(drafter_folder, tmp_path):
+    folder, model = save_model(tmp_path / "model", vocab_size=320), tiny_model("Llama", vocab_size=320)
+    options = {"dtype": "float32", "max_batch": 2, "max_seq_len": 96, "sum_parts": 2, "draft_ranks": 2}
+    got = specstep.eager(str(folder), drafter=str(drafter_folder), **options).generate(PROMPTS, 24)
+    assert [result.token_ids for result in got] == [greedy(model, prompt, 24, stop_ids=[1]) for prompt in PROMPTS]
+
+
 def test_every_layer_that_the_plan_names_is_cut():
     model = tiny_model("Qwen3Moe", mlp_only_layers=[0])
     cut_rows(model, 2, "sum_parts")

@@ -16,10 +16,11 @@ TWO = {"vocab_size": 321}  # an odd number of tokens: the last share of the head
 THREE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 96}
 
 
-def shared(folder, architecture, ranks=2, drafter="ngram", dtype="float32", **changes):
+def shared(folder, architecture, ranks=2, drafter="ngram", dtype="float32", draft_ranks=1, **changes):
     """The graphs of a tiny model on ranks, whose logits were compared with those of one device."""
     model = save_model(folder / "model", architecture, **changes)
-    config = make_config({"drafter": drafter, "dtype": dtype, "max_seq_len": 64, "ranks": ranks})
+    options = {"dtype": dtype, "max_seq_len": 64, "ranks": ranks, "draft_ranks": draft_ranks}
+    config = make_config({"drafter": drafter} | options)
     return share(assemble(load_source(str(model), config.dtype, "cpu", None), config))
 
 
@@ -59,6 +60,48 @@ def test_what_a_rank_has(tmp_path):
     assert first.weight.untyped_storage().data_ptr() == second.weight.untyped_storage().data_ptr()
 
 
+@pytest.mark.parametrize("draft_ranks", [1, 2])
+def test_what_a_rank_has_of_a_draft_model(draft_ranks, tmp_path, drafter_folder, head_folder):
+    """Behind a head, whose one layer of the caches is whole."""
+    drafter = f"{head_folder},{drafter_folder},ngram"
+    graphs = shared(tmp_path, "Llama", drafter=drafter, draft_ranks=draft_ranks, vocab_size=320)
+    whole = save_model(tmp_path / "other", num_hidden_layers=2, hidden_size=32)
+    expected = load_source(str(whole), "float32", "cpu", None).model
+    for programs in (graphs.programs, *graphs.others):
+        draft = programs["step"].module.drafter.scorer.scorers[1].model
+        assert programs["prefill"].module.scorer.scorers[1].model is draft
+        for name in ("self_attn.q_proj", "mlp.gate_proj"):
+            rows = expected.model.layers[0].get_submodule(name).weight.shape[0]
+            assert draft.model.model.layers[0].get_submodule(name).weight.shape[0] == rows // draft_ranks
+        assert isinstance(draft.model.lm_head, HeadOfRank) == (draft_ranks > 1)
+        assert isinstance(draft.model.model.layers[1].self_attn.o_proj, LinearOfRank) == (draft_ranks > 1)
+    heads = [cache.shape[1] for cache in graphs.spec.caches]
+    assert heads == 2 * [1, 1, 1, 2, *[2 // draft_ranks] * 2]
+
+
+def test_a_wrong_share_of_a_draft_model_is_refused(tmp_path, drafter_folder, monkeypatch):
+    real = sharing.take_share
+
+    def wrong(model, cut, ranks, rank):  # the first rank's, of the draft model
+        real(model, cut, ranks, rank if model.config.hidden_size == 48 else 0)
+
+    monkeypatch.setattr(sharing, "take_share", wrong)
+    with pytest.raises(specstep.BuildError, match="ranks: LlamaForCausalLM is not shared faithfully by 2 ranks"):
+        shared(tmp_path, "Llama", drafter=str(drafter_folder), draft_ranks=2, vocab_size=320)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ("ngram", "draft_ranks: expected 1 with this drafter, of which each rank has all, got 2; a draft model takes"),
+        ("early-exit:1", "draft_ranks: expected 1 with early-exit, whose layers are the target's, got 2"),
+    ],
+)
+def test_drafters_that_ranks_do_not_share_are_refused(drafter, message, tmp_path):
+    with pytest.raises(specstep.BuildError, match=message):
+        shared(tmp_path, "Llama", drafter=drafter, draft_ranks=2)
+
+
 def test_a_wrong_share_is_refused(tmp_path, monkeypatch):
     real = sharing._blocks
     monkeypatch.setattr(
@@ -92,6 +135,9 @@ def test_what_cannot_be_shared_is_refused_by_name(architecture, options, message
     [
         ({"ranks": 65}, "ranks: expected 1 to 64, got 65"),
         ({"ranks": 2, "sum_parts": 2}, "sum_parts: expected 1 with 2 ranks, which have those parts, got 2"),
+        ({"ranks": 3, "draft_ranks": 2}, "draft_ranks: expected 1, or 3 as the target has, got 2"),
+        ({"sum_parts": 2, "draft_ranks": 3}, "draft_ranks: expected 1, or 2 as the target has, got 3"),
+        ({"draft_ranks": 2}, "draft_ranks: expected 1 without --ranks, got 2"),
         ({"ranks": 2, "backend": "onnx"}, "ranks: expected 1 for backend onnx, got 2; inductor takes it"),
         ({"ranks": 2, "backend": "tensorrt"}, "ranks: expected 1 for backend tensorrt, got 2; inductor takes it"),
         (

@@ -29,6 +29,7 @@ from specstep.runtime.inductor.aoti import open_weights
 pytestmark = pytest.mark.slow  # engines are built for it; `.ci/run` has those of `pair`
 PROMPTS = [[5], [7, 8], [3, 9, 4] * 7]
 SAMPLED = specstep.SamplingParams(temperature=0.8, seed=3, logprobs=2)
+WIDE = {"hidden_size": 64, "intermediate_size": 128}  # so that each rank has whole groups
 SMALL = {"num_hidden_layers": 1, "vocab_size": 321}  # an odd number of tokens: the last share of the head overlaps
 
 
@@ -223,6 +224,25 @@ def test_each_rank_has_the_drafter(tmp_path, request, drafter, dtype):
         assert [tokens for tokens, _ in found[1]] == [tokens for tokens, _ in found[2]]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ranks_share_a_draft_model(tmp_path, dtype):
+    """And so do parts: the same drafts come, so the same number of steps. Its weights are packed in bfloat16."""
+    drafter = f"{save_model(tmp_path / 'draft', vocab_size=320, seed=1, **WIDE)},ngram"
+    changes = {"vocab_size": 320}
+    build_pair(tmp_path, changes=changes, drafter=drafter, nodes=None, dtype=dtype, draft_ranks=2)
+    found, steps = [], []
+    for name, nodes in (("parts", "all"), ("ranks", "all"), ("ranks", 0)):
+        with specstep.load(tmp_path / name, nodes=nodes) as engine:
+            found.append(texts(engine))
+            steps.append([result.stats["steps"] for result in engine.generate(PROMPTS, 30, ignore_eos=True)])
+    assert found[0] == found[1] and steps[0] == steps[1]
+    assert [tokens for tokens, _ in found[1]] == [tokens for tokens, _ in found[2]]
+    manifest = read_manifest(tmp_path / "ranks")
+    assert "\nranks       2 processes share the model and the draft model\n" in describe(manifest)
+    sizes = [manifest.files[f"weights.rank{rank}.safetensors"]["bytes"] for rank in range(2)]
+    assert sizes[0] == sizes[1]
+
+
 def test_each_rank_of_a_quantised_file_has_the_bits_of_one_device(tmp_path):
     """The default model's: blocks of four and of eight bits, three heads for keys and values."""
     if find_spec(ALIASES["smollm2-135m"][0]) is None:
@@ -236,7 +256,6 @@ def test_each_rank_of_a_quantised_file_has_the_bits_of_one_device(tmp_path):
     assert found[0] == found[1]
 
 
-WIDE = {"hidden_size": 64, "intermediate_size": 128}  # so that each rank has whole groups
 THREE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 96}
 
 
