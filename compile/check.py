@@ -14,6 +14,7 @@ from polygraphy.logger import G_LOGGER
 
 from ..errors import BuildError, InputError
 from ..progress import OnProgress, silent
+from ..report import Report
 from ..runtime.buffers import Tensors
 from ..runtime.engine import Engine
 from ..runtime.engine_file import NEXT, SIZES, EngineSpec, TensorSpec, read_manifest
@@ -32,6 +33,7 @@ OF_BACKEND = (
     "plugins",
     "weights",
 )  # options that a step in torch does not have
+SWAPPED = ("tree_tokens", "tree_parents", "learned")  # last parts of names of what rounding swaps
 NOT_OF_STEP = (*OF_BACKEND, "prefill_chunk")  # options that leave a step as it is
 
 
@@ -66,7 +68,11 @@ class SessionRunner(BaseRunner):
         nodes, *sizes = (len(feed_dict[name]) for name in SIZES)
         report = self.session.replay(rows, slots, nodes - 1, *sizes)
         self.inference_time = time.perf_counter() - started
-        after: Tensors = self.session.read(rows, slots) | {"report": np.array(report)}
+        report = np.array(report)
+        if self.session.spec.config["dtype"] != "float32":  # see `compared`
+            for row in report:
+                Report.split(row).scores[:] = 0
+        after: Tensors = self.session.read(rows, slots) | {"report": report}
         return {name: after[name.removeprefix(NEXT)] for name in self.outputs}
 
 
@@ -149,7 +155,7 @@ def _torch_engine(directory: Path, model: str | None, drafter: str | None, progr
     name = model or manifest.about["model"]["name"]
     progress(f"loading {name}")
     fields = {field.name for field in dataclasses.fields(EngineConfig)} - set(OF_BACKEND)
-    options: Any = {name: manifest.spec.config[name] for name in fields}
+    options: Any = {name: value for name, value in manifest.spec.config.items() if name in fields}
     try:
         engine = eager(name, **options | ({"drafter": drafter} if drafter else {}))
     except BuildError as error:
@@ -181,7 +187,8 @@ def _layout(spec: EngineSpec) -> tuple[TensorSpec, ...]:
 
 def _step_options(spec: EngineSpec) -> dict[str, Any]:
     """What a step was built with; files by their names, wherever they were."""
-    options = {name: value for name, value in spec.config.items() if name not in NOT_OF_STEP}
+    fields = {field.name: field.default for field in dataclasses.fields(EngineConfig)}  # of older engines, too
+    options = {name: value for name, value in (fields | spec.config).items() if name not in NOT_OF_STEP}
     drafters = [Path(name).name for name in options["drafter"].split(",")]
     choices = options["tree_choices"]
     return options | {"drafter": drafters, "tree_choices": choices and Path(choices).name}
@@ -189,8 +196,9 @@ def _step_options(spec: EngineSpec) -> dict[str, Any]:
 
 def compared(spec: EngineSpec) -> list[str]:
     """What a step changes, as ONNX files name it. In half precision less the next draft tree, whose nodes follow close
-    scores: rounding swaps them, and no token depends on it."""
+    scores, and what was counted of rejected drafts: rounding swaps them, and no token depends on it. `SessionRunner`
+    leaves the scores out then."""
     changing = {*spec.step.outputs, "history"} | {tensor.name for tensor in (*spec.shared, *spec.caches)}
     if spec.config["dtype"] != "float32":
-        changing -= {"tree_tokens", "tree_parents"}
+        changing = {name for name in changing if name.rpartition(".")[2] not in SWAPPED}
     return ["report", *(NEXT + tensor.name for tensor in _layout(spec) if tensor.name in changing)]

@@ -21,14 +21,14 @@ from sessions import PROMPTS, agree
 from specstep.commands.describe import describe
 from specstep.compile.assemble import FlatProgram, assemble, example_inputs
 from specstep.compile.build import build, make_config
-from specstep.compile.check import TOLERANCE, check_same_step, compare, compared
+from specstep.compile.check import TOLERANCE, SessionRunner, check_same_step, compare, compared, record
 from specstep.compile.differences import within, worst_output
 from specstep.compile.export import export_program
 from specstep.compile.onnx.lower import FunctionalProgram, check_readers, to_onnx
 from specstep.compile.source import load_source
 from specstep.controls import TOP_LOGPROBS
 from specstep.graphs.drafters.ngram import Ngram
-from specstep.report import LEAST_LOGPROB, LOGPROB_STEPS, SCALARS, SCORE_STEPS
+from specstep.report import LEAST_LOGPROB, LOGPROB_STEPS, SCALARS, SCORE_STEPS, Report
 from specstep.runtime.engine_file import MANIFEST, NEXT, read_manifest
 from specstep.runtime.onnx import OnnxSession
 
@@ -306,7 +306,7 @@ def test_check_compares_draft_trees_of_float32_alone(model_folder):
     """Close scores, and so the order of nodes, are rounding's in half precision."""
     spec = specstep.eager(str(model_folder), dtype="float32", drafter="ngram", **OPTIONS).spec
     half = dataclasses.replace(spec, config=spec.config | {"dtype": "bfloat16"})
-    trees = {f"{NEXT}tree_tokens", f"{NEXT}tree_parents"}
+    trees = {f"{NEXT}tree_tokens", f"{NEXT}tree_parents", f"{NEXT}learned"}
     assert set(compared(spec)) - set(compared(half)) == trees and set(compared(half)) < set(compared(spec))
 
 
@@ -342,6 +342,22 @@ def test_check_names_what_is_not_where_it_was(onnx_folder, model_folder, tmp_pat
     (tmp_path / "file").touch()
     with pytest.raises(specstep.InputError, match=r"save: expected a folder that can be written, got .*file"):
         compare([onnx_folder], save=tmp_path / "file")
+
+
+def test_check_takes_engines_of_before_an_option(onnx_folder, tmp_path):
+    folder = shutil.copytree(onnx_folder, tmp_path / "older")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["spec"]["config"]["draft_ranks"]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    assert compare([folder, onnx_folder], steps=1).agree
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_check_compares_scores_of_float32_alone(dtype, model_folder):
+    engine = specstep.eager(str(model_folder), dtype=dtype, drafter="ngram", **OPTIONS)
+    feeds, runner = record(engine, 8), SessionRunner("torch", engine.session, compared(engine.spec))
+    reports = [runner.infer_impl(feed)["report"] for feed in feeds]
+    assert any(Report.split(report[0]).scores.any() for report in reports) == (dtype == "float32")
 
 
 def test_check_refuses_engines_of_other_configurations(onnx_folder, tmp_path):
