@@ -187,7 +187,7 @@ def _layout(spec: EngineSpec) -> tuple[TensorSpec, ...]:
 
 def _step_options(spec: EngineSpec) -> dict[str, Any]:
     """What a step was built with; files by their names, wherever they were."""
-    fields = {field.name: field.default for field in dataclasses.fields(EngineConfig)}  # of older engines, too
+    fields: dict[str, Any] = dataclasses.asdict(EngineConfig())  # of older engines, too
     options = {name: value for name, value in (fields | spec.config).items() if name not in NOT_OF_STEP}
     drafters = [Path(name).name for name in options["drafter"].split(",")]
     choices = options["tree_choices"]

@@ -12,19 +12,21 @@ from torch import Tensor, nn
 
 from ...errors import BuildError
 from ...graphs.attention import ATTENTION_NAME, register_attention
-from ...graphs.drafters.mtp import MtpHead
+from ...graphs.drafters.mtp import LayersInTurn, MtpHead
 from ...graphs.drafters.mtp_modules import MtpModules
 from ...graphs.drafters.recurrent import CatchingUp, Recurrent
 from ...graphs.kept import kept_by
 from ..config import EngineConfig
 from ..locate import local
 from ..source import Source
+from .mtp_experts import joined_name, with_joined_experts
 from .mtp_layouts import LAYOUTS, NECESSARY, SPECULATORS, Layout, number_of, own_name
 from .published import config_of, fill, read_some, read_tensors, tensor_names
 
 EXPERTS = "layer.mlp.experts."
 SINGLE_EXPERT = rf"{re.escape(EXPERTS)}\d+\.(gate|up|down)_proj\.weight"
 NAME = "mtp"  # of the drafter
+ATTENTION, RECURRENT = "full_attention", "linear_attention"  # types of layers
 
 
 Modules = Sequence[dict[str, Tensor]]  # the tensors of each module by our names
@@ -65,10 +67,8 @@ def has_module(target: Source) -> bool:
         return False
     layers: Any = target.model.get_decoder().layers
     known = [{f"layer.{name}" for name in layer.state_dict()} for layer in layers]
-    found = [
-        {re.sub(SINGLE_EXPERT, _joined, name) for name in names.values() if name.startswith("layer.")} for names in own
-    ]
-    return bool(layout.layer) or all(names in known for names in found)
+    found = [{joined_name(name) for name in names.values() if name.startswith("layer.")} for names in own]
+    return bool(layout.layer or layout.types) or all(names in known for names in found)
 
 
 def _modules(target: Source, folder: str) -> tuple[Layout, list[dict[str, str]]]:
@@ -84,7 +84,7 @@ def _modules(target: Source, folder: str) -> tuple[Layout, list[dict[str, str]]]
             f"drafter: mtp: expected a module for multi-token prediction in the checkpoint of {target.name}, as "
             f"{', '.join(LAYOUTS)} have it, got none"
         )
-    count = 1 + max(number_of(name, layers) for name in names)
+    count = 1 if layout.types else 1 + max(number_of(name, layers) for name in names)
     if layout.chained is None and count > 1:
         further = next(name for name in sorted(names) if number_of(name, layers) > 0)
         raise BuildError(
@@ -92,7 +92,7 @@ def _modules(target: Source, folder: str) -> tuple[Layout, list[dict[str, str]]]
             "MiMo-V2's"
         )
     said = getattr(text, "num_nextn_predict_layers", None)
-    if layout.chained is not None and said not in (None, max(count, 1)):
+    if (layout.chained is not None or layout.types) and said not in (None, max(count, 1)):
         raise BuildError(
             f"drafter: mtp: num_nextn_predict_layers: expected {count}, as many modules as the checkpoint has, got "
             f"{said!r}"
@@ -131,16 +131,18 @@ def _head(name: str, target: Source, config: EngineConfig, layout: Layout, tenso
     text, decoder = model.config.get_text_config(), model.get_decoder()
     _check_tables(name, model, tensors)
     layer, place = _layer(name, model, layout, tensors)
-    norms: dict[str, nn.Module] = {part: copy.deepcopy(layer.input_layernorm) for part in ("enorm", "hnorm", "norm")}
+    norm = layer[0].norm if layout.types else layer.input_layernorm
+    norms: dict[str, nn.Module] = {part: copy.deepcopy(norm) for part in ("enorm", "hnorm", "norm")}
     if "norm.weight" not in tensors:
         norms["norm"] = nn.Identity()
-    by_kind = "layer_type" in inspect.signature(decoder.rotary_emb.forward).parameters
+    rotary = getattr(decoder, "rotary_emb", None)
+    by_kind = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
     head = MtpHead(
-        text.hidden_size, norms, layer, decoder.rotary_emb, model.get_output_embeddings(),
+        text.hidden_size, norms, layer, rotary, model.get_output_embeddings(),
         text.num_hidden_layers, layout.normed, kept_by(model).caches[place], layout.hidden_first,
         "proj.bias" in tensors, text.layer_types[place] if by_kind else None,
     )  # fmt: skip
-    tensors = _with_joined_experts(tensors, head.state_dict())
+    tensors = with_joined_experts(tensors, head.state_dict())
     fill(name, head, tensors, without=["lm_head.", "rotary."])
     head.proj.to(device=config.build_device, dtype=getattr(torch, config.dtype))
     return head
@@ -161,6 +163,8 @@ def _layer(name: str, model: Any, layout: Layout, tensors: dict[str, Tensor]) ->
     """A layer for a module, not filled yet, and the number of one of the target's whose cache is like its. Raises
     BuildError."""
     layers, text = model.get_decoder().layers, model.config.get_text_config()
+    if layout.types:
+        return _layers_in_turn(name, model, layout)
     if not layout.layer:
         place = _like_which(tensors, layers)
         return _copy_of(layers[place]), place
@@ -177,12 +181,28 @@ def _layer(name: str, model: Any, layout: Layout, tensors: dict[str, Tensor]) ->
     return type(layers[0])(own, 0).to(device=model.device, dtype=model.dtype), text.layer_types.index(kind)
 
 
+def _layers_in_turn(name: str, model: Any, layout: Layout) -> tuple[LayersInTurn, int]:
+    """The same of a module that has several. Raises BuildError."""
+    types = getattr(model.config.get_text_config(), layout.types, None) or []
+    own = [layer.block_type for layer in model.get_decoder().layers]
+    odd = [kind for kind in types if kind not in own]
+    if odd:
+        raise BuildError(f"drafter: {name}: {layout.types}: expected types of layers of the target, got {odd[0]!r}")
+    if types.count(ATTENTION) != 1 or RECURRENT in types:
+        raise BuildError(
+            f"drafter: {name}: {layout.types}: expected one layer of type {ATTENTION} and others without a state, got "
+            f"{types}"
+        )
+    layers = model.get_decoder().layers
+    return LayersInTurn(_copy_of(layers[own.index(kind)]) for kind in types), own.index(ATTENTION)
+
+
 def _like_which(tensors: dict[str, Tensor], layers: Any) -> int:
     """The last of the target's layers that has the tensors of the module's, dense or a mixture of experts; the last of
     all where none has them."""
     for place in reversed(range(len(layers))):
         own = {f"layer.{name}" for name in layers[place].state_dict()}
-        if own == {name for name in _with_joined_experts(tensors, own) if name.startswith("layer.")}:
+        if own == {name for name in with_joined_experts(tensors, own) if name.startswith("layer.")}:
             return place
     return len(layers) - 1
 
@@ -195,23 +215,3 @@ def _copy_of(last: nn.Module) -> nn.Module:
         if hasattr(module, "layer_idx"):
             module.layer_idx = 0  # type: ignore[assignment]
     return layer
-
-
-def _joined(single: re.Match[str]) -> str:
-    """The name of the tensor that has those of all experts."""
-    return f"{EXPERTS}{'down' if single[1] == 'down' else 'gate_up'}_proj"
-
-
-def _with_joined_experts(tensors: dict[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
-    """The tensors with those of single experts in one, where that is what is wanted and none is missing."""
-    parts = [re.fullmatch(rf"{re.escape(EXPERTS)}(\d+)\.(gate|up|down)_proj\.weight", name) for name in tensors]
-    found = {(int(part[1]), part[2]): tensors[part[0]] for part in parts if part}
-    count = 1 + max((number for number, _ in found), default=-1)
-    if f"{EXPERTS}gate_up_proj" not in wanted or len(found) != 3 * count or count == 0:
-        return tensors
-    joined = {
-        f"{EXPERTS}gate_up_proj": torch.stack([torch.cat([found[i, "gate"], found[i, "up"]]) for i in range(count)]),
-        f"{EXPERTS}down_proj": torch.stack([found[i, "down"] for i in range(count)]),
-    }
-    single = {part[0] for part in parts if part}
-    return {name: tensor for name, tensor in tensors.items() if name not in single} | joined

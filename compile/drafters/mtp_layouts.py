@@ -19,6 +19,8 @@ class Layout(NamedTuple):
     chained: bool | None = None
     normed: bool = True  # the hidden state is the one behind the target's final norm
     layer: Mapping[str, list[str]] = {}  # config fields of the module's layer, where no layer of the target is like it
+    # The config field with the types of a module's layers, where it has several, each like one of the target's.
+    types: str = ""
 
 
 LAYOUTS = {
@@ -45,6 +47,10 @@ LAYOUTS = {
         (r"pre_fc_norm_embedding\.weight", "enorm.weight"), (r"pre_fc_norm_hidden\.weight", "hnorm.weight"),
         (r"fc\.(\w+)", r"proj.\1"), (r"norm\.weight", "norm.weight"), (r"layers\.0\.(.*)", r"layer.\1"),
     )),
+    "Nemotron-H": Layout(r"mtp\.layers\.", (
+        (r"0\.(enorm|hnorm)\.weight", r"\1.weight"), (r"0\.eh_proj\.(\w+)", r"proj.\1"),
+        (r"\d+\.final_layernorm\.weight", "norm.weight"),
+    ), types="mtp_layers_block_type"),
 }  # fmt: skip
 SPECULATORS = LAYOUTS["MiMo"]._replace(hidden_first=False)  # of the type mtp, in a directory of its own
 NECESSARY = {"proj.weight", "enorm.weight", "hnorm.weight"}

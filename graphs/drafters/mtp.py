@@ -16,6 +16,16 @@ from .drafter import Unsaid
 from .recurrent import RecurrentHead
 
 
+class LayersInTurn(nn.ModuleList):
+    """Layers of the target's class, one of which attends, in a module that has several: Nemotron-H's."""
+
+    def forward(self, hidden_states: Tensor, cache: LayerCache, **given: Any) -> Tensor:
+        """hidden_states [B, T, H] -> [B, T, H]. given: what the target's layers take besides."""
+        for layer in self:
+            hidden_states = layer(hidden_states, cache=cache, **given)
+        return hidden_states
+
+
 class MtpHead(RecurrentHead):
     """enorm and hnorm of the embedding and the hidden state, a projection of both, a layer, and a norm behind it."""
 
@@ -24,7 +34,7 @@ class MtpHead(RecurrentHead):
         size: int,  # H, the target's hidden size
         norms: dict[str, nn.Module],  # enorm, hnorm, norm; norm is an identity where none is published
         layer: nn.Module,  # of the target's class, the first of its cache
-        rotary: nn.Module,  # the target's
+        rotary: nn.Module | None,  # the target's; None: it has no positions
         lm_head: nn.Module,  # the target's
         layers: int,  # how many the target has
         normed: bool,  # the hidden state that it reads is the one behind the target's final norm
@@ -51,11 +61,12 @@ class MtpHead(RecurrentHead):
         given: dict[str, Any] = {
             "attention_mask": None,
             "position_ids": where.positions,
-            "position_embeddings": self.rotary(x, where.positions, *self.rope_kinds),
             "use_cache": True,
             self.cache_name: cache,
             "attention_pass": whole,
         }
+        if self.rotary is not None:
+            given["position_embeddings"] = self.rotary(x, where.positions, *self.rope_kinds)
         out = self.layer(x, **given)
         normed = self.norm(where.outputs_of(out[0] if isinstance(out, tuple) else out))
         return normed, normed

@@ -1,6 +1,7 @@
 """Tiny random modules for multi-token prediction in a target's checkpoint, as each publisher names them, and the chains
 that they draft, recomputed."""
 
+import copy
 import json
 
 import torch
@@ -95,6 +96,44 @@ def mtp_chain(w, model, tokens, length, layout="MiMo", shift=1):
         x = torch.cat(both[::-1] if layout == "MiMo" else both, -1) @ w["proj.weight"].T
         out = plain_layer(w, "layer.", rms(x, w["layer.input_layernorm.weight"]), x)[-1:]
         out = out if layout == "Ernie" else rms(out, w["norm.weight"])
+        drafted.append(int((out[-1] @ model.get_output_embeddings().weight.T).argmax()))
+        following.append(drafted[-1])
+        hidden = torch.cat([hidden, out])
+    return drafted
+
+
+def nemotron_h_module(model, seed=0):
+    """A random module of Nemotron-H's for a model: its layers with the norm behind them, as transformers' own, and all
+    its tensors under their published names."""
+    config = copy.deepcopy(model.config)
+    config.layers_block_type = list(config.mtp_layers_block_type)
+    layers = type(model.model)(config).eval()
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in layers.state_dict().items():
+            tensor.copy_(torch.randn(tensor.shape) * 0.3 + ("norm" in name))
+    tensors = {f"0.{norm}.weight": norm_weight(48) for norm in ("enorm", "hnorm")}
+    tensors["0.eh_proj.weight"] = torch.randn(48, 96) * 0.3
+    for name, tensor in layers.state_dict().items():
+        if name.startswith("layers.1.mixer.experts."):
+            part = name.rpartition(".")[2]
+            tensors |= {f"1.mixer.experts.{n}.{part}.weight": one.clone() for n, one in enumerate(tensor)}
+        elif name.startswith("layers."):
+            tensors[name.removeprefix("layers.")] = tensor.clone()
+    tensors["1.final_layernorm.weight"] = layers.norm_f.weight.detach().clone()
+    return layers, {f"mtp.layers.{name}": tensor for name, tensor in tensors.items()}
+
+
+def nemotron_h_chain(layers, w, model, tokens, length, shift=1):
+    """The chain that it drafts after these tokens, recomputed from nothing at every level. shift: as in `mtp_chain`."""
+    hidden, drafted = last_hidden(model, tokens), []
+    following = [*tokens, tokens[-1]][shift : shift + len(hidden)]
+    first = "mtp.layers.0"
+    for _ in range(length):
+        embedded = model.get_input_embeddings()(torch.tensor(following))
+        both = [rms(embedded, w[f"{first}.enorm.weight"]), rms(hidden, w[f"{first}.hnorm.weight"])]
+        x = torch.cat(both, -1) @ w[f"{first}.eh_proj.weight"].T
+        out = layers(inputs_embeds=x[None], use_cache=False).last_hidden_state[0, -1:]
         drafted.append(int((out[-1] @ model.get_output_embeddings().weight.T).argmax()))
         following.append(drafted[-1])
         hidden = torch.cat([hidden, out])

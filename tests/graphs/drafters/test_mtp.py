@@ -1,12 +1,24 @@
 """Modules for multi-token prediction: drafts against transformers and a plain recomputation, exact output, and modules
 that are always right."""
 
+import json
+import shutil
+
 import pytest
 import specstep
 import torch
 from cycle import SIZE, accepted, save_cycle, to_axis
 from models import ARCHITECTURES, greedy, save_model, tiny_model
-from mtp_modules import GLM, LAYOUTS, add_module, module_tensors, mtp_chain
+from mtp_modules import (
+    GLM,
+    LAYOUTS,
+    add_module,
+    module_tensors,
+    mtp_chain,
+    nemotron_h_chain,
+    nemotron_h_module,
+    write_module,
+)
 from plain_eagle3 import chains, last_hidden
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
@@ -75,6 +87,59 @@ def test_every_layout_gives_the_drafts_of_a_plain_recomputation(layout, tmp_path
     other = "Qwen3-Next" if layout == "MiMo" else "MiMo"
     for wrong in ({"layout": layout, "shift": 0}, {"layout": other}):
         assert [got for _, got in found] != [mtp_chain(tensors, model, tokens, 4, **wrong) for tokens, _ in found]
+
+
+@pytest.fixture(scope="module")
+def nemotron(tmp_path_factory):
+    """A target with a module of two layers, attention and a mixture of experts without gates -> its folder, the layers
+    and the module's tensors."""
+    model = tiny_model("NemotronH")
+    layers, tensors = nemotron_h_module(model)
+    folder = save_model(tmp_path_factory.mktemp("nemotron"), "NemotronH", num_nextn_predict_layers=1)
+    return write_module(folder, {}, {}, **tensors), layers, tensors
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("nodes", [[None] * 12, [0, 0, 0, 4, 1, 2, 0, 3, 1, 1, 4]], ids=["all", "any"])
+def test_a_module_of_several_layers_gives_the_drafts_of_a_plain_recomputation(nodes, nemotron):
+    folder, layers, tensors = nemotron
+    model = tiny_model("NemotronH")
+    found = list(chains(specstep.eager(str(folder), **CHAIN), nodes))
+    assert [got for _, got in found] == [nemotron_h_chain(layers, tensors, model, tokens, 4) for tokens, _ in found]
+    assert any(got != nemotron_h_chain(layers, tensors, model, tokens, 4, shift=0) for tokens, got in found)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_a_module_of_several_layers_changes_no_text(tree, nemotron):
+    expected = [greedy(tiny_model("NemotronH"), prompt, 20, [1]) for prompt in PROMPTS]
+    for drafter in ("mtp", "ngram,mtp"):
+        options = TREES[tree] | {"drafter": drafter, "dtype": "float32", "max_batch": 4, "max_seq_len": 96}
+        found = specstep.eager(str(nemotron[0]), **options).generate(PROMPTS, 20)
+        assert [result.token_ids for result in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"mtp_layers_block_type": ["full_attention", "mlp"]}, "expected types of layers of the target, got 'mlp'"),
+        ({"mtp_layers_block_type": ["full_attention"] * 2}, "expected one layer of type full_attention and others"),
+        (
+            {"mtp_layers_block_type": ["full_attention", "linear_attention"]},
+            "one layer of .* others without a state",
+        ),
+        (
+            {"num_nextn_predict_layers": 2},
+            "num_nextn_predict_layers: expected 1, as many modules as",
+        ),
+        ({"mtp_layers_block_type": ["moe", "full_attention"]}, "tensors do not fit"),
+    ],
+)
+def test_modules_of_other_layers_are_refused(config, message, nemotron, tmp_path):
+    folder = shutil.copytree(nemotron[0], tmp_path / "target")
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    with pytest.raises(specstep.BuildError, match=f"drafter: mtp: .*{message}"):
+        specstep.eager(str(folder), **CHAIN)
 
 
 @pytest.mark.parametrize("off", [0, 1])
