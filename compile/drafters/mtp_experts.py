@@ -13,7 +13,7 @@ UNGATED = r"(layer\.\d+\.mixer\.experts\.)(\d+)\.(up|down)_proj\.weight"
 
 def joined_name(name: str) -> str:
     """The name of the tensor that has those of all experts, for a single one's; any other name as it is."""
-    return re.sub(SINGLE_EXPERT, _joined, name)
+    return re.sub(UNGATED, r"\1\3_proj", re.sub(SINGLE_EXPERT, _joined, name))
 
 
 def _joined(single: re.Match[str]) -> str:

@@ -67,8 +67,18 @@ def has_module(target: Source) -> bool:
         return False
     layers: Any = target.model.get_decoder().layers
     known = [{f"layer.{name}" for name in layer.state_dict()} for layer in layers]
-    found = [{joined_name(name) for name in names.values() if name.startswith("layer.")} for names in own]
-    return bool(layout.layer or layout.types) or all(names in known for names in found)
+    return bool(layout.layer) or all(layer in known for names in own for layer in _inner_layers(names, layout))
+
+
+def _inner_layers(names: dict[str, str], layout: Layout) -> list[set[str]]:
+    """The tensors of a module's layers by our names, each as if there were no other."""
+    inner = {joined_name(name) for name in names.values() if name.startswith("layer.")}
+    if not layout.types:
+        return [inner]
+    starts = {".".join(name.split(".", 2)[:2]) for name in inner}  # layer.0, layer.1
+    return [
+        {name.replace(start, "layer", 1) for name in inner if name.startswith(f"{start}.")} for start in sorted(starts)
+    ]
 
 
 def _modules(target: Source, folder: str) -> tuple[Layout, list[dict[str, str]]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from block_drafters import PUBLISHED, block_tensors, save_block
 from models import ARCHITECTURES, save_eagle3, save_model, tiny_model
-from mtp_modules import GLM, add_module, module_tensors
+from mtp_modules import GLM, add_module, module_tensors, nemotron_h_module, write_module
 from specstep.compile.config import EngineConfig
 from specstep.compile.drafters.beside import heads_beside
 from specstep.compile.drafters.choose import fitting_drafters, make_drafter
@@ -73,6 +73,15 @@ def test_a_module_in_the_checkpoint_is_found(architecture, tmp_path, monkeypatch
     assert fitting_drafters(load_source(str(other), "float32", "cpu")) == ["ngram"]
     head = save_eagle3(tmp_path / "x" / "head")
     assert fitting_drafters(load_source(str(other), "float32", "cpu")) == ["ngram", str(head)]
+
+
+def test_a_module_of_several_layers_is_found(tmp_path):
+    folder = save_model(tmp_path / "target", "NemotronH", num_nextn_predict_layers=1)
+    _, tensors = nemotron_h_module(tiny_model("NemotronH"))
+    write_module(folder, {}, {}, **tensors)
+    assert fitting_drafters(load_source(str(folder), "float32", "cpu")) == ["ngram", "mtp"]
+    write_module(folder, {}, {}, **{"mtp.layers.1.mixer.odd": torch.ones(1)})
+    assert fitting_drafters(load_source(str(folder), "float32", "cpu")) == ["ngram"]
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{"], ids=["deep", "a list", "cut"])
