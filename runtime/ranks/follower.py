@@ -15,14 +15,25 @@ from ...kernels.communicator import Communicator
 from ..engine_file import REBUILD, manifest_digest, read_manifest
 from ..inductor.aoti import load_libraries, open_programs
 from ..inductor.torch_session import TorchSession
+from .cores import stay_on
 
 LOOK = 1.0  # seconds between two looks whether the first rank's process is there
 
 
 def main(
-    directory: str, digest: str, rank: str, ranks: str, memory: str, place: str, parent: str, threads: str, flush: str
+    directory: str,
+    digest: str,
+    rank: str,
+    ranks: str,
+    memory: str,
+    place: str,
+    parent: str,
+    threads: str,
+    flush: str,
+    cores: str,
 ) -> int:
     """Load the rank, say so, and make the calls that come until the connection ends -> the exit status."""
+    stay_on([int(core) for core in cores.split(",") if core])  # ahead of all threads
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(int(place))
     torch.set_num_threads(int(threads))

@@ -9,6 +9,7 @@ from ...errors import EngineError
 from ...kernels.communicator import Communicator, make_shared_memory
 from ..engine_file import EngineSpec, manifest_digest
 from ..inductor.torch_session import Program
+from .cores import shared_cores
 from .processes import RankProcess, close_all
 from .session import RankSession
 
@@ -17,6 +18,7 @@ def open_ranks(directory: Path, spec: EngineSpec, programs: list[Program]) -> Ra
     """Start the further ranks of an engine -> the session of the first, whose programs these are. Raises EngineError
     where one does not load."""
     threads, flush = max(1, torch.get_num_threads() // spec.ranks), _flushes_denormals()
+    cores = shared_cores(spec.ranks)
     others: list[RankProcess] = []
     memory: int | None = None
     communicator: Communicator | None = None
@@ -24,11 +26,11 @@ def open_ranks(directory: Path, spec: EngineSpec, programs: list[Program]) -> Ra
         memory = make_shared_memory(spec.ranks)
         digest = manifest_digest(directory)
         for rank in range(1, spec.ranks):
-            others.append(RankProcess(directory, digest, rank, spec.ranks, memory, threads, flush))
+            others.append(RankProcess(directory, digest, rank, spec.ranks, memory, threads, flush, cores[rank]))
         communicator = Communicator(memory, 0, spec.ranks)
         for each in others:
             each.wait_until_loaded()
-        return RankSession(spec, programs, communicator, others, threads, flush)
+        return RankSession(spec, programs, communicator, others, threads, flush, cores[0])
     except BaseException as error:
         if communicator is not None:
             communicator.leave()

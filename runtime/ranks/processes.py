@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -25,14 +25,26 @@ RankCall = tuple[str, tuple[object, ...]]  # a method, and its arguments
 class RankProcess:
     """One further rank."""
 
-    def __init__(self, directory: Path, digest: str, rank: int, ranks: int, memory: int, threads: int, flush: bool):
+    def __init__(
+        self,
+        directory: Path,
+        digest: str,
+        rank: int,
+        ranks: int,
+        memory: int,
+        threads: int,
+        flush: bool,
+        cores: Collection[int],
+    ):
         """Start it. digest: of the manifest that this process read; memory: what `make_shared_memory` gave; threads:
-        that it computes with; flush: whether they flush denormals to zero, as all ranks must, to have the same bits."""
+        that it computes with; flush: whether they flush denormals to zero, as all ranks must, to have the same bits;
+        cores: that they run on, none: on any."""
         self.rank, self.ranks = rank, ranks
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
         with theirs:
             given = [str(directory), digest, rank, ranks, memory, theirs.fileno(), os.getpid(), threads, int(flush)]
+            given.append(",".join(map(str, sorted(cores))))
             command = [sys.executable, "-P", "-m", f"{__package__}.follower", *map(str, given)]
             environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
             self._process = subprocess.Popen(

@@ -25,6 +25,7 @@ from specstep.errors import EngineError
 from specstep.kernels.communicator import make_shared_memory
 from specstep.runtime.engine_file import MANIFEST, read_manifest
 from specstep.runtime.inductor.aoti import open_weights
+from specstep.runtime.ranks.cores import shared_cores
 
 pytestmark = pytest.mark.slow  # engines are built for it; `.ci/run` has those of `pair`
 PROMPTS = [[5], [7, 8], [3, 9, 4] * 7]
@@ -119,6 +120,19 @@ def test_denormals_are_zero_in_all_ranks_or_in_none(pair, flush_denormals, tmp_p
                 said[name, flush] = texts(engine)
                 flush_denormals(flush)
     assert said["ranks", False] == said["parts", False] != said["parts", True] == said["ranks", True]
+
+
+def test_ranks_run_on_cores_of_their_own(pair):
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("needs two cores")
+    with specstep.load(pair / "ranks", nodes="all") as engine:
+        engine.generate([5, 6], 4)
+        (other,) = engine.session.others
+        first, second = shared_cores(2)
+        assert os.sched_getaffinity(other.process) == second
+        threads = [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
+    assert first in threads and os.sched_getaffinity(0) == allowed
 
 
 def test_a_killed_rank_ends_the_engine_with_one_line(pair):
