@@ -45,8 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "(docs/serving.md has all; default: as its chat template has it)")  # fmt: skip
     add("--ranks", type=int, metavar="R", help="share the model between R processes of this machine, on a CPU: tensor "
         "parallel (default: 1)")  # fmt: skip
-    add("--draft-ranks", type=int, metavar="R", help="of these that share a draft model: 1, each runs it whole, or all "
-        "(default: 1)")  # fmt: skip
+    add("--draft-ranks", type=int, metavar="R", help="how many ranks share a draft model: 1, each runs it whole, or as "
+        "many as --ranks (default: 1)")  # fmt: skip
     add("--stats", action="store_true", help="print where the time of the build went, on standard error")
     add("--no-plugins", dest="plugins", action="store_false", default=None, help="TensorRT: its own layers only")
     add("--forced-acceptance", type=int, metavar="K", help="to measure speed: accept K drafts per step, right or wrong")

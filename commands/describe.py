@@ -27,7 +27,7 @@ def describe(manifest: Manifest) -> str:
         *_operators(about.get("operators", {})),
         *_drafts(about.get("drafts_may_change_text")),
         *_forced(config.get("forced_acceptance")),
-        *_parts(config.get("sum_parts", 1)),
+        *_parts(config.get("sum_parts", 1), config.get("draft_ranks", 1)),
         *_ranks(spec.ranks, config.get("draft_ranks", 1)),
         f"limits      {spec.max_batch} rows of {spec.max_seq_len} tokens, prompts in chunks of {spec.prefill_chunk}",
         f"runs on     {'cuda' if 'plans' in about else spec.device}; "
@@ -80,8 +80,9 @@ def _tools(tools: dict[str, Any] | None) -> list[str]:
     return [f"tools       listed {shown}, calls as {form}"]
 
 
-def _parts(parts: int) -> list[str]:
-    return [f"parts       rowwise layers are sums of {parts}"] if parts > 1 else []
+def _parts(parts: int, of_draft: int) -> list[str]:
+    drafter = ", those of the draft model, too" if of_draft > 1 else ""
+    return [f"parts       rowwise layers are sums of {parts}{drafter}"] if parts > 1 else []
 
 
 def _ranks(ranks: int, of_draft: int) -> list[str]:

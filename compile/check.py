@@ -69,7 +69,7 @@ class SessionRunner(BaseRunner):
         report = self.session.replay(rows, slots, nodes - 1, *sizes)
         self.inference_time = time.perf_counter() - started
         report = np.array(report)
-        if self.session.spec.config["dtype"] != "float32":  # see `compared`
+        if self.session.spec.config["dtype"] != "float32":  # scores are of the next tree, which `compared` leaves out
             for row in report:
                 Report.split(row).scores[:] = 0
         after: Tensors = self.session.read(rows, slots) | {"report": report}
@@ -196,8 +196,7 @@ def _step_options(spec: EngineSpec) -> dict[str, Any]:
 
 def compared(spec: EngineSpec) -> list[str]:
     """What a step changes, as ONNX files name it. In half precision less the next draft tree, whose nodes follow close
-    scores, and what was counted of rejected drafts: rounding swaps them, and no token depends on it. `SessionRunner`
-    leaves the scores out then."""
+    scores, and what was counted of rejected drafts: rounding swaps them, and no token depends on it."""
     changing = {*spec.step.outputs, "history"} | {tensor.name for tensor in (*spec.shared, *spec.caches)}
     if spec.config["dtype"] != "float32":
         changing = {name for name in changing if name.rpartition(".")[2] not in SWAPPED}

@@ -88,7 +88,7 @@ class EngineConfig:
     # rowwise layers are sums of so many products, over slices of their inputs: the bits of as many ranks on one device.
     sum_parts: int = 1
     ranks: int = 1  # processes of one machine that share the target's weights and work, on a CPU
-    draft_ranks: int = 1  # 1: each rank runs a draft model whole; as many as there are ranks, or parts: they share it
+    draft_ranks: int = 1  # how many of these share a draft model: 1, each runs it whole, or all; of parts likewise
     plugins: bool = True  # whether TensorRT runs our kernels as plugins, or builds our ops from its own layers
     # how the model writes calls of tools, a name of `runtime.calls.formats`; None: as its chat template has it.
     tool_format: str | None = None

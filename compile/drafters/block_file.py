@@ -62,7 +62,10 @@ def save_block(folder: Path, drafter: BlockHead, target: Source) -> None:
     """Write a drafter as SpecForge writes DSpark, whose slots see those up to their own. Raises BuildError when it
     cannot be written."""
     config, correction = drafter.config, drafter.correction
-    own = {"projector_type": "dspark", "mask_token_id": config.mask_token, "block_size": config.block_size}
+    own: dict[str, Any] = {
+        "projector_type": "dspark", "mask_token_id": config.mask_token, "block_size": config.block_size,
+        "target_layer_ids": [index - 1 for index in config.feature_layers],  # for other readers
+    }  # fmt: skip
     if isinstance(correction, Markov):
         kind = next(name for name, made in MARKOVS.items() if type(correction) is made)
         own |= {"markov_rank": correction.markov_w1.embedding_dim, "markov_head_type": kind}
@@ -70,6 +73,7 @@ def save_block(folder: Path, drafter: BlockHead, target: Source) -> None:
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
         "num_hidden_layers": len(config.masks),
+        "rope_theta": config.layer.rope_parameters["rope_theta"],
         "num_target_layers": target.model.config.get_text_config().num_hidden_layers,
         OWN_LAYERS: list(config.feature_layers),
         "is_causal": True,

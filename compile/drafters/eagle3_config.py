@@ -86,7 +86,7 @@ def windows(path: Path, fields: dict[str, Any], layers: int) -> tuple[int, ...]:
 
 
 def window_fields(windows: tuple[int, ...]) -> dict[str, Any]:
-    """The fields that `windows` reads so."""
+    """Fields of a config.json from which `windows` reads these."""
     if not any(windows):
         return {}
     return {

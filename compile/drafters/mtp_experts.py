@@ -7,24 +7,21 @@ import torch
 from torch import Tensor
 
 EXPERTS = "layer.mlp.experts."
-SINGLE_EXPERT = rf"{re.escape(EXPERTS)}\d+\.(gate|up|down)_proj\.weight"
+SINGLE_EXPERT = rf"{re.escape(EXPERTS)}(\d+)\.(gate|up|down)_proj\.weight"
 UNGATED = r"(layer\.\d+\.mixer\.experts\.)(\d+)\.(up|down)_proj\.weight"
 
 
 def joined_name(name: str) -> str:
     """The name of the tensor that has those of all experts, for a single one's; any other name as it is."""
-    return re.sub(UNGATED, r"\1\3_proj", re.sub(SINGLE_EXPERT, _joined, name))
-
-
-def _joined(single: re.Match[str]) -> str:
-    """The name of the tensor that has those of all experts."""
-    return f"{EXPERTS}{'down' if single[1] == 'down' else 'gate_up'}_proj"
+    if match := re.fullmatch(SINGLE_EXPERT, name):
+        return f"{EXPERTS}{'down' if match[2] == 'down' else 'gate_up'}_proj"
+    return re.sub(UNGATED, r"\1\3_proj", name)
 
 
 def with_joined_experts(tensors: dict[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
     """The tensors with those of single experts in one, where that is what is wanted and none is missing."""
     tensors = _with_ungated_experts(tensors, wanted)
-    parts = [re.fullmatch(rf"{re.escape(EXPERTS)}(\d+)\.(gate|up|down)_proj\.weight", name) for name in tensors]
+    parts = [re.fullmatch(SINGLE_EXPERT, name) for name in tensors]
     found = {(int(part[1]), part[2]): tensors[part[0]] for part in parts if part}
     count = 1 + max((number for number, _ in found), default=-1)
     if f"{EXPERTS}gate_up_proj" not in wanted or len(found) != 3 * count or count == 0:

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ from .mtp_experts import joined_name, with_joined_experts
 from .mtp_layouts import LAYOUTS, NECESSARY, SPECULATORS, Layout, number_of, own_name
 from .published import config_of, fill, read_some, read_tensors, tensor_names
 
-EXPERTS = "layer.mlp.experts."
-SINGLE_EXPERT = rf"{re.escape(EXPERTS)}\d+\.(gate|up|down)_proj\.weight"
 NAME = "mtp"  # of the drafter
 ATTENTION, RECURRENT = "full_attention", "linear_attention"  # types of layers
 
@@ -63,6 +60,8 @@ def has_module(target: Source) -> bool:
     """Whether the target's checkpoint has modules whose layers have the tensors of one of the target's."""
     try:
         layout, own = _modules(target, str(_folder(target)))
+        if layout.types:
+            _types(NAME, target.model, layout)
     except (BuildError, OSError):
         return False
     layers: Any = target.model.get_decoder().layers
@@ -193,8 +192,15 @@ def _layer(name: str, model: Any, layout: Layout, tensors: dict[str, Tensor]) ->
 
 def _layers_in_turn(name: str, model: Any, layout: Layout) -> tuple[LayersInTurn, int]:
     """The same of a module that has several. Raises BuildError."""
+    types, layers = _types(name, model, layout), model.get_decoder().layers
+    own = [layer.block_type for layer in layers]
+    return LayersInTurn(_copy_of(layers[own.index(kind)]) for kind in types), own.index(ATTENTION)
+
+
+def _types(name: str, model: Any, layout: Layout) -> list[str]:
+    """The types of a module's layers, of which the target has each. Raises BuildError."""
     types = getattr(model.config.get_text_config(), layout.types, None) or []
-    own = [layer.block_type for layer in model.get_decoder().layers]
+    own = [getattr(layer, "block_type", None) for layer in model.get_decoder().layers]
     odd = [kind for kind in types if kind not in own]
     if odd:
         raise BuildError(f"drafter: {name}: {layout.types}: expected types of layers of the target, got {odd[0]!r}")
@@ -203,8 +209,7 @@ def _layers_in_turn(name: str, model: Any, layout: Layout) -> tuple[LayersInTurn
             f"drafter: {name}: {layout.types}: expected one layer of type {ATTENTION} and others without a state, got "
             f"{types}"
         )
-    layers = model.get_decoder().layers
-    return LayersInTurn(_copy_of(layers[own.index(kind)]) for kind in types), own.index(ATTENTION)
+    return list(types)
 
 
 def _like_which(tensors: dict[str, Tensor], layers: Any) -> int:

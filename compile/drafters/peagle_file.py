@@ -60,4 +60,5 @@ def read_peagle(path: Path, target_hidden: int, target_layers: int, vocabulary: 
 
 def save_peagle(folder: Path, head: PEagleHead, target: Source) -> None:
     """Write a head as the field publishes them. Raises BuildError when it cannot be written."""
-    write_head(folder, head, target, {"num_hidden_layers": head.config.layers, MASKS[0]: head.config.mask})
+    masks = dict.fromkeys(MASKS, head.config.mask)  # each publisher looks for another
+    write_head(folder, head, target, {"num_hidden_layers": head.config.layers} | masks)

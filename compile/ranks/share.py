@@ -35,8 +35,8 @@ def share(graphs: Assembled) -> Assembled:
     the `others`. Raises BuildError for what ranks cannot share."""
     ranks, spec = int(graphs.spec.config["ranks"]), graphs.spec
     whole = _models(graphs.step)[: len(graphs.cuts)]
+    _check(spec, whole[0][0])
     for (model, place), cut in zip(whole, graphs.cuts, strict=True):
-        _check(spec, model)
         spec = _spec_of_rank(spec, model, place, cut, ranks)
     every = []
     for rank in range(ranks):
@@ -47,7 +47,7 @@ def share(graphs: Assembled) -> Assembled:
         every.append(programs)
     for index, (model, place) in enumerate(whole):
         shares = [_models(programs["step"])[index][0] for programs in every]
-        _compare(model, graphs.spec, shares, spec, place)
+        _compare(model, graphs.spec, shares, spec, place, graphs.cuts[index].slices.field)
     first, *others = every
     own = first["prefill"], first["step"], first.get("plain")
     return Assembled(*own, spec, graphs.precision, cuts=graphs.cuts, others=tuple(others))
@@ -113,7 +113,7 @@ def _cut_head(model: Any, cut: Cut, ranks: int, rank: int) -> None:
     weight, tokens = head.weight.detach(), len(head.weight)
     own = -(-tokens // ranks)
     if own * (ranks - 1) > tokens:
-        raise BuildError(f"ranks: expected a part of the {tokens} tokens for each, got {ranks} ranks")
+        raise BuildError(f"{cut.slices.field}: expected a part of the {tokens} tokens for each, got {ranks} ranks")
     start = min(rank * own, tokens - own)
     bias = None if head.bias is None else head.bias.detach()[start : start + own]
     share = HeadOfRank(cut.slices.note(weight[start : start + own], weight), bias, ranks, tokens)
@@ -147,12 +147,14 @@ def _key_value_heads(config: Any) -> int:
 
 
 def _check(spec: EngineSpec, model: CausalLM) -> None:
-    """Raises BuildError for what no rank takes."""
-    name = type(model.model).__name__
+    """Raises BuildError for what no rank takes. model: the target."""
     if not has_library():
         raise BuildError("ranks: expected a machine on which our C++ kernels can be built, got one without a compiler")
-    if spec.recurrent or model.windows:
-        raise BuildError(f"ranks: expected a model of attention alone, got {name}, which has other layers, too")
+    others = ", which has other layers, too"
+    if model.windows or any(tensor.recurrent for tensor in model.states.values()):
+        raise BuildError(f"ranks: expected a model of attention alone, got {type(model.model).__name__}{others}")
+    if spec.recurrent:
+        raise BuildError(f"ranks: expected a drafter of attention alone, got {spec.config['drafter']}{others}")
 
 
 def _spec_of_rank(spec: EngineSpec, model: CausalLM, first: int, cut: Cut, ranks: int) -> EngineSpec:
@@ -167,7 +169,7 @@ def _spec_of_rank(spec: EngineSpec, model: CausalLM, first: int, cut: Cut, ranks
         rows, heads, *rest = cache.shape
         if heads % ranks and ranks % heads:
             raise BuildError(
-                f"ranks: expected a divisor or a multiple of the {heads} heads for keys and values of "
+                f"{cut.slices.field}: expected a divisor or a multiple of the {heads} heads for keys and values of "
                 f"{type(model.model).__name__}, got {ranks}"
             )
         return dataclasses.replace(cache, shape=(rows, max(1, heads // ranks), *rest))
@@ -175,22 +177,24 @@ def _spec_of_rank(spec: EngineSpec, model: CausalLM, first: int, cut: Cut, ranks
     return dataclasses.replace(spec, caches=tuple(narrow(*each) for each in enumerate(spec.caches)))
 
 
-def _compare(whole: CausalLM, spec: EngineSpec, shares: list[CausalLM], spec_of_rank: EngineSpec, first: int) -> None:
-    """Compare the logits of the ranks, as threads, with those of the whole model, whose caches begin at a layer. Raises
-    BuildError."""
+def _compare(
+    whole: CausalLM, spec: EngineSpec, shares: list[CausalLM], spec_of_rank: EngineSpec, first: int, field: str
+) -> None:
+    """Compare the logits of the ranks, as threads, with those of the whole model, whose caches begin at a layer. field:
+    the option that asks for it. Raises BuildError."""
     name = type(whole.model).__name__
     tokens = torch.randint(0, whole.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     expected = _logits(whole, tokens, spec, first)
     got = on_ranks(len(shares), lambda rank: _logits(shares[rank], tokens, spec_of_rank, first))
     failed = sorted((each for each in got if isinstance(each, Exception)), key=lambda each: "has ended" in str(each))
     if failed:
-        raise BuildError(f"ranks: {name} cannot be shared by {len(shares)} ranks: {reason(failed[0])}") from failed[0]
+        raise BuildError(f"{field}: {name} cannot be shared by {len(shares)} ranks: {reason(failed[0])}") from failed[0]
     # Of most tokens: rounding may turn one to another expert.
     norms = expected.float().norm(dim=-1)
     error = max(float(((each - expected).float().norm(dim=-1) / norms).median()) for each in got)
     if any(not torch.equal(each, got[0]) for each in got) or not error <= TOLERANCE[expected.dtype]:
         raise BuildError(
-            f"ranks: {name} is not shared faithfully by {len(shares)} ranks: their logits are off by {error:.2g} of "
+            f"{field}: {name} is not shared faithfully by {len(shares)} ranks: their logits are off by {error:.2g} of "
             f"their norm, expected at most {TOLERANCE[expected.dtype]:.2g}; this architecture is not supported"
         )
 

@@ -30,7 +30,7 @@ def open_ranks(directory: Path, spec: EngineSpec, programs: list[Program]) -> Ra
         communicator = Communicator(memory, 0, spec.ranks)
         for each in others:
             each.wait_until_loaded()
-        return RankSession(spec, programs, communicator, others, threads, flush, cores[0])
+        return RankSession(spec, programs, communicator, others, threads, flush)
     except BaseException as error:
         if communicator is not None:
             communicator.leave()

@@ -6,7 +6,7 @@ All ranks have the same state to the bit, so nothing but calls goes to the other
 import os
 import pickle
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,6 @@ from ..buffers import Tensors
 from ..engine_file import EngineSpec
 from ..inductor.openmp import on_threads
 from ..inductor.torch_session import Program, TorchSession
-from .cores import stay_on
 from .processes import RankProcess, close_all, ended_first
 
 MOST_HELD = 256  # calls that wait for the next program
@@ -37,14 +36,12 @@ class RankSession(TorchSession):
         others: Sequence[RankProcess],
         threads: int,
         flush: bool,
-        cores: Collection[int],
     ):
         """programs: the first rank's; others: the processes of the others, loaded; threads: of each rank; flush:
-        whether the others flush denormals to zero; cores: that this rank runs on, none: on any."""
+        whether the others flush denormals to zero."""
         super().__init__(spec, *programs)
         self._communicator, self.others, self._threads = communicator, others, threads
         self._flush, self._held = flush, list[bytes]()
-        self._cores = cores
         self._failed: EngineError | None = None
         self._end = weakref.finalize(self, _end, os.getpid(), communicator, others)
 
@@ -52,7 +49,6 @@ class RankSession(TorchSession):
         self._end()
 
     def enter_thread(self) -> None:
-        stay_on(self._cores)  # ahead of the threads that help this one
         super().enter_thread()
         torch.set_flush_denormal(self._flush)  # not as the thread that asks, whose mode this one inherits
 

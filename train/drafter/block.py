@@ -9,6 +9,7 @@ Sources: DSpark (arXiv 2607.05147), JetSpec's causal block.
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...compile.drafters.block_file import is_block, read_block, save_block
@@ -22,6 +23,8 @@ from .kind import Kind, Wanted
 from .options import TrainOptions
 from .unroll import TrainingBatch, TrainingPass
 
+RANK = 64  # of a new table of bigrams
+
 
 def new_block(wanted: Wanted) -> BlockHead:
     layer, options = layer_like(wanted), wanted.options
@@ -29,13 +32,13 @@ def new_block(wanted: Wanted) -> BlockHead:
         layer=layer,
         feature_layers=wanted.feature_layers,
         target_hidden_size=layer.hidden_size,
-        masks=(LayerMask(causal=True),) * options.layers,
+        masks=(LayerMask(causal=True),) * (options.layers or 1),
         block_size=options.levels,
         most_depth=options.levels,
         mask_token=wanted.mask,
         from_anchor=True,
     )
-    count, rank = len(wanted.vocabulary), options.markov_rank
+    count, rank = len(wanted.vocabulary), RANK if options.markov_rank is None else options.markov_rank
     tokens = wanted.target.model.get_input_embeddings().num_embeddings
     bigrams = Markov(tokens, count, rank, layer.hidden_size) if rank else None
     lm_head = nn.Linear(layer.hidden_size, count, bias=False)
@@ -57,6 +60,8 @@ def going_on(name: str, target: Source, mask: int, options: TrainOptions) -> Blo
         "layers that see a part of the text": any(mask.window for mask in config.masks),
         "convolutions": config.convolution is not None,
         "a first slot that says nothing": not config.from_anchor,
+        "a last slot that says nothing": config.most_depth != config.block_size,
+        "scaled or capped logits": config.multiplier != 1.0 or bool(config.softcap),
         "a correction that is no table of bigrams": not isinstance(drafter.correction, Markov | None),
         f"blocks of {config.block_size} slots": config.most_depth < options.levels,
     }
@@ -66,7 +71,7 @@ def going_on(name: str, target: Source, mask: int, options: TrainOptions) -> Blo
             f"start: {name}: expected a block drafter as train-drafter writes it, of at least {options.levels} levels, "
             f"got one with {got}"
         )
-    return drafter.to(target.model.device)
+    return drafter.to(target.model.device, torch.float32)  # lm_head is as in the file
 
 
 def levels(drafter: BlockHead, embed: nn.Module, batch: TrainingBatch, count: int) -> list[Tensor]:

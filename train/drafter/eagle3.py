@@ -32,18 +32,18 @@ def going_on(name: str, target: Source, mask: int, options: TrainOptions) -> Eag
         raise InputError(f"start: expected an EAGLE-3 head (a folder with its config.json and weights), got {name}")
     head, embeddings = read_head(name, target)
     check_start(name, head, embeddings, options)
-    return head.to(target.model.device)
-
-
-def check_start(name: str, head: Eagle3Head, embeddings: Tensor | None, options: TrainOptions) -> None:
-    """Refuse a head that has embeddings of its own, which nothing here trains, or does not say what it computes. Raises
-    InputError."""
     if head.config.feedback_unsaid:
         raise InputError(
             f"start: {name}: norm_feedback: expected true or false in its config.json, whose norm_output leaves open "
             "whether the hidden state is fed back behind the norm or ahead of it, got none; a build with this head "
             "says which fits"
         )
+    return head.to(target.model.device)
+
+
+def check_start(name: str, head: Eagle3Head, embeddings: Tensor | None, options: TrainOptions) -> None:
+    """Refuse a head that has embeddings of its own, which nothing here trains, or sees less than a row. Raises
+    InputError."""
     if embeddings is not None:
         raise InputError(f"start: {name}: expected a head that reads the target's embeddings, got one with its own")
     short = [window for window in head.config.windows if 0 < window < options.width + options.levels]

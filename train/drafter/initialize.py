@@ -18,7 +18,8 @@ from .unroll import TrainingBatch
 
 SCALES = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3, 0.2, 0.1)
 RIDGE = 1e-3  # of the features' mean square: keeps the solution small where features say nothing
-ADDED = ("o_proj.weight", "down_proj.weight", "markov_w2.weight")  # what a layer or a correction adds goes through it
+# What a layer or a correction adds goes through one of these.
+ADDED = ("o_proj.weight", "o_proj.bias", "down_proj.weight", "down_proj.bias", "markov_w2.weight")
 
 
 def draft_vocabulary(counts: Tensor, size: int) -> Tensor:
@@ -30,7 +31,7 @@ def draft_vocabulary(counts: Tensor, size: int) -> Tensor:
 def mask_token(counts: Tensor, embeddings: Tensor) -> int:
     """The token that may stand for one that is not known yet. counts [V]: how often the target wrote each; embeddings
     [V, H]. Of those that it wrote least, that one whose embedding is as long as most are: models leave some at 0."""
-    length = embeddings.detach().float().norm(dim=-1).cpu()
+    length = torch.linalg.vector_norm(embeddings.detach(), dim=-1, dtype=torch.float32).cpu()
     odd = (length - length.median()).abs()
     return int(odd.masked_fill(counts > counts.min(), float("inf")).argmin())
 

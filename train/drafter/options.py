@@ -12,12 +12,12 @@ class TrainOptions:
     """What a user may choose, validated. Raises InputError."""
 
     kind: str = "eagle3"  # one of `KIND_NAMES`
-    levels: int = 5  # of the training-time test: as deep as a tree will be
+    levels: int = 5  # that it is trained on: as deep as a tree will be
     epochs: int = 3  # passes over the data
-    draft_vocab_size: int = 8192  # the most frequent tokens, which the head can draft
-    layers: int = 1  # decoder layers of the drafter
+    draft_vocab_size: int = 8192  # the most frequent tokens, which the drafter can say
+    layers: int | None = None  # decoder layers of a P-EAGLE head or a block drafter; None: 1
     intermediate_size: int | None = None  # of its MLP; None: the target's
-    markov_rank: int = 64  # of a block drafter's table of bigrams, 0 for none
+    markov_rank: int | None = None  # of a block drafter's table of bigrams, 0 for none; None: 64
     batch: int = 4  # rows of `width` tokens in an update
     width: int = 512  # tokens of a row
     learning_rate: float = 6e-3
@@ -40,8 +40,15 @@ class TrainOptions:
                 raise InputError(f"{field}: expected {low} to {high}, got {value}")
         if self.kind not in KIND_NAMES:
             raise InputError(f"kind: expected one of {', '.join(KIND_NAMES)}, got {self.kind}")
-        if self.kind == "eagle3" and self.layers != 1:
-            raise InputError(f"layers: expected 1 for eagle3, got {self.layers}; p-eagle and block take more")
+        without_effect = {
+            "layers": self.kind == "eagle3" or (self.start and self.kind == "block"),
+            "markov_rank": self.kind != "block" or self.start,
+            "intermediate_size": self.start,
+        }
+        for field, idle in without_effect.items():
+            if idle and (got := getattr(self, field)) is not None:
+                beside = f"kind {self.kind}" + (" and a start, whose sizes stay" if self.start else "")
+                raise InputError(f"{field}: expected none with {beside}, got {got}")
         if self.width <= self.levels:
             raise InputError(f"width: expected more than the {self.levels} levels, got {self.width}")
         if not 0 < self.learning_rate < 1 or not 0 < self.held_out < 1:

@@ -26,7 +26,7 @@ from .unroll import TrainingBatch, TrainingPass
 
 
 def new_head(wanted: Wanted) -> PEagleHead:
-    count = wanted.options.layers
+    count = wanted.options.layers or 1
     config = PEagleConfig(
         layer_like(wanted),
         len(wanted.vocabulary),
@@ -47,13 +47,16 @@ def going_on(name: str, target: Source, mask: int, options: TrainOptions) -> PEa
         raise InputError(f"start: expected a P-EAGLE or EAGLE-3 head (config.json and weights), got {name}")
     if is_peagle(name):
         head, embeddings = read_head_as(PEagleHead, read_peagle, name, target)
+        if options.layers not in (None, head.config.layers):
+            raise InputError(f"layers: expected {head.config.layers}, as {name} has, or none, got {options.layers}")
         check_start(name, head, embeddings, options)
         return head.to(target.model.device)
     first, embeddings = read_head(name, target)
     check_start(name, first, embeddings, options)
     fields = {field.name: getattr(first.config, field.name) for field in dataclasses.fields(first.config)}
-    windows = first.config.windows + (0,) * (options.layers - 1)
-    head = PEagleHead(PEagleConfig(**fields | {"windows": windows}, layers=options.layers, mask=mask))
+    layers = options.layers or 1
+    windows = first.config.windows + (0,) * (layers - 1)
+    head = PEagleHead(PEagleConfig(**fields | {"windows": windows}, layers=layers, mask=mask))
     with torch.no_grad():
         for parameter in (p for key, p in head.layers.named_parameters() if key.endswith(ADDED)):
             parameter.zero_()
@@ -64,9 +67,12 @@ def going_on(name: str, target: Source, mask: int, options: TrainOptions) -> PEa
 @torch.no_grad()
 def begin(head: PEagleHead, batches: Iterable[TrainingBatch], fresh: bool) -> None:
     """As `fit_features`; a mask that is nothing yet begins as the mean of the features."""
-    first, batches = itertools.tee(batches)
+    batches = iter(batches)
     if not head.mask_hidden.any():
-        head.mask_hidden.copy_(next(first).features.float().mean((0, 1), keepdim=True))
+        first = next(batches)
+        head.mask_hidden.copy_(first.features.float().mean((0, 1), keepdim=True))
+        batches = itertools.chain([first], batches)
+        del first  # batches that were read are held by nothing
     fit_features(head, batches, fresh)
 
 

@@ -3,7 +3,7 @@
 Position t of a row pairs the target's feature at t with token t + 1, and its level k drafts the token at t + 2 + k. A
 query of level k sees what was kept of the sequence's positions up to t, and the levels 0 to k of its own position: what
 it would see in a step whose root is token t + 1.
-Letters: B rows, T tokens of a row, L levels, N layers, H hidden size, V draft vocabulary.
+Letters: B rows, T tokens of a row, L levels, H hidden size, V draft vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 
 class TrainingPass:
-    """Stands for `Pass` and `LayerCache` in a drafter's own forward. Each layer hands over its keys and values once for
-    the text, and then once for each level; what comes first of all may be level 0, where that is kept as text."""
+    """Stands for `Pass` and `LayerCache` in a drafter's own forward. Each layer hands over the keys and values of the
+    text first, then those of each level. A block drafter writes its text apart; a head's level 0 is its text."""
 
     def __init__(self, sequence: Tensor):
         """sequence [B, T]: which of the sequences that share a row each token belongs to."""

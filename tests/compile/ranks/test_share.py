@@ -86,8 +86,21 @@ def test_a_wrong_share_of_a_draft_model_is_refused(tmp_path, drafter_folder, mon
         real(model, cut, ranks, rank if model.config.hidden_size == 48 else 0)
 
     monkeypatch.setattr(sharing, "take_share", wrong)
-    with pytest.raises(specstep.BuildError, match="ranks: LlamaForCausalLM is not shared faithfully by 2 ranks"):
+    message = "draft_ranks: LlamaForCausalLM is not shared faithfully by 2 ranks"
+    with pytest.raises(specstep.BuildError, match=message):
         shared(tmp_path, "Llama", drafter=str(drafter_folder), draft_ranks=2, vocab_size=320)
+
+
+def test_a_draft_model_whose_heads_have_no_share_is_refused(tmp_path):
+    draft = save_model(tmp_path / "draft", vocab_size=320, **THREE)
+    with pytest.raises(specstep.BuildError, match="draft_ranks: expected a divisor or a multiple of the 3 heads"):
+        shared(tmp_path, "Llama", drafter=str(draft), draft_ranks=2, vocab_size=320)
+
+
+def test_a_recurrent_draft_model_is_refused_by_its_name(tmp_path):
+    draft = save_model(tmp_path / "draft", "Mamba", vocab_size=320)
+    with pytest.raises(specstep.BuildError, match=r"ranks: expected a drafter of attention alone, got .*draft, which"):
+        shared(tmp_path, "Llama", drafter=str(draft), vocab_size=320)
 
 
 @pytest.mark.parametrize(

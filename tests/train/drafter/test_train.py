@@ -1,4 +1,4 @@
-"""Training a head from a tiny model: it learns, goes on after an interruption, and refuses what cannot be."""
+"""Training drafters of each kind from a tiny model: they learn, go on where they were, and refuse what cannot be."""
 
 import json
 from collections import Counter
@@ -67,7 +67,7 @@ GROWS = {"eagle3": 0.3, "p-eagle": 0.15, "block": 0.3}
 
 @pytest.mark.parametrize("kind", KIND_NAMES)
 def test_a_drafter_learns_and_is_exact(kind, target, data, tmp_path):
-    given = GIVEN | {"epochs": 8, "kind": kind, "layers": 1 if kind == "eagle3" else 2}
+    given = GIVEN | {"epochs": 8, "kind": kind, "layers": None if kind == "eagle3" else 2}
     said = []
     head = train_drafter(str(target), [data], tmp_path / "head", progress=said.append, **given)
     history = [json.loads(line) for line in (head / "history.jsonl").read_text().splitlines()]
@@ -146,9 +146,11 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(kind, target, data, tm
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("kind", KIND_NAMES)
-def test_a_drafter_goes_on_from_another(kind, target, data, tmp_path):
+def test_a_drafter_goes_on_from_another(kind, fast, target, data, tmp_path, monkeypatch):
     """Its first accuracy is the last one of the other one, its vocabulary that one's; it gets better."""
+    monkeypatch.setattr(train, "fast_bfloat16", lambda device: fast)
     first = train_drafter(str(target), [data], tmp_path / "first", **GIVEN | {"kind": kind})
     more = GIVEN | {"kind": kind, "start": str(first), "draft_vocab_size": 17, "learning_rate": 0.02}
     second = train_drafter(str(target), [data], tmp_path / "second", **more)
@@ -173,6 +175,16 @@ def test_a_head_of_one_pass_goes_on_from_an_eagle3_head(target, data, tmp_path):
     )
     assert history[0]["top1"][0] == pytest.approx(ended[-1]["top1"][0], abs=0.01)
     assert history[-1]["chain"] > history[0]["chain"] and is_peagle(str(second)) and not is_peagle(str(first))
+    with pytest.raises(InputError, match=r"layers: expected 2, as .*second has, or none, got 3"):
+        train_drafter(str(target), [data], tmp_path / "third", **more | {"start": str(second), "layers": 3})
+
+
+@pytest.mark.parametrize("norm_output", [False, True])
+def test_a_head_of_one_pass_feeds_nothing_back(norm_output, target, data, tmp_path):
+    """So it goes on from a head that does not say what is fed back."""
+    first = save_eagle3(tmp_path / "first", norm_output=norm_output)
+    given = GIVEN | {"kind": "p-eagle", "start": str(first), "epochs": 1}
+    assert is_peagle(str(train_drafter(str(target), [data], tmp_path / "head", **given)))
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -188,11 +200,11 @@ def test_a_head_keeps_the_architecture_that_it_goes_on_from(flag, target, data, 
 @pytest.mark.parametrize("kind", ["eagle3", "p-eagle"])
 def test_a_head_keeps_the_window_that_it_goes_on_from(kind, target, data, tmp_path):
     first = save_eagle3(tmp_path / "first", layer_types=["sliding_attention"], sliding_window=40)
-    given = GIVEN | {"kind": kind, "start": str(first), "epochs": 1, "layers": 1 if kind == "eagle3" else 2}
+    given = GIVEN | {"kind": kind, "start": str(first), "epochs": 1, "layers": None if kind == "eagle3" else 2}
     head = train_drafter(str(target), [data], tmp_path / "head", **given)
     config = json.loads((head / "config.json").read_text())
     assert config["sliding_window"] == 40
-    assert config["layer_types"] == ["sliding_attention", "full_attention"][: given["layers"]]
+    assert config["layer_types"] == ["sliding_attention", "full_attention"][: given["layers"] or 1]
     with pytest.raises(
         InputError, match=r"sliding_window: expected none, or one of at least width \+ levels tokens, 42"
     ):
@@ -265,7 +277,7 @@ UNFIT = [  # a published block drafter, its own tables, and what cannot be train
         "no draft vocabulary of its own and slots that see those behind them and a first slot that says nothing",
     ),
     (DSPARK, D2T, "embeddings of its own and .* and layers that see a part of the text"),
-    (DFLASH2, [], ".*convolutions and a first slot that says nothing and a correction that is no table of bigrams"),
+    (DFLASH2, [], ".*convolutions and .* and scaled or capped logits and a correction that is no table of bigrams"),
 ]
 
 
@@ -347,14 +359,20 @@ def test_kept_hidden_states_train_as_fresh_ones_do(target, data, collected, tmp_
 BAD = [
     ({"levels": 0}, "levels: expected 1 to 16, got 0"),
     ({"kind": "medusa"}, "kind: expected one of eagle3, p-eagle, block, got medusa"),
-    ({"layers": 2}, "layers: expected 1 for eagle3, got 2; p-eagle and block take more"),
+    ({"layers": 2}, "layers: expected none with kind eagle3, got 2"),
+    ({"markov_rank": 8}, "markov_rank: expected none with kind eagle3, got 8"),
+    (
+        {"kind": "block", "start": "x", "layers": 2},
+        "expected none with kind block and a start, whose sizes",
+    ),
+    ({"kind": "p-eagle", "start": "x", "intermediate_size": 96}, "intermediate_size: expected none with kind p-eagle"),
     ({"width": 8, "levels": 8}, "width: expected more than the 8 levels, got 8"),
     ({"learning_rate": 2.0}, "learning_rate and held_out: expected between 0 and 1"),
     ({"batch": 4096}, "data: expected over .* tokens to learn from"),
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), BAD, ids=[next(iter(change)) for change, _ in BAD])
+@pytest.mark.parametrize(("change", "message"), BAD, ids=["-".join(change) for change, _ in BAD])
 def test_bad_options_are_refused(change, message, target, data, tmp_path):
     with pytest.raises(InputError, match=message):
         train_drafter(str(target), [data], tmp_path / "head", **GIVEN | change)
