@@ -148,6 +148,11 @@ class Normed:
     def __call__(self, _: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         self.state = arguments[0]
 
+    def __deepcopy__(self, copied: dict[int, object]) -> "Normed":
+        """One that holds nothing yet: drafters that use the head leave a state that nobody takes."""
+        fresh = copied[id(self)] = type(self)()
+        return fresh
+
     def take(self) -> Tensor:
         """It, once."""
         state, self.state = self.state, None

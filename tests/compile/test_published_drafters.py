@@ -61,3 +61,13 @@ def test_an_assistant_of_clusters_equals_torch_and_transformers(backend, tmp_pat
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     expected = [greedy(model, prompt, 40, [1]) for prompt in PROMPTS]
     assert [result.token_ids for result in engine.generate(PROMPTS, 40)] == expected
+
+
+@pytest.mark.slow
+def test_a_module_that_uses_the_targets_head_is_lowered_for_a_gpu_that_is_not_there(tmp_path):
+    """The head keeps what it was given, which the module gave it last."""
+    pytest.importorskip("triton")
+    folder = add_module(save_model(tmp_path / "target"), "DeepSeek-V3", module_tensors(tiny_model("Llama")))
+    options = TREE | {"drafter": "mtp", "max_seq_len": 192, "device": "cuda", "compute_capability": ("9.0",)}
+    specstep.build(str(folder), tmp_path / "engine", **options)
+    assert (tmp_path / "engine" / "step.pt2").is_file()

@@ -1,6 +1,7 @@
 """Modules for multi-token prediction: drafts against transformers and a plain recomputation, exact output, and modules
 that are always right."""
 
+import copy
 import json
 import shutil
 
@@ -20,6 +21,7 @@ from mtp_modules import (
     write_module,
 )
 from plain_eagle3 import chains, last_hidden
+from specstep.graphs.target import CausalLM
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
@@ -140,6 +142,18 @@ def test_modules_of_other_layers_are_refused(config, message, nemotron, tmp_path
     file.write_text(json.dumps(json.loads(file.read_text()) | config))
     with pytest.raises(specstep.BuildError, match=f"drafter: mtp: .*{message}"):
         specstep.eager(str(folder), **CHAIN)
+
+
+@torch.no_grad()
+def test_a_copy_of_a_model_that_ran_holds_no_state():
+    """Builds for a GPU that is not there copy it without its memory, after transformers' own passes over it."""
+    model = CausalLM(tiny_model("Llama"), feature_layers=[4])
+    model.model.lm_head(torch.zeros(1, 3, 48))
+    assert model.normed.state is not None
+    other = copy.deepcopy(model)
+    assert other.normed is not model.normed and other.normed.state is None
+    other.model.lm_head(torch.zeros(1, 2, 48))
+    assert other.normed.state.shape[1] == 2 and model.normed.state.shape[1] == 3
 
 
 @pytest.mark.parametrize("off", [0, 1])
