@@ -34,12 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="one of this kind to go on from, or an EAGLE-3 head for p-eagle; its sizes and vocabulary stay (default: "
         "a new one)",
     )
-    add(
-        "--levels",
-        type=int,
-        metavar="L",
-        help="levels of the training-time test, as deep as trees will be (default: 5)",
-    )
+    add("--levels", type=int, metavar="L", help="that it is trained on, as deep as trees will be (default: 5)")
     add("--epochs", type=int, metavar="E", help="passes over the data (default: 3)")
     add("--draft-vocab-size", type=int, metavar="V", help="most frequent tokens that it can draft (default: 8192)")
     add("--layers", type=int, metavar="N", help="decoder layers of p-eagle and block (default: 1)")

@@ -10,17 +10,12 @@ from .parts import Cut, cut_rows
 FIELD = "draft_ranks"
 
 
-def draft_models(scorer: Scorer) -> list[DraftModel]:
-    """The draft models of a scorer, in the order of their caches."""
-    return [part for part in parts(scorer) if isinstance(part, DraftModel)]
-
-
 def cut_drafters(scorer: Scorer, ranks: int) -> tuple[Cut, ...]:
-    """Cut a scorer's draft models into so many parts, in place; nothing for 1. Raises BuildError where there is none,
-    or one that cannot be cut."""
+    """Cut a scorer's draft models into so many parts, in place, in the order of their caches; nothing for 1. Raises
+    BuildError where there is none, or one that cannot be cut."""
     if ranks == 1:
         return ()
-    models = [draft.model.model for draft in draft_models(scorer)]
+    models = [part.model.model for part in parts(scorer) if isinstance(part, DraftModel)]
     if not models:
         raise BuildError(f"{FIELD}: expected 1 with this drafter, of which each rank has all, got {ranks}; a draft "
                          "model takes more")  # fmt: skip
