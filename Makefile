@@ -94,7 +94,7 @@ peers: develop  ## the engines that bench compares with; compiles llama.cpp, ten
 	  -DLLAMA_USE_PREBUILT_UI=OFF" $(BIN)/pip install --editable ".[bench]"
 
 gpu-engines: develop  ## build the engines that gpu-check runs, on any machine: FOR=9.0 (compute capability)
-	SPECSTEP_GPU_ENGINES=$(GPU_ENGINES) SPECSTEP_BUILD_FOR=$(FOR) $(BIN)/python -m pytest -q -n $(JOBS) -m gpu tests/test_gpu.py
+	SPECSTEP_GPU_ENGINES=$(GPU_ENGINES) SPECSTEP_BUILD_FOR=$(FOR) $(BIN)/python -m pytest -q -n $(JOBS) -m gpu tests/test_gpu.py tests/test_gpu_ranks.py
 
 gpu-check: develop  ## check and time engines on a machine with an NVIDIA GPU: eight minutes
 	$(BIN)/python bench/gpu_check.py $(if $(wildcard $(GPU_ENGINES)),--engines $(GPU_ENGINES))

@@ -45,7 +45,7 @@ class Part:
     script: tuple[str, ...] = ()
 
 
-PARTS = {  # 470 seconds, and ten to start
+PARTS = {  # 470 seconds, and ten to start; with two GPUs a minute more, for the last one, which skips itself elsewhere
     "engines": Part(75, (ENGINES, "-k", "float32")),  # 45 of engines that were built ahead
     "requests": Part(65, ("tests/test_gpu_requests.py",)),
     "low precision": Part(50, (ENGINES, "-k", "low_precision")),
@@ -53,6 +53,7 @@ PARTS = {  # 470 seconds, and ten to start
     "kernels": Part(130, ("tests/kernels", "-m", "gpu")),  # 113 to 124 on the H200, of which compiling takes most
     "attention and products": Part(35, script=("bench_floor.py", "--quick", "--models", "llama-3-8b")),
     "steps": Part(85, script=("gpu_table.py", "--quick", "--keep", KEPT)),
+    "ranks": Part(60, ("tests/test_gpu_ranks.py",)),
 }
 BUILD = ("gpu_table.py", "--quick", "--build-only", "--keep", KEPT)
 

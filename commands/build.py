@@ -43,8 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "ranks on one device (default: 1)")  # fmt: skip
     add("--tool-format", metavar="NAME", help="how the model writes calls of tools, as hermes or llama3 "
         "(docs/serving.md has all; default: as its chat template has it)")  # fmt: skip
-    add("--ranks", type=int, metavar="R", help="share the model between R processes of this machine, on a CPU: tensor "
-        "parallel (default: 1)")  # fmt: skip
+    add("--ranks", type=int, metavar="R", help="share the model between R processes of this machine: tensor parallel, "
+        "on a GPU each with --device cuda (default: 1)")  # fmt: skip
     add("--draft-ranks", type=int, metavar="R", help="how many ranks share a draft model: 1, each runs it whole, or as "
         "many as --ranks (default: 1)")  # fmt: skip
     add("--stats", action="store_true", help="print where the time of the build went, on standard error")

@@ -28,7 +28,7 @@ def describe(manifest: Manifest) -> str:
         *_drafts(about.get("drafts_may_change_text")),
         *_forced(config.get("forced_acceptance")),
         *_parts(config.get("sum_parts", 1), config.get("draft_ranks", 1)),
-        *_ranks(spec.ranks, config.get("draft_ranks", 1)),
+        *_ranks(spec, config.get("draft_ranks", 1)),
         f"limits      {spec.max_batch} rows of {spec.max_seq_len} tokens, prompts in chunks of {spec.prefill_chunk}",
         f"runs on     {'cuda' if 'plans' in about else spec.device}; "
         + "; ".join(f"{key} {_short(value)}" for key, value in manifest.requires.items()),
@@ -85,9 +85,10 @@ def _parts(parts: int, of_draft: int) -> list[str]:
     return [f"parts       rowwise layers are sums of {parts}{drafter}"] if parts > 1 else []
 
 
-def _ranks(ranks: int, of_draft: int) -> list[str]:
+def _ranks(spec: EngineSpec, of_draft: int) -> list[str]:
+    each = "GPUs" if spec.device == "cuda" else "processes"
     drafter = "the model; the drafter is in each" if of_draft == 1 else "the model and the draft model"
-    return [f"ranks       {ranks} processes share {drafter}"] if ranks > 1 else []
+    return [f"ranks       {spec.ranks} {each} share {drafter}"] if spec.ranks > 1 else []
 
 
 def _stage_times(seconds: dict[str, float]) -> str:

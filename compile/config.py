@@ -87,7 +87,7 @@ class EngineConfig:
     compute_capability: tuple[str, ...] | None = None
     # rowwise layers are sums of so many products, over slices of their inputs: the bits of as many ranks on one device.
     sum_parts: int = 1
-    ranks: int = 1  # processes of one machine that share the target's weights and work, on a CPU
+    ranks: int = 1  # processes of one machine that share the target's weights and work, on a GPU each with device cuda
     draft_ranks: int = 1  # how many of these share a draft model: 1, each runs it whole, or all; of parts likewise
     plugins: bool = True  # whether TensorRT runs our kernels as plugins, or builds our ops from its own layers
     # how the model writes calls of tools, a name of `runtime.calls.formats`; None: as its chat template has it.
@@ -162,7 +162,7 @@ class EngineConfig:
                 raise BuildError(
                     f"{field}: expected {default} for backend {self.backend}, got {got}; {takers} takes it"
                 )
-        for field in ("kv_cache", "sum_parts", "ranks", "draft_ranks"):
+        for field in ("kv_cache", "sum_parts"):
             if getattr(self, field) != defaults[field] and self.device != "cpu":
                 raise BuildError(
                     f"{field}: expected {defaults[field]} with device {self.device}, got {getattr(self, field)}; "

@@ -30,6 +30,11 @@ class Communicator:
         if not self._handle:
             raise OSError(f"ranks: rank {rank} of {ranks} cannot map the memory that they share")
 
+    @property
+    def joined(self) -> bool:
+        """Whether this rank has not left."""
+        return self._handle is not None
+
     @contextlib.contextmanager
     def bound(self) -> Iterator[None]:
         """Within it, the calling thread is this rank."""

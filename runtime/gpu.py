@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from ..errors import EngineError, InputError
-from .engine_file import REBUILD, WEIGHTS, Manifest
+from .engine_file import REBUILD, Manifest
 
 GIGABYTE = 1e9
 
@@ -36,12 +36,12 @@ def refuse_gpu(gpu: int | None) -> None:
         )
 
 
-def plan_memory(manifest: Manifest, free: int, gpu: str) -> str:
-    """What an engine will take of a GPU's memory, of which so many bytes are free -> a line that says so. Activations
-    and CUDA's own come on top. Raises EngineError where that is more than there is."""
+def plan_memory(manifest: Manifest, free: int, gpu: str, rank: int = 0) -> str:
+    """What a rank of an engine will take of a GPU's memory, of which so many bytes are free -> a line that says so.
+    Activations and CUDA's own come on top. Raises EngineError where that is more than there is."""
     spec = manifest.spec
     parts = {
-        "weights": int(manifest.files[WEIGHTS]["bytes"]),
+        "weights": int(manifest.files[spec.weights_files[rank]]["bytes"]),
         "caches": sum(tensor.nbytes for tensor in spec.caches),
         "state": sum(tensor.nbytes for tensor in (*spec.state, *spec.shared)),
     }

@@ -184,8 +184,8 @@ def seen_values(tensor: Tensor) -> bytes:
     number everywhere, as norms of new models do."""
     flat = tensor.detach().reshape(-1)
     if flat.numel() <= (SHORT if tensor.is_floating_point() else SMALL):
-        return flat.contiguous().view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        return flat.contiguous().view(torch.uint8).cpu().numpy().tobytes() if flat.numel() else b""
     first = flat[:1]
     if bool((flat[:64] == first).all()) and bool((flat == first).all()):
-        return first.contiguous().view(torch.uint8).numpy().tobytes()
+        return first.contiguous().view(torch.uint8).cpu().numpy().tobytes()
     return b""

@@ -8,7 +8,7 @@ from ...errors import BuildError
 from ..assemble import Assembled, FlatProgram
 from ..export import Export
 from .kept_code import program_key
-from .rewrites import rewrite_for_cpu
+from .rewrites import rewrite_for_cpu, rewrite_for_gpu
 from .stored_program import Packed
 
 
@@ -18,7 +18,8 @@ def export_like(
     """Trace and rewrite a rank's programs, whose weights are packed then -> them, and what was packed. first: those of
     the first rank, rewritten. Raises BuildError where a program of the first would compute something else."""
     exported = {name: export(program, graphs.spec) for name, program in programs.items()}
-    packed = rewrite_for_cpu(exported.values(), graphs.precision)
+    rewrite = rewrite_for_gpu if graphs.spec.device == "cuda" else rewrite_for_cpu
+    packed = rewrite(exported.values(), graphs.precision)
     for name, program in exported.items():
         if program_key(program, {}) != program_key(first[name], {}):
             raise BuildError(

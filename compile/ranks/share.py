@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from threading import BrokenBarrierError
 from typing import Any
 
 import torch
@@ -49,8 +50,10 @@ def share(graphs: Assembled) -> Assembled:
         shares = [_models(programs["step"])[index][0] for programs in every]
         _compare(model, graphs.spec, shares, spec, place, graphs.cuts[index].slices.field)
     first, *others = every
-    own = first["prefill"], first["step"], first.get("plain")
-    return Assembled(*own, spec, graphs.precision, cuts=graphs.cuts, others=tuple(others))
+    step, plain = first["step"], first.get("plain")
+    return dataclasses.replace(
+        graphs, prefill=first["prefill"], step=step, plain=plain, spec=spec, others=tuple(others)
+    )
 
 
 def take_share(model: Any, cut: Cut, ranks: int, rank: int) -> None:
@@ -184,9 +187,10 @@ def _compare(
     the option that asks for it. Raises BuildError."""
     name = type(whole.model).__name__
     tokens = torch.randint(0, whole.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    tokens = tokens.to(next(whole.parameters()).device)
     expected = _logits(whole, tokens, spec, first)
     got = on_ranks(len(shares), lambda rank: _logits(shares[rank], tokens, spec_of_rank, first))
-    failed = sorted((each for each in got if isinstance(each, Exception)), key=lambda each: "has ended" in str(each))
+    failed = sorted((each for each in got if isinstance(each, Exception)), key=_is_of_another)
     if failed:
         raise BuildError(f"{field}: {name} cannot be shared by {len(shares)} ranks: {reason(failed[0])}") from failed[0]
     # Of most tokens: rounding may turn one to another expert.
@@ -199,14 +203,19 @@ def _compare(
         )
 
 
+def _is_of_another(error: Exception) -> bool:
+    """Whether a rank failed because another one has."""
+    return isinstance(error, BrokenBarrierError) or "has ended" in str(error)
+
+
 @torch.no_grad()
 def _logits(model: CausalLM, tokens: Tensor, spec: EngineSpec, first: int) -> Tensor:
     """The logits of tokens [1, T] behind an empty cache, with caches of the spec's heads, from layer `first` on, and of
     the model's dtype."""
     layers, sizes = len(spec.caches) // 2, row_size if spec.config["kv_cache"] == "int8" else int
     shapes = [(1, cache.shape[1], SLOTS, sizes(cache.shape[3])) for cache in spec.caches]
-    caches = [torch.zeros(shape, dtype=getattr(torch, spec.config["dtype"])) for shape in shapes]
-    where = chain_pass(torch.zeros(1, dtype=torch.int64), TOKENS, TOKENS)
+    caches = [tokens.new_zeros(shape, dtype=getattr(torch, spec.config["dtype"])) for shape in shapes]
+    where = chain_pass(tokens.new_zeros(1), TOKENS, TOKENS)
     keys, values = caches[:layers], caches[layers:]
     logits, _ = model(tokens, where, keys[first : first + model.layers], values[first : first + model.layers])
     return logits

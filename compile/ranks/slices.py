@@ -11,7 +11,7 @@ from ...errors import BuildError
 from ...kernels.linear.groups import GROUP_KINDS
 from ...kernels.native import has_library
 from ..inductor.exact import DTYPES
-from ..precision import Precision, WeightForm
+from ..precision import FP8, Precision, WeightForm
 from ..writer import identity
 
 
@@ -46,7 +46,7 @@ class Slices:
         if depth % parts:
             raise BuildError(f"{self.field}: expected a divisor of the {depth} inputs of {name}, got {parts}")
         cut = list(weight.split(depth // parts, -1))
-        if weight.dtype not in DTYPES or not has_library():
+        if weight.is_cuda or weight.dtype not in DTYPES or not has_library():
             cut = [view.contiguous() for view in cut]
         for part, view in enumerate(cut):
             self.known[identity(view)] = Slice(view, weight, part * depth // parts)
@@ -78,6 +78,8 @@ class Slices:
             if found is None:
                 return of_whole(weight)
             whole = of_whole(found.whole)
+            if whole.kind == FP8:
+                return of_whole(weight)  # a slice may be too narrow for it
             if found.start is None or whole.kind not in GROUP_KINDS:
                 return whole
             return WeightForm(whole.kind, lambda given: self._cut_groups(given, whole, found))

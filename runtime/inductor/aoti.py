@@ -56,8 +56,15 @@ def open_session(directory: Path, manifest: Manifest, gpu: int | None, progress:
     if gpu is not None and gpu >= torch.cuda.device_count():
         raise InputError(f"device: expected one of the {torch.cuda.device_count()} GPUs here, got cuda:{gpu}")
     with torch.cuda.device(torch.cuda.current_device() if gpu is None else gpu):
-        progress(plan_memory(manifest, torch.cuda.mem_get_info()[0], f"cuda:{torch.cuda.current_device()}"))
+        progress(check_memory(manifest))
         return _open_session(directory, manifest)
+
+
+def check_memory(manifest: Manifest, rank: int = 0) -> str:
+    """A line about what a rank of an engine will take of the current GPU's memory. Raises EngineError where that is
+    more than is free."""
+    gpu = f"cuda:{torch.cuda.current_device()}"
+    return plan_memory(manifest, torch.cuda.mem_get_info()[0], gpu, rank)
 
 
 def _open_session(directory: Path, manifest: Manifest) -> Session:

@@ -5,80 +5,79 @@ import os
 import pickle
 import signal
 import sys
+import threading
+import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import torch
 
 from ...errors import EngineError, SpecstepError, one_line
-from ...kernels.communicator import Communicator
 from ..engine_file import REBUILD, manifest_digest, read_manifest
-from ..inductor.aoti import load_libraries, open_programs
+from ..inductor.aoti import check_memory, load_libraries, open_programs
 from ..inductor.torch_session import TorchSession
-from .cores import stay_on
+from .processes import RankStart
 
 LOOK = 1.0  # seconds between two looks whether the first rank's process is there
 
 
-def main(
-    directory: str,
-    digest: str,
-    rank: str,
-    ranks: str,
-    memory: str,
-    place: str,
-    parent: str,
-    threads: str,
-    flush: str,
-    cores: str,
-) -> int:
-    """Load the rank, say so, and make the calls that come until the connection ends -> the exit status."""
-    stay_on([int(core) for core in cores.split(",") if core])  # ahead of all threads
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def main(place: str) -> int:
+    """Load the rank, say so, and make the calls that come until the connection ends -> the exit status. place: the file
+    descriptor of the connection, from which the rank's `RankStart` comes first."""
     connection = Connection(int(place))
-    torch.set_num_threads(int(threads))
-    torch.set_flush_denormal(flush == "1")
+    start = connection.recv()
+    start.place.enter()  # ahead of all threads
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(start.parent,), daemon=True).start()
+    torch.set_num_threads(start.threads)
+    torch.set_flush_denormal(start.flush)
     with contextlib.closing(connection):
         try:
-            session = _open(Path(directory), digest, int(rank), int(ranks))
-            communicator = Communicator(int(memory), int(rank), int(ranks))
-            os.close(int(memory))
+            session = _open(start)
+            connection.send(None)
+            communicator = start.place.join(start.rank, start.ranks)
+            for file in start.place.files:
+                os.close(file)
         except (SpecstepError, OSError, RuntimeError) as error:
             connection.send(one_line(error))
             return 1
         connection.send(None)
         with communicator.bound():
-            while _is_asked(connection, int(parent)):
-                try:
-                    calls = pickle.loads(connection.recv_bytes())
-                except (EOFError, OSError):
-                    return 0
-                try:
-                    for name, arguments in map(pickle.loads, calls):
-                        getattr(session, name)(*arguments)
-                except RuntimeError:  # another rank has ended, most likely: this one's end tells the others
-                    return 1
-    return 0
+            return _follow(connection, session)
 
 
-def _open(directory: Path, digest: str, rank: int, ranks: int) -> TorchSession:
+def _follow(connection: Connection, session: TorchSession) -> int:
+    """Make the calls that come -> the exit status."""
+    while True:
+        try:
+            calls = pickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            return 0
+        try:
+            for name, arguments in map(pickle.loads, calls):
+                getattr(session, name)(*arguments)
+        except RuntimeError:  # another rank has ended, most likely: this one's end tells the others
+            return 1
+
+
+def _open(start: RankStart) -> TorchSession:
     """The rank's session. Raises EngineError."""
-    manifest = read_manifest(directory)
-    if manifest_digest(directory) != digest or manifest.spec.ranks != ranks:
-        raise EngineError(f"{directory}: expected one engine for all ranks, got another one since; load it again")
-    if not 0 < rank < ranks:
-        raise EngineError(f"rank: expected 1 to {ranks - 1}, got {rank}; {REBUILD}")
-    load_libraries(directory, manifest)
-    return TorchSession(manifest.spec, *open_programs(directory, manifest.spec, rank))
+    manifest = read_manifest(start.directory)
+    if manifest_digest(start.directory) != start.digest or manifest.spec.ranks != start.ranks:
+        raise EngineError(f"{start.directory}: expected one engine for all ranks, got another one since; load it again")
+    if not 0 < start.rank < start.ranks:
+        raise EngineError(f"rank: expected 1 to {start.ranks - 1}, got {start.rank}; {REBUILD}")
+    if manifest.spec.device == "cuda":
+        check_memory(manifest, start.rank)
+    load_libraries(start.directory, manifest)
+    return TorchSession(manifest.spec, *open_programs(start.directory, manifest.spec, start.rank))
 
 
-def _is_asked(connection: Connection, parent: int) -> bool:
-    """Wait for calls -> whether any came; where not, the process that would send them is gone: another may have been
-    left with its end of the connection."""
-    while not connection.poll(LOOK):
-        if os.getppid() != parent:
-            return False
-    return True
+def _end_with(parent: int) -> None:
+    """End this process, whatever it waits for, once the one that started it is gone: another may have been left with
+    its end of the connection."""
+    while os.getppid() == parent:
+        time.sleep(LOOK)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The processes of an engine's further ranks: their start, what goes to them, and their end.
 
-A rank gets calls of its session's methods through a socket of its own, and answers once, when it is loaded. It ends
-when the socket does, so none is left behind by a process that is killed.
+A rank gets calls of its session's methods through a socket of its own, and answers twice: when it is loaded, and when
+it has joined the others. It ends when the socket does, so none is left behind by a process that is killed.
 """
 
 import contextlib
@@ -11,58 +11,68 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ...errors import EngineError
+from ...kernels.nccl import NcclCommunicator
+from .places import Place
 
 PATIENCE = 5.0  # seconds that a process has to end by itself
 MOMENT = 1.0  # seconds in which one that was killed has ended
+LOOK = 0.1  # seconds between two looks whether all run
 RankCall = tuple[str, tuple[object, ...]]  # a method, and its arguments
+
+
+@dataclass(frozen=True)
+class RankStart:
+    """What the process of a further rank is told first."""
+
+    directory: Path
+    digest: str  # of the manifest that the first rank's process read
+    rank: int
+    ranks: int
+    place: Place
+    parent: int  # the first rank's process
+    threads: int  # that it computes with
+    flush: bool  # whether they flush denormals to zero, as all ranks must, to have the same bits
 
 
 class RankProcess:
     """One further rank."""
 
-    def __init__(
-        self,
-        directory: Path,
-        digest: str,
-        rank: int,
-        ranks: int,
-        memory: int,
-        threads: int,
-        flush: bool,
-        cores: Collection[int],
-    ):
-        """Start it. digest: of the manifest that this process read; memory: what `make_shared_memory` gave; threads:
-        that it computes with; flush: whether they flush denormals to zero, as all ranks must, to have the same bits;
-        cores: that they run on, none: on any."""
-        self.rank, self.ranks = rank, ranks
+    def __init__(self, start: RankStart):
+        """Start it."""
+        self.rank, self.ranks = start.rank, start.ranks
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
         with theirs:
-            given = [str(directory), digest, rank, ranks, memory, theirs.fileno(), os.getpid(), threads, int(flush)]
-            given.append(",".join(map(str, sorted(cores))))
-            command = [sys.executable, "-P", "-m", f"{__package__}.follower", *map(str, given)]
+            command = [sys.executable, "-P", "-m", f"{__package__}.follower", str(theirs.fileno())]
             environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
             self._process = subprocess.Popen(
                 command,
                 env=environment,
-                pass_fds=[memory, theirs.fileno()],
+                pass_fds=[*start.place.files, theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 process_group=0,  # no Ctrl-C is for it: its engine may go on
             )
+        self._connection.send(start)
 
     @property
     def process(self) -> int:
         """Its number."""
         return self._process.pid
 
-    def wait_until_loaded(self) -> None:
-        """Raises EngineError where it does not load."""
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process runs no more."""
+        return self._process.poll() is not None
+
+    def wait_until_done(self) -> None:
+        """Wait until it has loaded, or joined the others. Raises EngineError where it does not."""
         try:
             told = self._connection.recv()
         except (EOFError, OSError):
@@ -100,11 +110,18 @@ def ended_first(processes: Sequence[RankProcess]) -> RankProcess | None:
     until = time.monotonic() + MOMENT
     while True:
         for each in processes:
-            if each._process.poll() is not None:
+            if each.has_ended:
                 return each
         if time.monotonic() > until:
             return None
         time.sleep(0.01)
+
+
+def leave_with(processes: Sequence[RankProcess], communicator: NcclCommunicator) -> None:
+    """Have this process's rank leave once one of the others has ended: on a GPU, what waits for that one never ends."""
+    while communicator.joined and not any(each.has_ended for each in processes):
+        time.sleep(LOOK)
+    communicator.leave()
 
 
 def close_all(processes: Sequence[RankProcess]) -> None:

@@ -6,7 +6,7 @@ All ranks have the same state to the bit, so nothing but calls goes to the other
 import os
 import pickle
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import EngineError, one_line
 from ...kernels.communicator import Communicator
+from ...kernels.nccl import NcclCommunicator
 from ..buffers import Tensors
 from ..engine_file import EngineSpec
 from ..inductor.openmp import on_threads
@@ -32,7 +33,7 @@ class RankSession(TorchSession):
         self,
         spec: EngineSpec,
         programs: Sequence[Program],
-        communicator: Communicator,
+        communicator: Communicator | NcclCommunicator,
         others: Sequence[RankProcess],
         threads: int,
         flush: bool,
@@ -62,7 +63,23 @@ class RankSession(TorchSession):
 
     def replay(self, rows: int, slots: int, nodes: int | None, catch_up: int) -> NDArray[np.int64]:
         with self._together("replay", rows, slots, nodes, catch_up):
-            return super().replay(rows, slots, nodes, catch_up)
+            report = super().replay(rows, slots, nodes, catch_up)
+            self._check_joined()
+            return report
+
+    def begin_replay(self, rows: int, slots: int, nodes: int | None, catch_up: int) -> Callable[[], NDArray[np.int64]]:
+        if not self.overlaps:
+            return super().begin_replay(rows, slots, nodes, catch_up)
+        with self._together("replay", rows, slots, nodes, catch_up):
+            report = super().begin_replay(rows, slots, nodes, catch_up)
+
+        def wait() -> NDArray[np.int64]:
+            with self._ends_with_another():
+                got = report()
+                self._check_joined()
+                return got
+
+        return wait
 
     def read(self, rows: int, slots: int) -> Tensors:
         """As `TorchSession.read`, without the caches, of which each rank has its own heads."""
@@ -123,17 +140,27 @@ class RankSession(TorchSession):
         """Have the others run a program while this rank does."""
         self._hold(name, *arguments)
         self._send()
+        with self._ends_with_another(), self._communicator.bound(), on_threads(self._threads):
+            yield
+
+    @contextmanager
+    def _ends_with_another(self) -> Iterator[None]:
+        """End this session where something fails: the others are elsewhere in their programs. Raises EngineError."""
         try:
-            with self._communicator.bound(), on_threads(self._threads):
-                yield
-        except BaseException as error:  # the others are elsewhere in their programs
+            yield
+        except BaseException as error:
             ended = ended_first(self.others)
             reason = ended.ended() if ended else EngineError(f"ranks: expected a step of all, got {one_line(error)}")
             self._fail(reason)
             raise reason from None
 
+    def _check_joined(self) -> None:
+        """Raises RuntimeError where this rank has left, since another one has ended: what a GPU gathered is none."""
+        if not self._communicator.joined:
+            raise RuntimeError("another rank has ended")
 
-def _end(process: int, communicator: Communicator, others: Sequence[RankProcess]) -> None:
+
+def _end(process: int, communicator: Communicator | NcclCommunicator, others: Sequence[RankProcess]) -> None:
     """End the ranks that this process started."""
     if os.getpid() == process:
         communicator.leave()

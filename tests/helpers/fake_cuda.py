@@ -14,6 +14,7 @@ from specstep.compile.assemble import Assembled, assemble
 from specstep.compile.config import make_config
 from specstep.compile.inductor.described_gpu.lower import lowers_without
 from specstep.compile.inductor.programs import compile_package, compile_programs
+from specstep.compile.ranks.share import share
 from specstep.compile.source import Source
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.graph import GraphLowering
@@ -68,13 +69,15 @@ def main(model: str, options: str) -> None:
     """Print as JSON what an engine's programs launch on a GPU that is described only, and what they allocate."""
     config = make_config({"device": "cuda"} | json.loads(options))
     source = Source("model", tiny_model(model).to(getattr(torch, config.dtype)).eval(), None)
+    graphs = assemble(source, config)
     found = {
         name: {
             "launches": launches(code),
             "kernels": len(re.findall(r"async_compile\.triton\(", code)),
+            "gathers": len(re.findall(r"= torch\.ops\.specstep\.gather_ranks", code)),
             "allocated": re.findall(r"empty_strided_cuda\((\(.*?\))", code),
         }
-        for name, code in generated(assemble(source, config)).items()
+        for name, code in generated(share(graphs) if config.ranks > 1 else graphs).items()
     }
     print(json.dumps(found))
 

@@ -34,6 +34,7 @@ CASES = [
     ({"drafter": "{model}", "tree": "chain", "nodes": 2}, 1, "bfloat16", "10.0", 93),
     (DYNAMIC | {"drafter": "{block}"}, 4, "bfloat16", "9.0", 120),
     ({"drafter": "ngram,{head}", "nodes": 4, "depth": 2, "top_k": 2}, 8, "bfloat16", "9.0", 92),
+    ({"drafter": "ngram", "ranks": 2}, 4, "bfloat16", "9.0", 70),  # what ranks gather is added by the norm behind it
 ]
 PLAIN = 20  # the same of a plain step, some of whose layers take one launch more where there is one row
 COMMAND = "import sys; from specstep.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -76,6 +77,8 @@ def test_programs_become_code_that_launches_little_and_copies_no_cache(
     assert set(found) == {"step", "prefill"} | ({"plain"} if drafter["drafter"] != "none" else set())
     for name, program in found.items():
         assert program["kernels"] > 10
+        gathers = 2 * LAYERS - 2 if name == "prefill" else 2 * LAYERS + 1  # which needs the last layer's keys alone
+        assert program["gathers"] == (gathers if "ranks" in options else 0)
         caches = [shape for shape in program["allocated"] if re.search(r"64\*s\d+, \d+\)$", shape)]
         assert caches == [], f"{name}: a copy of a whole cache"
     for name, most, layer in (("step", rest, PER_LAYER), ("plain", PLAIN, PER_LAYER + 1)):
@@ -122,6 +125,35 @@ def test_an_engine_for_a_gpu_that_is_not_there(tmp_path, tools, capability="9.0"
     gate_up = torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]).bfloat16()
     for made, expected in zip(("weight_packed", "weight_packed_"), quantize(gate_up), strict=True):
         assert torch.equal(held[f"{named}mlp.gate_proj.{made}"].float(), expected.float())
+    if not torch.cuda.is_available():
+        with pytest.raises(specstep.EngineError, match=f"cuda_capability: expected {capability}, got None"):
+            specstep.load(engine)
+
+
+@pytest.mark.slow
+def test_an_engine_of_two_ranks_for_gpus_that_are_not_there(tmp_path, tools, drafter_folder, capability="9.0"):
+    """One package for both, and weights of each: they are those of the model, cut."""
+    model, engine = save_model(tmp_path / "model", tokenizer=True), tmp_path / "engine"
+    sizes = ["--max-seq-len", "192", "--prefill-chunk", "16", "--ranks", "2", "--draft-ranks", "2", "--nodes", "2"]
+    target = ["--device", "cuda", "--compute-capability", capability, "--drafter", str(drafter_folder)]
+    run(tmp_path, "-c", COMMAND, "build", str(model), "-o", str(engine), *target, *sizes)
+    manifest = read_manifest(engine)
+    assert manifest.spec.ranks == 2 and {cache.shape[1] for cache in manifest.spec.caches} == {1}
+    for program in manifest.spec.programs.values():
+        check_package(engine / program.file, capability, tmp_path / program.file)
+    held = []
+    for rank in range(2):
+        weights = load_file(engine / f"weights.rank{rank}.safetensors")
+        held.append({name: weights[stored] for name, stored in manifest.spec.step.constants.items()})
+    layer, named = tiny_model("Llama").model.layers[0].bfloat16(), "module.target.model.model.layers.0."
+    for place, cut in (("self_attn.o_proj.weight", 1), ("mlp.down_proj.weight", 1), ("self_attn.q_proj.weight", 0)):
+        parts = [each.get(f"{named}{place}", each.get(f"{named}{place}_packed")) for each in held]
+        whole = layer.get_parameter(place)
+        for rank, part in enumerate(parts):
+            assert torch.equal(part[: len(whole) // (2 - cut)], whole.chunk(2, cut)[rank])
+    gate, up = (layer.get_parameter(f"mlp.{name}_proj.weight").chunk(2) for name in ("gate", "up"))
+    for rank in range(2):
+        assert torch.equal(held[rank][f"{named}mlp.gate_proj.weight_packed"], torch.cat([gate[rank], up[rank]]))
     if not torch.cuda.is_available():
         with pytest.raises(specstep.EngineError, match=f"cuda_capability: expected {capability}, got None"):
             specstep.load(engine)

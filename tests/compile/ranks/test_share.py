@@ -154,14 +154,19 @@ def test_what_cannot_be_shared_is_refused_by_name(architecture, options, message
         ({"ranks": 2, "backend": "onnx"}, "ranks: expected 1 for backend onnx, got 2; inductor takes it"),
         ({"ranks": 2, "backend": "tensorrt"}, "ranks: expected 1 for backend tensorrt, got 2; inductor takes it"),
         (
-            {"ranks": 2, "device": "cuda", "compute_capability": ("9.0",)},
-            "ranks: expected 1 with device cuda, got 2; device cpu takes it",
+            {"sum_parts": 2, "device": "cuda", "compute_capability": ("9.0",)},
+            "sum_parts: expected 1 with device cuda, got 2; device cpu takes it",
         ),
     ],
 )
 def test_options_that_do_not_go_with_ranks(options, message):
     with pytest.raises(specstep.BuildError, match=message):
         make_config(options)
+
+
+def test_ranks_may_have_a_gpu_each():
+    options = {"ranks": 2, "draft_ranks": 2, "device": "cuda", "compute_capability": ("9.0",)}
+    assert make_config(options).ranks == 2
 
 
 def test_without_an_artifact_there_are_no_ranks():

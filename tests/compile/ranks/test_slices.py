@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from specstep.compile.precision import WeightForm
+from specstep.compile.config import make_config
+from specstep.compile.precision import WeightForm, choose_precision
 from specstep.compile.ranks.slices import OutputBlock, Slices
 from specstep.errors import BuildError
+from specstep.kernels.fp8_linear.reference import quantize
 from specstep.kernels.linear.groups import GROUP_KINDS, pack_groups, unpack_groups
 from specstep.kernels.linear.packing import unpack
 from specstep.kernels.linear.quantize import quantize_int4, quantize_int8
@@ -58,6 +60,19 @@ def test_parts_that_nothing_packs_are_dense(dtype, library, dense, monkeypatch):
     for part in cut:
         precision(part)
     assert all(each is weight for each in seen) and len(seen) == 2
+
+
+def test_a_slice_that_is_too_narrow_for_eight_bits_stays_as_it_is():
+    """A GPU's products take multiples of 16: so many rows and columns have all slices of a weight, or none."""
+    config = make_config({"device": "cuda", "compute_capability": ("9.0",), "weights": "fp8"})
+    slices, form = Slices("ranks"), choose_precision(config, [], 320, ())
+    narrow, wide = (slices.cut(torch.randn(48, size).bfloat16(), 2, "it") for size in (48, 64))
+    rows = slices.rows_of(torch.randn(320, 48).bfloat16(), [OutputBlock(320, 2, 0)])  # of the head
+    precision = slices.precision(form)
+    assert form(narrow[0].new_empty(48, 48)).kind == "fp8"
+    assert {precision(part).kind for part in (*narrow, rows)} == {"bfloat16"}
+    assert {precision(part).kind for part in wide} == {"fp8"}
+    assert torch.equal(precision(wide[1]).make(wide[1]).float(), quantize(wide[1])[0].float())
 
 
 def test_a_part_that_ends_in_a_group_is_refused():

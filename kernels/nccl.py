@@ -1,0 +1,86 @@
+"""Joins ranks that have a GPU each, by NCCL: the library that PyTorch for CUDA brings, and a few of its functions.
+
+PyTorch's own process groups need a server for their start, and end the process where a rank is lost.
+"""
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .gather_ranks.op import gathering
+
+LIBRARY = "libnccl.so.2"
+BYTES = 0  # NCCL's number of the dtype int8
+
+
+class _UniqueId(ctypes.Structure):
+    """It is passed by value."""
+
+    _fields_ = (("bytes", ctypes.c_byte * 128),)
+
+
+class NcclCommunicator:
+    """One rank's part in a group of ranks. `specstep::gather_ranks` exchanges with the others while it is bound to the
+    thread that runs it."""
+
+    def __init__(self, unique_id: bytes, rank: int, ranks: int):
+        """Join the group, with the current GPU, of which no other rank is; waits for all the others. unique_id: what
+        `make_unique_id` gave one of them. Raises OSError."""
+        self.rank, self.ranks = rank, ranks
+        self._handle: int | None = None
+        handle = ctypes.c_void_p()
+        given = _UniqueId.from_buffer_copy(unique_id)
+        _call("ncclCommInitRank", ctypes.byref(handle), ctypes.c_int(ranks), given, ctypes.c_int(rank))
+        self._handle = handle.value
+
+    @property
+    def joined(self) -> bool:
+        """Whether this rank has not left: what was gathered since means nothing."""
+        return self._handle is not None
+
+    @contextlib.contextmanager
+    def bound(self) -> Iterator[None]:
+        """Within it, the calling thread is this rank."""
+        with gathering(self.ranks, self._gather):
+            yield
+
+    def leave(self) -> None:
+        """End this rank's part, from any thread: what waits on the GPU for others waits no more."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            _call("ncclCommAbort", ctypes.c_void_p(handle))
+
+    def _gather(self, x: Tensor) -> Tensor:
+        """Behind what the current stream does. Raises RuntimeError."""
+        every = x.new_empty((self.ranks, *x.shape))
+        stream = torch.cuda.current_stream(x.device).cuda_stream
+        places = ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(every.data_ptr())
+        size, group = ctypes.c_size_t(x.nbytes), ctypes.c_void_p(self._handle)
+        if self._handle is None:
+            raise RuntimeError("this rank has left")
+        try:
+            _call("ncclAllGather", *places, size, ctypes.c_int(BYTES), group, ctypes.c_void_p(stream))
+        except OSError as error:
+            raise RuntimeError(str(error)) from None
+        return every
+
+
+def make_unique_id() -> bytes:
+    """What names a new group of ranks. Raises OSError."""
+    made = _UniqueId()
+    _call("ncclGetUniqueId", ctypes.byref(made))
+    return bytes(made)
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Call a function of NCCL. Raises OSError where it fails, or there is no NCCL."""
+    library = ctypes.CDLL(LIBRARY)  # which PyTorch has loaded, wherever it lies
+    status = getattr(library, name)(*arguments)
+    if status != 0:
+        library.ncclGetErrorString.restype = library.ncclGetLastError.restype = ctypes.c_char_p
+        said = [library.ncclGetErrorString(status), library.ncclGetLastError(None)]
+        raise OSError(f"{name}: {': '.join(part.decode(errors='replace') for part in said if part)}")

@@ -1,0 +1,145 @@
+"""How ranks join, and what happens where one ends: over processes and a communicator that a test ends as it likes."""
+
+import pickle
+from threading import Event, Thread
+
+import numpy as np
+import pytest
+import specstep
+import torch
+from models import tiny_model
+from specstep.compile.assemble import assemble
+from specstep.compile.config import make_config
+from specstep.compile.source import Source
+from specstep.errors import EngineError
+from specstep.runtime.inductor.torch_session import TorchSession
+from specstep.runtime.ranks import processes
+from specstep.runtime.ranks.open import _join
+from specstep.runtime.ranks.processes import leave_with
+from specstep.runtime.ranks.session import RankSession
+
+
+class Communicator:
+    """One rank's part, which ends nothing and notes that it left."""
+
+    def __init__(self):
+        self.joined = True
+
+    def bound(self):
+        return torch.no_grad()  # any block
+
+    def leave(self):
+        self.joined = False
+
+
+class Process:
+    """A further rank that makes no calls."""
+
+    def __init__(self):
+        self.has_ended, self.calls = False, []
+
+    def send(self, calls):
+        self.calls += [pickle.loads(call) for call in calls]
+
+    def ended(self):
+        return EngineError("rank 1 has ended")
+
+    def close(self):
+        pass
+
+
+class Place:
+    """Where ranks meet once `open` is set."""
+
+    def __init__(self, error=None):
+        self.open, self.error, self.entered = Event(), error, 0
+
+    def enter(self):
+        self.entered += 1
+
+    def join(self, rank, ranks):
+        self.open.wait()
+        if self.error:
+            raise self.error
+        return rank, ranks
+
+
+def test_ranks_join_from_a_thread_that_entered_the_place():
+    place = Place()
+    Thread(target=place.open.set).start()
+    assert _join(place, [Process(), Process()]) == (0, 3) and place.entered == 1
+
+
+def test_a_rank_that_ends_before_all_have_joined_ends_the_waiting():
+    place, other = Place(), Process()
+    other.has_ended = True
+    with pytest.raises(EngineError, match="rank 1 has ended"):
+        _join(place, [Process(), other])
+    place.open.set()
+
+
+def test_why_ranks_cannot_join_is_passed_on():
+    place = Place(OSError("no network"))
+    place.open.set()
+    with pytest.raises(OSError, match="no network"):
+        _join(place, [Process()])
+
+
+def test_a_rank_leaves_once_another_has_ended(monkeypatch):
+    monkeypatch.setattr(processes, "LOOK", 0.001)
+    communicator, other = Communicator(), Process()
+    watching = Thread(target=leave_with, args=([Process(), other], communicator))
+    watching.start()
+    assert communicator.joined and watching.is_alive()
+    other.has_ended = True
+    watching.join(60)
+    assert not communicator.joined and not watching.is_alive()
+
+
+def test_watching_ends_with_the_engine(monkeypatch):
+    monkeypatch.setattr(processes, "LOOK", 0.001)
+    communicator = Communicator()
+    watching = Thread(target=leave_with, args=([Process()], communicator))
+    watching.start()
+    communicator.leave()
+    watching.join(60)
+    assert not watching.is_alive()
+
+
+@pytest.fixture
+def session(monkeypatch):
+    """The first rank of two, whose steps are begun as on a GPU; a step's report is its number."""
+    config = make_config({"drafter": "ngram", "nodes": 2, "dtype": "float32", "max_seq_len": 64})
+    graphs = assemble(Source("model", tiny_model("Llama").eval(), None), config)
+    made = RankSession(graphs.spec, [*graphs.programs.values()], Communicator(), [Process()], 1, False)
+    monkeypatch.setattr("specstep.runtime.ranks.session.close_all", lambda others: None)
+    monkeypatch.setattr(made, "overlaps", True)
+    numbers = iter(range(9))
+
+    def begin(session, *size):
+        number = next(numbers)
+        return lambda: np.array([number])
+
+    monkeypatch.setattr(TorchSession, "begin_replay", begin)
+    yield made
+    made.close()
+
+
+def test_a_step_that_is_begun_is_begun_by_all(session):
+    first, second = session.begin_replay(1, 64, 2, 0), session.begin_replay(1, 64, None, 0)
+    (other,) = session.others
+    assert other.calls == [("replay", (1, 64, 2, 0)), ("replay", (1, 64, None, 0))]
+    assert [first()[0], second()[0]] == [0, 1]
+
+
+def test_a_report_of_a_rank_that_has_left_is_none(session):
+    """A GPU's wait ends without an error: what it gathered is nothing."""
+    report = session.begin_replay(1, 64, 2, 0)
+    (other,) = session.others
+    other.has_ended = True
+    session._communicator.leave()
+    with pytest.raises(specstep.EngineError, match="rank 1 has ended"):
+        report()
+    with pytest.raises(specstep.EngineError, match="rank 1 has ended"):
+        session.begin_replay(1, 64, 2, 0)
+    assert len(other.calls) == 1
