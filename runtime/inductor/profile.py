@@ -18,6 +18,7 @@ from ...errors import EngineError
 from ...kernels.recording import RecordedCall, can_record, record
 from ..engine_file import REBUILD
 from .aoti import LoadedProgram
+from .openmp import one_thread, release_threads
 from .step_parts import PROFILED_STAGES, Part, step_parts, weight_bytes
 from .torch_session import Program, TorchSession
 
@@ -131,8 +132,9 @@ class _Repeated:
         self.span = 0, 0
 
     def __call__(self) -> None:
-        for name, tensor in self._buffers.items():
-            tensor.copy_(self._before[name])
+        with one_thread():  # another one would spin on into the step, on a core that the step needs
+            for name, tensor in self._buffers.items():
+                tensor.copy_(self._before[name])
         self._session.lengths[:] = self._lengths
         begin = time.perf_counter_ns()
         self._session.step(self._nodes)
@@ -150,6 +152,7 @@ def _time_steps(
             begin = time.perf_counter()
             data.sum()
             reads.append(time.perf_counter() - begin)
+            release_threads()
             for _ in range(WARM):
                 step()
         step()

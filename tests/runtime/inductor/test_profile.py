@@ -1,17 +1,22 @@
 """What `profile` says of a step: nothing is left out, nothing is counted twice, and the engine is as before."""
 
+import os
 import re
+import sys
 import zipfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 import specstep
+import torch
 from safetensors.torch import load_file
 from specstep.errors import EngineError
 from specstep.kernels.native_ops import NATIVE_OPS
 from specstep.kernels.recording import RecordedCall, can_record, record
 from specstep.runtime.inductor import profile as measure
+from specstep.runtime.inductor.openmp import release_threads
 from specstep.runtime.inductor.step_parts import COMPILED, HOST, step_parts, weight_bytes
 
 LAYERS, KEY_HEADS, HEAD, NODES = 3, 2, 12, 8  # of `engine_folder`, in float32
@@ -37,6 +42,30 @@ def test_steps_verify_the_nodes_that_are_asked_for(engine, monkeypatch):
     monkeypatch.setattr(engine.session, "step", lambda nodes: (verified.add(nodes), real(nodes))[1])
     measure.profile(engine.session, TOKENS, 1, 3, steps=1)
     assert verified == {3}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_what_is_put_back_leaves_no_thread_that_spins():
+    """On a core that the step needs."""
+
+    class Session:
+        state, shared, lengths = {"large": torch.zeros(2**20)}, {}, [1]
+
+        def step(self, nodes):
+            seen.append(len(os.listdir("/proc/self/task")))
+
+    seen = []
+
+    def run():
+        torch.set_num_threads(2)
+        repeated = measure._Repeated(Session(), 0)
+        release_threads()
+        seen.append(len(os.listdir("/proc/self/task")))
+        repeated()
+
+    with ThreadPoolExecutor(1) as pool:  # OpenMP's helpers are those of a thread
+        pool.submit(run).result()
+    assert seen[0] == seen[1]
 
 
 def test_parts_add_up_to_the_step(profile):
