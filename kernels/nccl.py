@@ -5,6 +5,8 @@ PyTorch's own process groups need a server for their start, and end the process 
 
 import contextlib
 import ctypes
+import itertools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +16,9 @@ from torch import Tensor
 from .gather_ranks.op import gathering
 
 LIBRARY = "libnccl.so.2"
-BYTES = 0  # NCCL's number of the dtype int8
+INT8 = 0  # NCCL's number of that dtype
+PATIENCE = 5.0  # seconds that one rank's end waits for what it gathers at that time
+AHEAD = 64  # times that is gathered, outside of CUDA graphs, before the host waits for the GPU
 
 
 class _UniqueId(ctypes.Structure):
@@ -32,6 +36,7 @@ class NcclCommunicator:
         `make_unique_id` gave one of them. Raises OSError."""
         self.rank, self.ranks = rank, ranks
         self._handle: int | None = None
+        self._in_use, self._turns = threading.Lock(), itertools.count(1)
         handle = ctypes.c_void_p()
         given = _UniqueId.from_buffer_copy(unique_id)
         _call("ncclCommInitRank", ctypes.byref(handle), ctypes.c_int(ranks), given, ctypes.c_int(rank))
@@ -39,7 +44,7 @@ class NcclCommunicator:
 
     @property
     def joined(self) -> bool:
-        """Whether this rank has not left: what was gathered since means nothing."""
+        """Whether this rank has not left. Once it has, what it gathers means nothing."""
         return self._handle is not None
 
     @contextlib.contextmanager
@@ -49,23 +54,33 @@ class NcclCommunicator:
             yield
 
     def leave(self) -> None:
-        """End this rank's part, from any thread: what waits on the GPU for others waits no more."""
+        """End this rank's part, from any thread: what waits on the GPU for others waits no more. Does not wait itself:
+        NCCL forgets a rank when the last CUDA graph is gone that it gathers in."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            _call("ncclCommAbort", ctypes.c_void_p(handle))
+            threading.Thread(target=self._abort, args=(handle,), daemon=True).start()
+
+    def _abort(self, handle: int) -> None:
+        if self._in_use.acquire(timeout=PATIENCE):  # what is gathered may itself wait for a rank that is gone
+            self._in_use.release()
+        _call("ncclCommAbort", ctypes.c_void_p(handle))
 
     def _gather(self, x: Tensor) -> Tensor:
         """Behind what the current stream does. Raises RuntimeError."""
         every = x.new_empty((self.ranks, *x.shape))
-        stream = torch.cuda.current_stream(x.device).cuda_stream
+        stream = torch.cuda.current_stream(x.device)
         places = ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(every.data_ptr())
-        size, group = ctypes.c_size_t(x.nbytes), ctypes.c_void_p(self._handle)
-        if self._handle is None:
-            raise RuntimeError("this rank has left")
-        try:
-            _call("ncclAllGather", *places, size, ctypes.c_int(BYTES), group, ctypes.c_void_p(stream))
-        except OSError as error:
-            raise RuntimeError(str(error)) from None
+        with self._in_use:
+            if self._handle is None:
+                raise RuntimeError("this rank has left")
+            group, size = ctypes.c_void_p(self._handle), ctypes.c_size_t(x.nbytes)
+            try:
+                _call("ncclAllGather", *places, size, ctypes.c_int(INT8), group, ctypes.c_void_p(stream.cuda_stream))
+            except OSError as error:
+                raise RuntimeError(str(error)) from None
+        if not torch.cuda.is_current_stream_capturing() and next(self._turns) % AHEAD == 0:
+            # A program that waits for a place in the GPU's queue holds Python's lock: no thread could free it.
+            stream.synchronize()
         return every
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from contextlib import nullcontext
 from threading import BrokenBarrierError
 from typing import Any
 
@@ -217,7 +218,8 @@ def _logits(model: CausalLM, tokens: Tensor, spec: EngineSpec, first: int) -> Te
     caches = [tokens.new_zeros(shape, dtype=getattr(torch, spec.config["dtype"])) for shape in shapes]
     where = chain_pass(tokens.new_zeros(1), TOKENS, TOKENS)
     keys, values = caches[:layers], caches[layers:]
-    logits, _ = model(tokens, where, keys[first : first + model.layers], values[first : first + model.layers])
+    with torch.cuda.device(tokens.device) if tokens.is_cuda else nullcontext():  # which is a thread's own
+        logits, _ = model(tokens, where, keys[first : first + model.layers], values[first : first + model.layers])
     return logits
 
 

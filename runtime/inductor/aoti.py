@@ -19,6 +19,7 @@ from ...progress import OnProgress
 from ..engine_file import REBUILD, EngineSpec, Manifest, ProgramSpec
 from ..gpu import plan_memory, refuse_gpu
 from ..ranks.open import open_ranks
+from ..ranks.places import gpus_of_ranks
 from ..session import Session
 from .signature import Signature, check_tensors, check_weights
 from .torch_session import Program, TorchSession
@@ -49,13 +50,15 @@ def machine() -> dict[str, Any]:
 
 
 def open_session(directory: Path, manifest: Manifest, gpu: int | None, progress: OnProgress) -> Session:
-    """Load the programs, lend them the mapped weights. Raises EngineError for what does not load here."""
+    """Load the programs, lend them the mapped weights. Raises EngineError for what does not load here, and InputError
+    for a GPU that is not there."""
     if manifest.spec.device == "cpu":
         refuse_gpu(gpu)
         return _open_session(directory, manifest)
     if gpu is not None and gpu >= torch.cuda.device_count():
         raise InputError(f"device: expected one of the {torch.cuda.device_count()} GPUs here, got cuda:{gpu}")
     with torch.cuda.device(torch.cuda.current_device() if gpu is None else gpu):
+        gpus_of_ranks(torch.cuda.current_device(), manifest.spec.ranks)
         progress(check_memory(manifest))
         return _open_session(directory, manifest)
 
@@ -96,9 +99,11 @@ def load_libraries(directory: Path, manifest: Manifest) -> None:
 
 
 def open_weights(path: Path, spec: EngineSpec) -> Weights:
-    """Map a weights file: {name: tensor}. On a CPU the tensors are views of the mapped file."""
+    """Map a weights file: {name: tensor}. On a CPU the tensors are views of the mapped file, else on the current
+    GPU."""
+    device = f"cuda:{torch.cuda.current_device()}" if spec.device == "cuda" else "cpu"
     try:
-        with safe_open(str(path), framework="pt", device=spec.device) as file:
+        with safe_open(str(path), framework="pt", device=device) as file:
             written = (file.metadata() or {}).get("file", path.name)  # as which a rank's file was written
             if written != path.name:
                 raise OSError(f"that which was written as {written}")

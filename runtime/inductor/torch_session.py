@@ -41,7 +41,8 @@ class TorchSession(Session):
         self._positions = torch.arange(spec.catch_up, device=self.device)
         self._no_position = torch.tensor([-1], device=self.device)
         self._replays: Recent[Size, Callable[[], Tensor]] = Recent(MOST_SIZES)
-        self._graphs = CudaGraphs(graph_capture(), (RuntimeError,)) if gpu else None
+        refusals = (RuntimeError,) if spec.ranks == 1 else ()  # what one rank captures, all do
+        self._graphs = CudaGraphs(graph_capture(), refusals) if gpu else None
         self._reports: Reports | None = None  # on the host
         self.overlaps = gpu  # which runs beside the host
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import torch
@@ -15,8 +16,10 @@ from ...errors import EngineError, SpecstepError, one_line
 from ..engine_file import REBUILD, manifest_digest, read_manifest
 from ..inductor.aoti import check_memory, load_libraries, open_programs
 from ..inductor.torch_session import TorchSession
+from .arithmetic import compute_with
 from .processes import RankStart
 
+ENDED = "has ended"  # is said of another rank
 LOOK = 1.0  # seconds between two looks whether the first rank's process is there
 
 
@@ -29,7 +32,7 @@ def main(place: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(start.parent,), daemon=True).start()
     torch.set_num_threads(start.threads)
-    torch.set_flush_denormal(start.flush)
+    compute_with(start.arithmetic)
     with contextlib.closing(connection):
         try:
             session = _open(start)
@@ -41,22 +44,31 @@ def main(place: str) -> int:
             connection.send(one_line(error))
             return 1
         connection.send(None)
-        with communicator.bound():
-            return _follow(connection, session)
+        try:
+            with communicator.bound():
+                follow(connection, session)
+        except Exception as error:  # its end tells the others
+            if ENDED not in str(error):
+                print(f"specstep: rank {start.rank}: {one_line(error)}", file=sys.stderr)
+            return 1
+    return 0
 
 
-def _follow(connection: Connection, session: TorchSession) -> int:
-    """Make the calls that come -> the exit status."""
+def follow(connection: Connection, session: TorchSession) -> None:
+    """Make the calls that come, until the connection ends. A step that is begun is waited for once the next one
+    is, as the first rank does."""
+    begun: list[Callable[[], object]] = []
     while True:
         try:
             calls = pickle.loads(connection.recv_bytes())
         except (EOFError, OSError):
-            return 0
-        try:
-            for name, arguments in map(pickle.loads, calls):
-                getattr(session, name)(*arguments)
-        except RuntimeError:  # another rank has ended, most likely: this one's end tells the others
-            return 1
+            return
+        for name, arguments in map(pickle.loads, calls):
+            got = getattr(session, name)(*arguments)
+            if name == "begin_replay":
+                begun.append(got)
+            while len(begun) > 1:
+                begun.pop(0)()
 
 
 def _open(start: RankStart) -> TorchSession:

@@ -12,6 +12,7 @@ from ...kernels.communicator import Communicator, make_shared_memory
 from ...kernels.nccl import NcclCommunicator, make_unique_id
 from ..engine_file import EngineSpec, manifest_digest
 from ..inductor.torch_session import Program
+from .arithmetic import arithmetic
 from .cores import shared_cores
 from .places import CorePlace, GpuPlace, Place, gpus_of_ranks
 from .processes import RankProcess, RankStart, close_all, leave_with
@@ -23,7 +24,7 @@ LOOK = 0.1  # seconds between two looks whether all ranks are there that join
 def open_ranks(directory: Path, spec: EngineSpec, programs: list[Program]) -> RankSession:
     """Start the further ranks of an engine -> the session of the first, whose programs these are. Raises EngineError
     where one does not load, and InputError where there are too few GPUs."""
-    threads, flush = max(1, torch.get_num_threads() // spec.ranks), _flushes_denormals()
+    threads, alike = max(1, torch.get_num_threads() // spec.ranks), arithmetic()
     others: list[RankProcess] = []
     places: list[Place] = []
     communicator: Communicator | NcclCommunicator | None = None
@@ -31,7 +32,7 @@ def open_ranks(directory: Path, spec: EngineSpec, programs: list[Program]) -> Ra
         places += _on_gpus(spec.ranks) if spec.device == "cuda" else _on_cores(spec.ranks)
         digest = manifest_digest(directory)
         for rank in range(1, spec.ranks):
-            given = RankStart(directory, digest, rank, spec.ranks, places[rank], os.getpid(), threads, flush)
+            given = RankStart(directory, digest, rank, spec.ranks, places[rank], os.getpid(), threads, alike)
             others.append(RankProcess(given))
         for each in others:
             each.wait_until_done()
@@ -40,7 +41,7 @@ def open_ranks(directory: Path, spec: EngineSpec, programs: list[Program]) -> Ra
             each.wait_until_done()
         if spec.device == "cuda":
             Thread(target=leave_with, args=(others, communicator), daemon=True).start()
-        return RankSession(spec, programs, communicator, others, threads, flush)
+        return RankSession(spec, programs, communicator, others, threads, alike)
     except BaseException as error:
         if communicator is not None:
             communicator.leave()
@@ -85,9 +86,5 @@ def _join(place: Place, others: list[RankProcess]) -> Communicator | NcclCommuni
         except TimeoutError:
             for each in others:
                 if each.has_ended:
+                    each.wait_until_done()  # it may have said why
                     raise each.ended() from None
-
-
-def _flushes_denormals() -> bool:
-    """Whether this thread takes numbers that are too small to be normal for 0 (`torch.set_flush_denormal`)."""
-    return not bool(torch.full((1,), torch.finfo(torch.float32).tiny).div(2).count_nonzero())

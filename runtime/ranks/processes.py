@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ...errors import EngineError
 from ...kernels.nccl import NcclCommunicator
+from .arithmetic import Arithmetic
 from .places import Place
 
 PATIENCE = 5.0  # seconds that a process has to end by itself
@@ -37,14 +38,14 @@ class RankStart:
     place: Place
     parent: int  # the first rank's process
     threads: int  # that it computes with
-    flush: bool  # whether they flush denormals to zero, as all ranks must, to have the same bits
+    arithmetic: Arithmetic
 
 
 class RankProcess:
     """One further rank."""
 
     def __init__(self, start: RankStart):
-        """Start it."""
+        """Start it. Raises EngineError where it ends at once."""
         self.rank, self.ranks = start.rank, start.ranks
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
@@ -59,7 +60,10 @@ class RankProcess:
                 stdout=subprocess.DEVNULL,
                 process_group=0,  # no Ctrl-C is for it: its engine may go on
             )
-        self._connection.send(start)
+        try:
+            self._connection.send(start)
+        except OSError:
+            raise self.ended() from None
 
     @property
     def process(self) -> int:

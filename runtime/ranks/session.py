@@ -7,7 +7,7 @@ import os
 import pickle
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from ..buffers import Tensors
 from ..engine_file import EngineSpec
 from ..inductor.openmp import on_threads
 from ..inductor.torch_session import Program, TorchSession
+from .arithmetic import Arithmetic
 from .processes import RankProcess, close_all, ended_first
 
 MOST_HELD = 256  # calls that wait for the next program
@@ -36,22 +37,26 @@ class RankSession(TorchSession):
         communicator: Communicator | NcclCommunicator,
         others: Sequence[RankProcess],
         threads: int,
-        flush: bool,
+        alike: Arithmetic,
     ):
-        """programs: the first rank's; others: the processes of the others, loaded; threads: of each rank; flush:
-        whether the others flush denormals to zero."""
+        """programs: the first rank's; others: the processes of the others, loaded; threads: of each rank; alike: how
+        the others compute."""
         super().__init__(spec, *programs)
         self._communicator, self.others, self._threads = communicator, others, threads
-        self._flush, self._held = flush, list[bytes]()
+        self._alike, self._held = alike, list[bytes]()
         self._failed: EngineError | None = None
-        self._end = weakref.finalize(self, _end, os.getpid(), communicator, others)
+        gpu = self.device if self._graphs else None
+        self._end = weakref.finalize(self, _end, os.getpid(), communicator, others, gpu)
 
     def close(self) -> None:
         self._end()
+        self._replays.clear()  # NCCL forgets a rank when the last graph is gone that it gathers in
 
     def enter_thread(self) -> None:
         super().enter_thread()
-        torch.set_flush_denormal(self._flush)  # not as the thread that asks, whose mode this one inherits
+        torch.set_flush_denormal(
+            self._alike.flush_denormals
+        )  # not as the thread that asks, whose mode this one inherits
 
     def set(self, name: str, row: int, values: Any) -> None:
         self._hold("set", name, row, values.tolist() if isinstance(values, torch.Tensor) else values)
@@ -70,7 +75,7 @@ class RankSession(TorchSession):
     def begin_replay(self, rows: int, slots: int, nodes: int | None, catch_up: int) -> Callable[[], NDArray[np.int64]]:
         if not self.overlaps:
             return super().begin_replay(rows, slots, nodes, catch_up)
-        with self._together("replay", rows, slots, nodes, catch_up):
+        with self._together("begin_replay", rows, slots, nodes, catch_up):
             report = super().begin_replay(rows, slots, nodes, catch_up)
 
         def wait() -> NDArray[np.int64]:
@@ -160,8 +165,17 @@ class RankSession(TorchSession):
             raise RuntimeError("another rank has ended")
 
 
-def _end(process: int, communicator: Communicator | NcclCommunicator, others: Sequence[RankProcess]) -> None:
+def _end(
+    process: int,
+    communicator: Communicator | NcclCommunicator,
+    others: Sequence[RankProcess],
+    gpu: torch.device | None,
+) -> None:
     """End the ranks that this process started."""
-    if os.getpid() == process:
-        communicator.leave()
-        close_all(others)
+    if os.getpid() != process:
+        return
+    if gpu is not None and communicator.joined:
+        with suppress(RuntimeError):
+            torch.cuda.synchronize(gpu)  # a step that was begun ends in all ranks
+    communicator.leave()
+    close_all(others)

@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MOST = 8, INT8 = 0, SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4 };
 
@@ -10,17 +11,18 @@ typedef struct {
 } UniqueId;
 
 typedef struct {
-  int rank, aborted;
+  int rank, freed;
 } Rank;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static Rank group[MOST];
+Rank group[MOST];
 static const void* parts[MOST];
 static int size, turn, left;
 
 void* last_stream;
 int arrived; /* ranks that wait */
+int graphs;  /* CUDA graphs that gather */
 int named;   /* groups that there were */
 
 /* Waits for all ranks, unless one has left. */
@@ -55,7 +57,7 @@ int ncclCommInitRank(Rank** made, int ranks, UniqueId id, int rank) {
 }
 
 int ncclAllGather(const void* mine, void* every, size_t count, int dtype, Rank* of, void* stream) {
-  if (dtype != INT8) return INVALID_ARGUMENT;
+  if (dtype != INT8 || of->freed) return INVALID_ARGUMENT;
   pthread_mutex_lock(&lock);
   last_stream = stream;
   parts[of->rank] = mine;
@@ -70,9 +72,11 @@ int ncclAllGather(const void* mine, void* every, size_t count, int dtype, Rank* 
 
 int ncclCommAbort(Rank* of) {
   pthread_mutex_lock(&lock);
-  of->aborted = left = 1;
+  left = 1;
   pthread_cond_broadcast(&changed);
   pthread_mutex_unlock(&lock);
+  while (*(volatile int*)&graphs) usleep(1000); /* as NCCL's own, which then frees the rank */
+  of->freed = 1;
   return SUCCESS;
 }
 

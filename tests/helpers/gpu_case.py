@@ -107,6 +107,11 @@ def check_engine(folder: Path, expected: list[list[int]], batches: Sequence[int]
         with specstep.load(folder, nodes="all", learning=False) as engine, counted(engine.session) as plain:
             assert answers(engine, batches[-1]) == expected, "plain calls"
             assert plain.steps > 0 and plain.replays == 0
+    return check_replays(folder, expected, batches)
+
+
+def check_replays(folder: Path, expected: list[list[int]], batches: Sequence[int] = (1, 4, 8)) -> dict[str, int]:
+    """The same without the steps that are called plainly: all ranks of an engine replay graphs, or none."""
     with specstep.load(folder, nodes="all", learning=False) as engine:
         for at_once in batches:
             assert answers(engine, at_once) == expected, f"{at_once} at a time: first calls of each size"

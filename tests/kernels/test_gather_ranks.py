@@ -1,5 +1,7 @@
 """What every rank has of a tensor, in the order of the ranks: the collective of GPUs, whoever carries it out."""
 
+import subprocess
+import sys
 from threading import BrokenBarrierError
 
 import pytest
@@ -53,6 +55,19 @@ def test_a_rank_that_fails_ends_the_others():
     first, second, third = on_ranks(3, run)
     assert isinstance(first, BrokenBarrierError) and isinstance(third, BrokenBarrierError)
     assert str(second) == "no rank"
+
+
+def test_the_op_needs_no_compiler():
+    """It is called where engines run."""
+    script = (
+        "import sys, torch\n"
+        "from specstep.kernels.gather_ranks.op import gather_ranks, gathering\n"
+        "with gathering(2, lambda x: torch.stack([x, x])):\n"
+        "    assert gather_ranks(torch.ones(3), 2).shape == (2, 3)\n"
+        "print(sorted({'sympy', 'torch._dynamo', 'torch._inductor', 'triton'} & sys.modules.keys()))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout == "[]\n"
 
 
 class SumAndRow(nn.Module):

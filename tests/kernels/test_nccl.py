@@ -34,9 +34,19 @@ def fake(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def streams(fake, monkeypatch):
-    """The current stream of a GPU that is not there."""
+    """The current stream of a GPU that is not there -> how often it was waited for."""
+    waits = []
+    stream = SimpleNamespace(cuda_stream=STREAM, synchronize=lambda: waits.append(1))
     monkeypatch.setattr(nccl, "LIBRARY", str(fake))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=STREAM))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return waits
+
+
+@pytest.fixture
+def number(fake):
+    """`number(name)`: a variable of the library."""
+    return lambda name: ctypes.c_int.in_dll(ctypes.CDLL(str(fake)), name)
 
 
 def on_threads(ranks, run):
@@ -65,12 +75,46 @@ def test_ranks_gather_what_all_have(ranks, fake):
     assert ctypes.c_void_p.in_dll(ctypes.CDLL(str(fake)), "last_stream").value == STREAM
 
 
-def test_a_rank_that_waits_is_freed_when_it_leaves(fake):
-    waiting = ctypes.c_int.in_dll(ctypes.CDLL(str(fake)), "arrived")
+def until(holds):
+    while not holds():
+        time.sleep(0.001)
+
+
+def test_the_host_waits_for_the_gpu_from_time_to_time_but_not_in_a_graph(streams, monkeypatch):
+    """Else the GPU's queue could fill up behind a rank that is gone."""
+
+    def run(communicator):
+        for _ in range(2 * nccl.AHEAD + 1):
+            gather_ranks(torch.ones(1), 2)
+
+    on_threads(2, run)
+    assert len(streams) == 4
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    on_threads(2, run)
+    assert len(streams) == 4
+
+
+def test_leaving_does_not_wait_for_the_graphs_of_a_rank(number):
+    number("graphs").value = 1
+
+    def run(communicator):
+        communicator.leave()
+        assert not communicator.joined
+        with pytest.raises(RuntimeError, match="this rank has left"):
+            gather_ranks(torch.ones(3), 1)
+
+    on_threads(1, run)
+    freed = (ctypes.c_int * 2).in_dll(ctypes.CDLL(nccl.LIBRARY), "group")
+    assert freed[1] == 0
+    number("graphs").value = 0
+    until(lambda: freed[1] == 1)
+
+
+def test_a_rank_that_waits_is_freed_when_it_leaves(number, monkeypatch):
+    monkeypatch.setattr(nccl, "PATIENCE", 0.01)  # for what it gathers
 
     def leave(communicator):
-        while not waiting.value:
-            time.sleep(0.001)
+        until(lambda: number("arrived").value)
         communicator.leave()
 
     def run(communicator):

@@ -48,6 +48,10 @@ def test_memory_is_planned(engine_folder):
     )
     parts = "weights 16.06, caches 8.59, state 0.00"
     assert plan_memory(manifest, 80 * 10**9, "cuda:1") == (f"takes 24.65 of 80.00 GB that are free on cuda:1: {parts}")
+    ranks = dataclasses.replace(manifest.spec, config=manifest.spec.config | {"ranks": 2})
+    files = manifest.files | {"weights.rank1.safetensors": {"bytes": 9_000_000_000}}
+    of_rank = dataclasses.replace(manifest, spec=ranks, files=files)
+    assert "weights 9.00" in plan_memory(of_rank, 80 * 10**9, "cuda:1", rank=1)
     with pytest.raises(EngineError) as told:
         plan_memory(manifest, 24 * 10**9, "cuda:1")
     assert str(told.value) == (
@@ -62,6 +66,21 @@ def test_a_gpu_that_is_not_there_is_refused(engine_folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(InputError, match="device: expected one of the 2 GPUs here, got cuda:2"):
         aoti.open_session(engine_folder, manifest, 2, print)
+
+
+def test_weights_go_to_the_current_gpu(engine_folder, monkeypatch):
+    """And not to the first one: a rank of another GPU has its own there."""
+    spec = dataclasses.replace(read_manifest(engine_folder).spec, device="cuda")
+    asked, real = [], aoti.safe_open
+
+    def opened(path, framework, device):
+        asked.append(device)
+        return real(path, framework, "cpu")
+
+    monkeypatch.setattr(aoti, "safe_open", opened)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert aoti.open_weights(engine_folder / "weights.safetensors", spec)
+    assert asked == ["cuda:3"]
 
 
 def test_reports_of_two_steps_may_be_on_their_way(monkeypatch):

@@ -14,6 +14,8 @@ from specstep.compile.source import Source
 from specstep.errors import EngineError
 from specstep.runtime.inductor.torch_session import TorchSession
 from specstep.runtime.ranks import processes
+from specstep.runtime.ranks.arithmetic import arithmetic
+from specstep.runtime.ranks.follower import follow
 from specstep.runtime.ranks.open import _join
 from specstep.runtime.ranks.processes import leave_with
 from specstep.runtime.ranks.session import RankSession
@@ -36,10 +38,14 @@ class Process:
     """A further rank that makes no calls."""
 
     def __init__(self):
-        self.has_ended, self.calls = False, []
+        self.has_ended, self.calls, self.said = False, [], None
 
     def send(self, calls):
         self.calls += [pickle.loads(call) for call in calls]
+
+    def wait_until_done(self):
+        if self.said:
+            raise EngineError(self.said)
 
     def ended(self):
         return EngineError("rank 1 has ended")
@@ -78,6 +84,14 @@ def test_a_rank_that_ends_before_all_have_joined_ends_the_waiting():
     place.open.set()
 
 
+def test_what_a_rank_says_before_it_ends_is_told():
+    place, other = Place(), Process()
+    other.has_ended, other.said = True, "ncclCommInitRank: no room in /dev/shm"
+    with pytest.raises(EngineError, match="no room in /dev/shm"):
+        _join(place, [other])
+    place.open.set()
+
+
 def test_why_ranks_cannot_join_is_passed_on():
     place = Place(OSError("no network"))
     place.open.set()
@@ -111,7 +125,7 @@ def session(monkeypatch):
     """The first rank of two, whose steps are begun as on a GPU; a step's report is its number."""
     config = make_config({"drafter": "ngram", "nodes": 2, "dtype": "float32", "max_seq_len": 64})
     graphs = assemble(Source("model", tiny_model("Llama").eval(), None), config)
-    made = RankSession(graphs.spec, [*graphs.programs.values()], Communicator(), [Process()], 1, False)
+    made = RankSession(graphs.spec, [*graphs.programs.values()], Communicator(), [Process()], 1, arithmetic())
     monkeypatch.setattr("specstep.runtime.ranks.session.close_all", lambda others: None)
     monkeypatch.setattr(made, "overlaps", True)
     numbers = iter(range(9))
@@ -128,7 +142,7 @@ def session(monkeypatch):
 def test_a_step_that_is_begun_is_begun_by_all(session):
     first, second = session.begin_replay(1, 64, 2, 0), session.begin_replay(1, 64, None, 0)
     (other,) = session.others
-    assert other.calls == [("replay", (1, 64, 2, 0)), ("replay", (1, 64, None, 0))]
+    assert other.calls == [("begin_replay", (1, 64, 2, 0)), ("begin_replay", (1, 64, None, 0))]
     assert [first()[0], second()[0]] == [0, 1]
 
 
@@ -143,3 +157,31 @@ def test_a_report_of_a_rank_that_has_left_is_none(session):
     with pytest.raises(specstep.EngineError, match="rank 1 has ended"):
         session.begin_replay(1, 64, 2, 0)
     assert len(other.calls) == 1
+
+
+def test_a_follower_begins_a_step_before_it_waits_for_the_last(session):
+    """So that no GPU waits for the other's host."""
+    told = []
+
+    class Follower:
+        def set(self, *arguments):
+            told.append(("set", *arguments))
+
+        def begin_replay(self, number):
+            told.append(("begin", number))
+            return lambda: told.append(("wait", number))
+
+    class Connection:
+        def __init__(self, *batches):
+            self.batches = [pickle.dumps([pickle.dumps(call) for call in calls]) for calls in batches]
+
+        def recv_bytes(self):
+            if not self.batches:
+                raise EOFError
+            return self.batches.pop(0)
+
+    begin, change = [("begin_replay", (number,)) for number in range(3)], ("set", ("lengths", 0, 5))
+    follow(Connection([begin[0]], [change, begin[1]], [begin[2]]), Follower())
+    assert told == [
+        ("begin", 0), ("set", "lengths", 0, 5), ("begin", 1), ("wait", 0), ("begin", 2), ("wait", 1)
+    ]  # fmt: skip
