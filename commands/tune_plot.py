@@ -16,7 +16,7 @@ def draw(file: str, result: Mapping[str, Any], model: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 4.5), layout="constrained")
+    figure = Figure(figsize=(13, 5.2), layout="constrained")
     FigureCanvasAgg(figure)
     title = textwrap.fill(f"{model}: {result['choices'][0]['because']}", TITLE_WIDTH)
     figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
@@ -28,7 +28,7 @@ def draw(file: str, result: Mapping[str, Any], model: str) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#dddddd")
         axes.set_axisbelow(True)
-        axes.legend(frameon=False, fontsize="small")
+        axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.13))  # below, off all lines
     try:
         figure.savefig(file, format="png", dpi=150)
     except OSError as error:
@@ -67,7 +67,7 @@ def _expected(axes: Any, result: Mapping[str, Any]) -> None:
     for place, (name, values, colour) in enumerate(series):
         bars = axes.bar([at + place * width for at in places], values, width, label=name, color=colour)
         axes.bar_label(bars, fmt="%.0f", padding=2, fontsize="small")
-    axes.margins(y=0.25)  # room for the legend
+    axes.margins(y=0.1)  # room for the numbers
     axes.set_xticks([at + width * len(built) / 2 for at in places], [str(at["rows"]) for at in result["plain"]])
     axes.set_title("tokens/s expected\nnodes chosen as it runs", loc="left", fontsize="medium")
     axes.set_xlabel("rows")
