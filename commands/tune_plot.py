@@ -28,7 +28,7 @@ def draw(file: str, result: Mapping[str, Any], model: str) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#dddddd")
         axes.set_axisbelow(True)
-        axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.13))  # below, off all lines
+        axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.13))  # below all lines
     try:
         figure.savefig(file, format="png", dpi=150)
     except OSError as error:

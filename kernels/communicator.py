@@ -23,6 +23,8 @@ class Communicator:
     """One rank's part in it. Ops of ours exchange with the other ranks while it is bound to the thread that runs
     them."""
 
+    failure: str | None = None  # these ops fail where another rank has ended, and for nothing else
+
     def __init__(self, file: int, rank: int, ranks: int):
         """file: what `make_shared_memory` gave; it may be closed afterwards. Raises OSError."""
         self.rank, self.ranks = rank, ranks

@@ -18,7 +18,7 @@ from .gather_ranks.op import gathering
 LIBRARY = "libnccl.so.2"
 INT8 = 0  # NCCL's number of that dtype
 PATIENCE = 5.0  # seconds that one rank's end waits for what it gathers at that time
-AHEAD = 64  # times that is gathered, outside of CUDA graphs, before the host waits for the GPU
+AHEAD = 64  # gathers outside of CUDA graphs, after which the host waits for the GPU
 
 
 class _UniqueId(ctypes.Structure):
@@ -35,6 +35,7 @@ class NcclCommunicator:
         """Join the group, with the current GPU, of which no other rank is; waits for all the others. unique_id: what
         `make_unique_id` gave one of them. Raises OSError."""
         self.rank, self.ranks = rank, ranks
+        self.failure: str | None = None  # what NCCL said last: of an error in a program only its place is passed on
         self._handle: int | None = None
         self._in_use, self._turns = threading.Lock(), itertools.count(1)
         handle = ctypes.c_void_p()
@@ -58,7 +59,8 @@ class NcclCommunicator:
         NCCL forgets a rank when the last CUDA graph is gone that it gathers in."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            threading.Thread(target=self._abort, args=(handle,), daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # no thread starts where a process of Python 3.12 ends
+                threading.Thread(target=self._abort, args=(handle,), daemon=True).start()
 
     def _abort(self, handle: int) -> None:
         if self._in_use.acquire(timeout=PATIENCE):  # what is gathered may itself wait for a rank that is gone
@@ -77,7 +79,8 @@ class NcclCommunicator:
             try:
                 _call("ncclAllGather", *places, size, ctypes.c_int(INT8), group, ctypes.c_void_p(stream.cuda_stream))
             except OSError as error:
-                raise RuntimeError(str(error)) from None
+                self.failure = str(error)
+                raise RuntimeError(self.failure) from None
         if not torch.cuda.is_current_stream_capturing() and next(self._turns) % AHEAD == 0:
             # A program that waits for a place in the GPU's queue holds Python's lock: no thread could free it.
             stream.synchronize()

@@ -31,10 +31,10 @@ SHARED = {  # architecture, choice of `CHOICES`, and options: what ranks share i
 def shared(tmp_path, drafter_folder):
     """`shared(name)`: an engine of two ranks."""
 
-    def build(name, **more):
+    def build(name):
         architecture, choice, options = SHARED[name]
         model = save_model(tmp_path / "model", architecture)
-        options = options_of(choice, save_eagle3(tmp_path / "head"), model, drafter_folder) | options | more
+        options = options_of(choice, save_eagle3(tmp_path / "head"), model, drafter_folder) | options
         return engine_of(f"ranks {name}", model, tmp_path / "engine", ranks=2, **{"dtype": "float32"} | options)
 
     return build
@@ -47,10 +47,12 @@ def test_ranks_equal_transformers(name, shared, record_property):
 
 
 def test_a_killed_rank_ends_the_engine_with_one_line(shared):
-    """The first rank's GPU waits for it then, and is freed."""
+    """In the middle of a text: the first rank's GPU waits for it then, and is freed."""
     with specstep.load(shared("ngram"), nodes="all") as engine:
         answers(engine, 8)
         (other,) = engine.session.others
+        steps = engine.submit(engine.request([5, 6, 7], 150, ignore_eos=True))
+        next(iter(steps))
         os.kill(other.process, signal.SIGKILL)
         with pytest.raises(specstep.EngineError) as told:
             for _ in range(100):

@@ -12,44 +12,44 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from ...errors import EngineError, SpecstepError, one_line
+from ...errors import EngineError, one_line
 from ..engine_file import REBUILD, manifest_digest, read_manifest
 from ..inductor.aoti import check_memory, load_libraries, open_programs
 from ..inductor.torch_session import TorchSession
 from .arithmetic import compute_with
 from .processes import RankStart
 
-ENDED = "has ended"  # is said of another rank
 LOOK = 1.0  # seconds between two looks whether the first rank's process is there
 
 
-def main(place: str) -> int:
-    """Load the rank, say so, and make the calls that come until the connection ends -> the exit status. place: the file
-    descriptor of the connection, from which the rank's `RankStart` comes first."""
-    connection = Connection(int(place))
+def main(file: str) -> int:
+    """Load the rank, join the others, say so, and make the calls that come until the connection ends -> the exit
+    status. file: the descriptor of the connection, from which the rank's `RankStart` comes first."""
+    connection = Connection(int(file))
     start = connection.recv()
-    start.place.enter()  # ahead of all threads
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(start.parent,), daemon=True).start()
-    torch.set_num_threads(start.threads)
-    compute_with(start.arithmetic)
     with contextlib.closing(connection):
         try:
+            start.place.enter()  # ahead of all threads that compute
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            torch.set_num_threads(start.threads)
+            compute_with(start.arithmetic)
             session = _open(start)
             connection.send(None)
             communicator = start.place.join(start.rank, start.ranks)
-            for file in start.place.files:
-                os.close(file)
-        except (SpecstepError, OSError, RuntimeError) as error:
-            connection.send(one_line(error))
+            for file_of_place in start.place.files:
+                os.close(file_of_place)
+            connection.send(None)
+        except Exception as error:
+            with contextlib.suppress(OSError):  # the first rank has ended
+                connection.send(one_line(error))
             return 1
-        connection.send(None)
         try:
             with communicator.bound():
                 follow(connection, session)
         except Exception as error:  # its end tells the others
-            if ENDED not in str(error):
-                print(f"specstep: rank {start.rank}: {one_line(error)}", file=sys.stderr)
+            if communicator.failure or not isinstance(error, RuntimeError):
+                print(f"specstep: rank {start.rank}: {communicator.failure or one_line(error)}", file=sys.stderr)
             return 1
     return 0
 

@@ -15,7 +15,7 @@ from ..inductor.torch_session import Program
 from .arithmetic import arithmetic
 from .cores import shared_cores
 from .places import CorePlace, GpuPlace, Place, gpus_of_ranks
-from .processes import RankProcess, RankStart, close_all, leave_with
+from .processes import RankProcess, RankStart, close_all, leave_when_one_ends
 from .session import RankSession
 
 LOOK = 0.1  # seconds between two looks whether all ranks are there that join
@@ -35,12 +35,12 @@ def open_ranks(directory: Path, spec: EngineSpec, programs: list[Program]) -> Ra
             given = RankStart(directory, digest, rank, spec.ranks, places[rank], os.getpid(), threads, alike)
             others.append(RankProcess(given))
         for each in others:
-            each.wait_until_done()
+            each.wait_for_answer()
         communicator = _join(places[0], others)
         for each in others:
-            each.wait_until_done()
+            each.wait_for_answer()
         if spec.device == "cuda":
-            Thread(target=leave_with, args=(others, communicator), daemon=True).start()
+            Thread(target=leave_when_one_ends, args=(others, communicator), daemon=True).start()
         return RankSession(spec, programs, communicator, others, threads, alike)
     except BaseException as error:
         if communicator is not None:
@@ -56,8 +56,8 @@ def open_ranks(directory: Path, spec: EngineSpec, programs: list[Program]) -> Ra
 
 def _on_cores(ranks: int) -> list[CorePlace]:
     """The places of ranks on a CPU; the first stays on the cores where its process is. Raises OSError."""
-    memory = make_shared_memory(ranks)
     _, *others = shared_cores(ranks)
+    memory = make_shared_memory(ranks)
     return [CorePlace(memory, frozenset(cores)) for cores in ((), *others)]
 
 
@@ -86,5 +86,5 @@ def _join(place: Place, others: list[RankProcess]) -> Communicator | NcclCommuni
         except TimeoutError:
             for each in others:
                 if each.has_ended:
-                    each.wait_until_done()  # it may have said why
+                    each.wait_for_answer()  # it may have said why
                     raise each.ended() from None

@@ -75,7 +75,7 @@ class RankProcess:
         """Whether its process runs no more."""
         return self._process.poll() is not None
 
-    def wait_until_done(self) -> None:
+    def wait_for_answer(self) -> None:
         """Wait until it has loaded, or joined the others. Raises EngineError where it does not."""
         try:
             told = self._connection.recv()
@@ -121,7 +121,7 @@ def ended_first(processes: Sequence[RankProcess]) -> RankProcess | None:
         time.sleep(0.01)
 
 
-def leave_with(processes: Sequence[RankProcess], communicator: NcclCommunicator) -> None:
+def leave_when_one_ends(processes: Sequence[RankProcess], communicator: NcclCommunicator) -> None:
     """Have this process's rank leave once one of the others has ended: on a GPU, what waits for that one never ends."""
     while communicator.joined and not any(each.has_ended for each in processes):
         time.sleep(LOOK)

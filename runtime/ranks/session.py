@@ -5,6 +5,7 @@ All ranks have the same state to the bit, so nothing but calls goes to the other
 
 import os
 import pickle
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ from ..engine_file import EngineSpec
 from ..inductor.openmp import on_threads
 from ..inductor.torch_session import Program, TorchSession
 from .arithmetic import Arithmetic
-from .processes import RankProcess, close_all, ended_first
+from .processes import PATIENCE, RankProcess, close_all, ended_first
 
 MOST_HELD = 256  # calls that wait for the next program
 
@@ -154,8 +155,8 @@ class RankSession(TorchSession):
         try:
             yield
         except BaseException as error:
-            ended = ended_first(self.others)
-            reason = ended.ended() if ended else EngineError(f"ranks: expected a step of all, got {one_line(error)}")
+            ended, said = ended_first(self.others), self._communicator.failure or one_line(error)
+            reason = ended.ended() if ended else EngineError(f"ranks: expected a step of all, got {said}")
             self._fail(reason)
             raise reason from None
 
@@ -175,7 +176,16 @@ def _end(
     if os.getpid() != process:
         return
     if gpu is not None and communicator.joined:
-        with suppress(RuntimeError):
-            torch.cuda.synchronize(gpu)  # a step that was begun ends in all ranks
+        _wait_for(gpu)  # a step that was begun ends in all ranks
     communicator.leave()
     close_all(others)
+
+
+def _wait_for(gpu: torch.device) -> None:
+    """Wait until a GPU has nothing left to do, for PATIENCE seconds at most: a rank that hangs is killed."""
+    with suppress(RuntimeError), torch.cuda.device(gpu):
+        done = torch.cuda.Event()
+        done.record()
+        until = time.monotonic() + PATIENCE
+        while not done.query() and time.monotonic() < until:
+            time.sleep(0.001)

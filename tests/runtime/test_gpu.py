@@ -68,6 +68,16 @@ def test_a_gpu_that_is_not_there_is_refused(engine_folder, monkeypatch):
         aoti.open_session(engine_folder, manifest, 2, print)
 
 
+def test_too_few_gpus_for_all_ranks_are_told_ahead_of_all_else(engine_folder, monkeypatch):
+    manifest = read_manifest(engine_folder)
+    spec = dataclasses.replace(manifest.spec, device="cuda", config=manifest.spec.config | {"ranks": 2})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device", lambda gpu: torch.no_grad())
+    with pytest.raises(InputError, match="device: expected 2 GPUs from cuda:1 on, one for each rank, got 1"):
+        aoti.open_session(engine_folder, dataclasses.replace(manifest, spec=spec), 1, print)
+
+
 def test_weights_go_to_the_current_gpu(engine_folder, monkeypatch):
     """And not to the first one: a rank of another GPU has its own there."""
     spec = dataclasses.replace(read_manifest(engine_folder).spec, device="cuda")

@@ -141,6 +141,8 @@ def test_an_engine_of_two_ranks_for_gpus_that_are_not_there(tmp_path, tools, dra
     assert manifest.spec.ranks == 2 and {cache.shape[1] for cache in manifest.spec.caches} == {1}
     for program in manifest.spec.programs.values():
         check_package(engine / program.file, capability, tmp_path / program.file)
+    (plain,) = (tmp_path / manifest.spec.plain.file).rglob("*.wrapper.cpp")
+    assert plain.read_text().count("aoti_torch_proxy_executor_call_function(proxy_executor") == 2 * LAYERS + 1
     held = []
     for rank in range(2):
         weights = load_file(engine / f"weights.rank{rank}.safetensors")

@@ -57,11 +57,13 @@ def test_what_is_put_back_leaves_no_thread_that_spins():
     seen = []
 
     def run():
+        before = torch.get_num_threads()
         torch.set_num_threads(2)
         repeated = measure._Repeated(Session(), 0)
         release_threads()
         seen.append(len(os.listdir("/proc/self/task")))
         repeated()
+        torch.set_num_threads(before)
 
     with ThreadPoolExecutor(1) as pool:  # OpenMP's helpers are those of a thread
         pool.submit(run).result()

@@ -1,4 +1,4 @@
-"""How all ranks of an engine compute."""
+"""How all ranks of an engine round."""
 
 import pytest
 import torch
@@ -12,11 +12,26 @@ def as_before():
     compute_with(before)
 
 
-@pytest.mark.parametrize("flush", [False, True])
-def test_what_one_process_is_told_another_can_be_told(flush):
+def test_what_one_process_is_told_another_can_be_told():
     if not torch.set_flush_denormal(True):
         pytest.skip("needs a processor that flushes denormals")
-    for chosen in (Arithmetic(flush, "medium", False, True), Arithmetic(not flush, "highest", True, False)):
+    for chosen in (
+        Arithmetic(False, ("tf32", "bf16"), (False, True, True, True), False),
+        Arithmetic(True, ("ieee", "ieee"), (True, True, False, False), True),
+    ):
         compute_with(chosen)
         assert arithmetic() == chosen
-        assert torch.get_float32_matmul_precision() == chosen.float32_products
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda: torch.set_float32_matmul_precision("medium"),
+        lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+        lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    ],
+)
+def test_what_a_user_chose_is_read_in_whichever_way(choose):
+    """One of PyTorch's two ways to ask raises an error once the other was used to choose."""
+    choose()
+    assert arithmetic().float32[0] == "tf32"

@@ -1,5 +1,6 @@
 """How ranks join, and what happens where one ends: over processes and a communicator that a test ends as it likes."""
 
+import os
 import pickle
 from threading import Event, Thread
 
@@ -14,15 +15,18 @@ from specstep.compile.source import Source
 from specstep.errors import EngineError
 from specstep.runtime.inductor.torch_session import TorchSession
 from specstep.runtime.ranks import processes
+from specstep.runtime.ranks import session as ranks_session
 from specstep.runtime.ranks.arithmetic import arithmetic
 from specstep.runtime.ranks.follower import follow
 from specstep.runtime.ranks.open import _join
-from specstep.runtime.ranks.processes import leave_with
+from specstep.runtime.ranks.processes import leave_when_one_ends
 from specstep.runtime.ranks.session import RankSession
 
 
 class Communicator:
     """One rank's part, which ends nothing and notes that it left."""
+
+    failure = None
 
     def __init__(self):
         self.joined = True
@@ -43,7 +47,7 @@ class Process:
     def send(self, calls):
         self.calls += [pickle.loads(call) for call in calls]
 
-    def wait_until_done(self):
+    def wait_for_answer(self):
         if self.said:
             raise EngineError(self.said)
 
@@ -70,7 +74,7 @@ class Place:
         return rank, ranks
 
 
-def test_ranks_join_from_a_thread_that_entered_the_place():
+def test_ranks_join_in_a_place_that_was_entered():
     place = Place()
     Thread(target=place.open.set).start()
     assert _join(place, [Process(), Process()]) == (0, 3) and place.entered == 1
@@ -102,7 +106,7 @@ def test_why_ranks_cannot_join_is_passed_on():
 def test_a_rank_leaves_once_another_has_ended(monkeypatch):
     monkeypatch.setattr(processes, "LOOK", 0.001)
     communicator, other = Communicator(), Process()
-    watching = Thread(target=leave_with, args=([Process(), other], communicator))
+    watching = Thread(target=leave_when_one_ends, args=([Process(), other], communicator))
     watching.start()
     assert communicator.joined and watching.is_alive()
     other.has_ended = True
@@ -113,7 +117,7 @@ def test_a_rank_leaves_once_another_has_ended(monkeypatch):
 def test_watching_ends_with_the_engine(monkeypatch):
     monkeypatch.setattr(processes, "LOOK", 0.001)
     communicator = Communicator()
-    watching = Thread(target=leave_with, args=([Process()], communicator))
+    watching = Thread(target=leave_when_one_ends, args=([Process()], communicator))
     watching.start()
     communicator.leave()
     watching.join(60)
@@ -157,6 +161,58 @@ def test_a_report_of_a_rank_that_has_left_is_none(session):
     with pytest.raises(specstep.EngineError, match="rank 1 has ended"):
         session.begin_replay(1, 64, 2, 0)
     assert len(other.calls) == 1
+
+
+def test_a_report_that_is_read_at_once_is_checked_too(session, monkeypatch):
+    def replay(session, *size):
+        session._communicator.leave()
+        return np.array([0])
+
+    monkeypatch.setattr(TorchSession, "replay", replay)
+    with pytest.raises(specstep.EngineError, match="ranks: expected a step of all, got another rank has ended"):
+        session.replay(1, 64, 2, 0)
+
+
+def test_why_a_gpu_could_not_gather_is_told(session, monkeypatch):
+    """A program passes on where it failed, and not what NCCL said."""
+
+    def replay(session, *size):
+        session._communicator.failure = "ncclAllGather: unhandled system error"
+        raise RuntimeError("API call failed at wrapper.cpp, line 509")
+
+    monkeypatch.setattr(TorchSession, "replay", replay)
+    with pytest.raises(specstep.EngineError, match="got ncclAllGather: unhandled system error"):
+        session.replay(1, 64, 2, 0)
+
+
+def test_closing_forgets_the_graphs_of_a_session(session):
+    session._replays.get((1, 64, 2, 0), lambda: lambda: None)
+    session.close()
+    assert len(session._replays) == 0 and not session._communicator.joined
+
+
+@pytest.mark.parametrize(("ends", "looks"), [(True, 3), (False, 4)])
+def test_a_step_that_was_begun_ends_before_its_rank_leaves(ends, looks, monkeypatch):
+    """Or has had time enough."""
+    told, clock = [], iter([0.0, 1.0, 2.0, 3.0, 99.0])
+
+    class Event:
+        def record(self):
+            told.append("record")
+
+        def query(self):
+            told.append("query")
+            return ends and told.count("query") == looks
+
+    communicator = Communicator()
+    monkeypatch.setattr(communicator, "leave", lambda: told.append("leave"))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", lambda gpu: torch.no_grad())
+    monkeypatch.setattr(ranks_session.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(ranks_session.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(ranks_session, "close_all", lambda others: told.append("close"))
+    ranks_session._end(os.getpid(), communicator, [], torch.device("cuda", 0))
+    assert told == ["record", *["query"] * looks, "leave", "close"]
 
 
 def test_a_follower_begins_a_step_before_it_waits_for_the_last(session):
