@@ -85,5 +85,5 @@ def _courses(axes: Any, courses: dict[str, list[float]]) -> None:
 
 
 def _whole_numbers(axes: Any, most: int) -> None:
-    step = -(-max(most, 1) // 16)
+    step = -(-max(most, 1) // 12)
     axes.set_xticks(range(0 if step > 1 else 1, most + 1, step))
