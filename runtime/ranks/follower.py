@@ -27,10 +27,10 @@ def main(file: str) -> int:
     status. file: the descriptor of the connection, from which the rank's `RankStart` comes first."""
     connection = Connection(int(file))
     start = connection.recv()
-    threading.Thread(target=_end_with, args=(start.parent,), daemon=True).start()
     with contextlib.closing(connection):
         try:
-            start.place.enter()  # ahead of all threads that compute
+            start.place.enter()  # ahead of all threads
+            threading.Thread(target=_end_with, args=(start.parent,), daemon=True).start()
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             torch.set_num_threads(start.threads)
             compute_with(start.arithmetic)
