@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import sys
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -94,6 +95,23 @@ def as_published(monkeypatch):
 def one_thread():
     """Tiny models run faster on one thread than on several, most of all on a busy machine."""
     torch.set_num_threads(1)
+
+
+class OneDay(datetime):
+    """The same day each time."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return cls(2026, 11, 29, 12, tzinfo=tz)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_day():
+    """Chat templates write the date, and what models with random weights say must not change from day to day."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specstep.runtime.text.chat_template.datetime", OneDay)
+        patch.setattr("transformers.utils.chat_template_utils.datetime", OneDay)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
