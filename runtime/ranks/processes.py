@@ -24,7 +24,6 @@ from .places import Place
 PATIENCE = 5.0  # seconds that a process has to end by itself
 MOMENT = 1.0  # seconds in which one that was killed has ended
 LOOK = 0.1  # seconds between two looks whether all run
-RankCall = tuple[str, tuple[object, ...]]  # a method, and its arguments
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,8 @@ class RankSession(TorchSession):
 
     def enter_thread(self) -> None:
         super().enter_thread()
-        torch.set_flush_denormal(
-            self._alike.flush_denormals
-        )  # not as the thread that asks, whose mode this one inherits
+        # This thread inherited the mode of the one that started it, which may be another.
+        torch.set_flush_denormal(self._alike.flush_denormals)
 
     def set(self, name: str, row: int, values: Any) -> None:
         self._hold("set", name, row, values.tolist() if isinstance(values, torch.Tensor) else values)
